@@ -37,11 +37,11 @@ from envs.synthetic.world import generate
 from eval.output import TRACES
 from eval.records import EvalResult
 from eval.runner import evaluate
+from train.backends.local import local_backend
 from train.callbacks import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
 from train.checkpoint import GenerationSettings, save_final
 from train.config import ColdStartConfig, TrainConfig
 from train.demonstrations import demonstrations
-from train.rollout import local_runner
 from train.sft import make_sft_trainer, sft_dataset
 from train.trainer import MemoryGRPOTrainer
 
@@ -201,7 +201,7 @@ class Demo:
                 args,
                 self.tasks(_TRAINING, groups * args.max_steps),
                 self.tokenizer,
-                local_runner(args, self.tokenizer, self.embedder, settings.memory, settings.environment),
+                local_backend(args, self.tokenizer, self.embedder, settings.memory, settings.environment),
             )
             use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_SHOWN])
             try:

@@ -27,14 +27,13 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 from trl import GRPOTrainer
-from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler, use_adapter
 
-from atommem.episode import EpisodeRunner
 from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import ConfigError
 from atommem.records import Episode
 from train.advantages import group_advantages, zero_variance_fraction
+from train.backends.base import Backend
 from train.batching import Padded, pad_rows, plan_micro_batches
 from train.config import TrainConfig
 from train.lm_head import use_narrow_tiles_on_cpu
@@ -77,8 +76,8 @@ class MemoryGRPOTrainer(GRPOTrainer):
         args: Settings.
         tasks: Training tasks; what the runner's environment understands.
         processing_class: The tokenizer.
-        make_runner: Gets the training model (unwrapped, with its adapter) and returns the episode
-            runner that samples from it.
+        make_backend: Gets the training model (unwrapped, with its adapter) and returns what samples
+            episodes from its weights.
         on_episodes: Sees the episodes of every update.
         kwargs: Further arguments of `GRPOTrainer` (peft_config, quantization_config, callbacks,
             optimizers).
@@ -96,7 +95,7 @@ class MemoryGRPOTrainer(GRPOTrainer):
         args: TrainConfig,
         tasks: Sequence[Any],
         processing_class: Any,
-        make_runner: Callable[[Any], EpisodeRunner],
+        make_backend: Callable[[Any], Backend],
         on_episodes: EpisodesHook | None = None,
         **kwargs: Any,
     ) -> None:
@@ -117,14 +116,14 @@ class MemoryGRPOTrainer(GRPOTrainer):
         use_narrow_tiles_on_cpu(self.accelerator.device.type)
         self.tasks = tasks
         self.on_episodes = on_episodes
-        self.runner = make_runner(self.model)
+        self.backend = make_backend(self.model)
         self._loop = asyncio.Runner()
         self._trained_logps: torch.Tensor | None = None
 
     def close(self) -> None:
         """Free what the runner's policy and embedder hold. The trainer cannot train afterwards."""
-        self._loop.run(self.runner.policy.close())
-        self._loop.run(self.runner.embedder.close())
+        self._loop.run(self.backend.runner.policy.close())
+        self._loop.run(self.backend.runner.embedder.close())
         self._loop.close()
 
     def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
@@ -165,19 +164,11 @@ class MemoryGRPOTrainer(GRPOTrainer):
 
     def _run_episodes(self, jobs: Sequence[tuple[Any, int]]) -> list[Episode]:
         # Seeds depend on the run's seed and the update, not on the state of a generator: a resumed run repeats them.
-        seed = self.args.seed * 1_000_003 + self.state.global_step
-        self.runner.sampling = replace(self.runner.sampling, seed=seed)
-        with (
-            unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-            ),
-            torch.no_grad(),
-            self._dist.summon_full_params(self.model_wrapped, recurse=False),
-        ):
-            return self._loop.run(self.runner.run_all(jobs))
+        runner = self.backend.runner
+        runner.sampling = replace(runner.sampling, seed=self.args.seed * 1_000_003 + self.state.global_step)
+        self.backend.publish(self)
+        with self.backend.rollout(self):
+            return self._loop.run(runner.run_all(jobs))
 
     def _gather_outcomes(self, episodes: Sequence[Episode]) -> tuple[list[float | None], list[EpisodeSize]]:
         """Reward (None: failed) and size of every episode of the global batch, in its order."""

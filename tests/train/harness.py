@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 
 from atommem.records import Episode
 from tests.train.toys import ToyTask, WrittenRunner, make_tokenizer
+from train.backends.local import LocalBackend
 from train.config import TrainConfig
 from train.trainer import MemoryGRPOTrainer
 
@@ -54,7 +55,7 @@ def make_trainer(
         args=config,
         tasks=[ToyTask(f"t{index}") for index in range(tasks)],
         processing_class=make_tokenizer(),
-        make_runner=lambda _: runner,  # type: ignore[arg-type, return-value]
+        make_backend=lambda _: LocalBackend(runner),  # type: ignore[arg-type]
         callbacks=[recorder],
         **arguments,
     )

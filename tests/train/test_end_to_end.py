@@ -16,9 +16,10 @@ from envs.base import Document, Question, Task
 from envs.longdoc import LongDocConfig
 from tests.train.harness import GradientRecorder, make_config
 from tests.train.toys import make_model
+from train.backends.local import local_backend
 from train.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
 from train.checkpoint import GenerationSettings, SaveSettings, save_final
-from train.rollout import TraceWriter, local_runner
+from train.traces import TraceWriter
 from train.trainer import MemoryGRPOTrainer
 
 MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
@@ -68,7 +69,7 @@ def make_real_trainer(folder: Path, model: Any = None, **settings: Any) -> tuple
         args=config,
         tasks=tasks,
         processing_class=tokenizer,
-        make_runner=local_runner(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
+        make_backend=local_backend(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
         on_episodes=TraceWriter(folder / "traces", tasks, MEMORY) if config.save_traces else None,
         callbacks=[recorder, SaveSettings(SETTINGS)],
     )
@@ -183,7 +184,7 @@ def test_lora_changes_the_adapter_only(tmp_path: Path) -> None:
         args=config,
         tasks=make_tasks(),
         processing_class=tokenizer,
-        make_runner=local_runner(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
+        make_backend=local_backend(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
         peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.0),
     )
     trainer.train()

@@ -1,0 +1,1 @@
+"""Where training samples its episodes from."""

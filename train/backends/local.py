@@ -1,0 +1,92 @@
+"""Sampling from the very model that is trained, in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from trl.models.utils import unwrap_model_for_generation
+
+from atommem.config import MemoryConfig
+from atommem.embedding.base import Embedder
+from atommem.episode import EpisodeRunner
+from atommem.policy.base import Sampling
+from atommem.policy.local import LocalPolicy
+from envs.longdoc import LongDocConfig, LongDocEnvironments
+from train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from train.trainer import MemoryGRPOTrainer
+
+
+class LocalBackend:
+    """A `train.backends.base.Backend` without a second copy of the weights: there is nothing to publish.
+
+    Args:
+        runner: Samples from the training model.
+    """
+
+    def __init__(self, runner: EpisodeRunner) -> None:
+        self.runner = runner
+
+    def publish(self, trainer: MemoryGRPOTrainer) -> None:
+        """Nothing to do."""
+
+    @contextmanager
+    def rollout(self, trainer: MemoryGRPOTrainer) -> Iterator[None]:
+        """The model unwrapped, with its parameters gathered, and without gradients."""
+        with (
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+            ),
+            torch.no_grad(),
+            trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
+        ):
+            yield
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing beyond what the trainer measures."""
+        return {}
+
+
+def local_backend(
+    args: TrainConfig,
+    tokenizer: Any,
+    embedder: Embedder,
+    memory: MemoryConfig,
+    environment: LongDocConfig,
+) -> Callable[[Any], LocalBackend]:
+    """What `MemoryGRPOTrainer` calls with its model: a backend that samples from that very model.
+
+    Args:
+        args: Temperature, longest completion, sizes of sampling batches.
+        tokenizer: The model's.
+        embedder: Shared by all episodes.
+        memory: Dialect, layout and limits.
+        environment: How documents are cut and scored.
+    """
+
+    def make(model: Any) -> LocalBackend:
+        policy = LocalPolicy(
+            model, tokenizer, max_batch_size=args.rollout_batch_size, max_batch_tokens=args.rollout_batch_tokens
+        )
+        runner = EpisodeRunner(
+            policy=policy,
+            embedder=embedder,
+            tokenizer=tokenizer,
+            environment_factory=LongDocEnvironments(tokenizer, environment),
+            memory=memory,
+            sampling=Sampling(
+                temperature=args.temperature, top_p=1.0, top_k=0, max_tokens=args.max_completion_length or 1024
+            ),
+            max_in_flight=args.max_in_flight,
+            chat_template_kwargs=args.template_kwargs,
+        )
+        return LocalBackend(runner)
+
+    return make
