@@ -7,14 +7,16 @@ import json
 import os
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from atommem.errors import ConfigError, OutageError
 
 if TYPE_CHECKING:
     import httpx
 
+_Answer = TypeVar("_Answer")
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 MAX_WAIT_SECONDS = 30.0
 
@@ -84,7 +86,11 @@ class ServerClient:
 
     async def get(self, path: str) -> Any:
         """GET `path` (``/v1/...``) and return the decoded JSON. Raises as `post` does."""
-        return await self._request("GET", path, None)
+        return await self._request("GET", path, None, _json)
+
+    async def get_text(self, path: str) -> str:
+        """GET `path` and return the body as it is (it may be empty). Raises as `post` does."""
+        return await self._request("GET", path, None, _text)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """POST `body` as JSON to `path` (``/v1/...``) and return the decoded JSON.
@@ -93,7 +99,11 @@ class ServerClient:
             RefusedError: The server answered with a 4xx that no retry helps.
             OutageError: The server is out of reach, or keeps failing.
         """
-        return await self._request("POST", path, body)
+        return await self._request("POST", path, body, _json)
+
+    async def post_text(self, path: str, body: dict[str, Any]) -> str:
+        """POST `body` as JSON and return the answer's body as it is. Raises as `post` does."""
+        return await self._request("POST", path, body, _text)
 
     async def close(self) -> None:
         """Close the connections of the running event loop; those of ended loops are only dropped."""
@@ -102,7 +112,9 @@ class ServerClient:
         if connection is not None:
             await connection.client.aclose()
 
-    async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    async def _request(
+        self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[httpx.Response], _Answer]
+    ) -> _Answer:
         import httpx
 
         connection = self._connection()
@@ -124,7 +136,7 @@ class ServerClient:
             if not response.is_success:
                 raise RefusedError(response.status_code, _message(response))
             try:
-                return response.json()
+                return read(response)
             except json.JSONDecodeError:
                 trouble = f"an answer that is not JSON: {response.text[:200]!r}"
         raise OutageError(
@@ -149,6 +161,14 @@ class ServerClient:
             )
             connection = self._connections[loop] = _Connection(client, asyncio.Semaphore(self._max_in_flight))
         return connection
+
+
+def _json(response: httpx.Response) -> Any:
+    return response.json()
+
+
+def _text(response: httpx.Response) -> str:
+    return response.text
 
 
 def _message(response: httpx.Response) -> str:
