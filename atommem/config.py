@@ -20,9 +20,13 @@ EMBEDDERS = ("sentence_transformer", "http", "hashing", "random")
 class MemoryConfig:
     """What the memory can do and how it is shown."""
 
-    dialect: str = field(default="paper", metadata={"help": "Tag names: paper, released, or a registered one."})
+    dialect: str = field(
+        default="paper",
+        metadata={"help": "What completions are read as: paper, released, memagent, or a registered one."},
+    )
     templates: str = field(
-        default="full", metadata={"help": "Prompt wording: full, compact, or the path of a template file (YAML)."}
+        default="full",
+        metadata={"help": "Prompt wording: full, compact, memagent, or the path of a template file (YAML)."},
     )
     layout: str = field(
         default="prefix", metadata={"help": "prefix: chunk before memory (shares the prefix cache); paper: after it."}

@@ -15,7 +15,6 @@ from atommem.embedding.base import Embedder
 from atommem.environment import Environment
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.memory import Memory
-from atommem.parsing import parse
 from atommem.policy.base import Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.records import Episode, Observation, Step, StopReason
@@ -29,10 +28,21 @@ class Limits:
     Attributes:
         max_steps: Most steps; unset leaves it to the environment, whose streams are finite.
         max_tokens: Most sampled tokens in all steps together.
+        max_seconds: Longest wall-clock time. A completion that is being sampled then is given up.
+
+    Raises:
+        ConfigError: A bound is not positive.
     """
 
     max_steps: int | None = None
     max_tokens: int | None = None
+    max_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "max_tokens", "max_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} of an episode is {value}: give a positive number, or leave it unset.")
 
 
 class EpisodeRunner:
@@ -127,6 +137,8 @@ class EpisodeRunner:
         memory = Memory(self.embedder, self.tokenizer, self.memory, self.dialect.templates.cut_marker)
         observation: Observation | None = environment.reset(task)
         sampled = 0
+        limit = self.limits.max_seconds
+        ends = None if limit is None else asyncio.get_running_loop().time() + limit
         while observation is not None:
             index = len(episode.steps)
             if self.limits.max_steps is not None and index >= self.limits.max_steps:
@@ -137,11 +149,16 @@ class EpisodeRunner:
             view = memory.view()
             prompt_ids = self.prompts.build(observation, view)
             try:
-                completion = await self.policy.complete(prompt_ids, self._sampling_of(episode, index, sampled))
+                async with asyncio.timeout_at(ends) as clock:
+                    completion = await self.policy.complete(prompt_ids, self._sampling_of(episode, index, sampled))
+            except TimeoutError:
+                if not clock.expired():  # the policy's own
+                    raise
+                return StopReason.TIME_LIMIT
             except PromptTooLongError:
                 return StopReason.CONTEXT_OVERFLOW
             sampled += len(completion.token_ids)
-            parsed = parse(completion.text, self.dialect)
+            parsed = self.dialect.parse(completion.text, observation.phase)
             operations = await memory.apply(parsed.actions, index)
             result = await environment.step(parsed.actions)
             episode.steps.append(
@@ -167,7 +184,7 @@ class EpisodeRunner:
         return StopReason.UNANSWERED
 
     def _sampling_of(self, episode: Episode, index: int, sampled: int) -> Sampling:
-        sampling = self.sampling
+        sampling = replace(self.sampling, affinity=episode.task_id)
         if self.limits.max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self.limits.max_tokens - sampled))
         if sampling.seed is None:

@@ -60,6 +60,7 @@ _HANDLE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+_THINKING = re.compile(f"<(/?){THINK}>", re.IGNORECASE | re.ASCII)
 _BRACE = re.compile(r"\\boxed\s*+\{|[{}]")
 
 
@@ -132,6 +133,37 @@ def parse(text: str, dialect: TagSet) -> Parsed:
         else:
             problems.append(Problem(ProblemReason.UNCLOSED, tag.name, tag.start, len(text)))
     return Parsed(tuple(actions), tuple(problems))
+
+
+def parse_whole(text: str, kind: ActionKind) -> Parsed:
+    """Read a completion as one action of `kind`, its body all that stands outside of thinking.
+
+    The rules for thinking, bodies and answers are those of `parse`, but an empty body is `EMPTY` for every kind: a
+    policy that writes nothing has not asked to forget. What thinking that is never closed leaves, if anything,
+    counts.
+    """
+    pieces: list[str] = []
+    begin, thinking_from = 0, None
+    for match in _THINKING.finditer(text):
+        if match[1]:
+            if thinking_from is None:
+                pieces.clear()
+            begin, thinking_from = match.end(), None
+        elif thinking_from is None:
+            pieces.append(text[begin : match.start()])
+            thinking_from = match.start()
+    problems = []
+    if thinking_from is None:
+        pieces.append(text[begin:])
+    else:
+        problems.append(Problem(ProblemReason.UNCLOSED_THINKING, THINK, thinking_from, len(text)))
+    body = "".join(pieces).strip()
+    if not body:
+        return Parsed((), tuple(problems) or (Problem(ProblemReason.EMPTY, kind, 0, len(text)),))
+    item = _element(kind, kind, body, 0, len(text))
+    if isinstance(item, Action):
+        return Parsed((item,), tuple(problems))
+    return Parsed((), (item, *problems))
 
 
 def _tags(text: str, names: frozenset[tuple[ActionKind, str]]) -> list[_Tag]:

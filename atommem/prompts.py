@@ -33,14 +33,22 @@ class PromptBuilder:
         self._templates = dialect.templates
         self._chat_template_kwargs = chat_template_kwargs or {}
         self._tags = {f"tag.{kind}": tag for kind, tag in dialect.tags.items()}
-        disabled = set(config.disabled_actions)
-        shown = [kind for kind in (*MEMORY_ACTIONS, ActionKind.ANSWER) if str(kind) not in disabled]
-        if tools:
-            shown.append(ActionKind.TOOL)
+        enabled = [
+            kind for kind in MEMORY_ACTIONS if kind in dialect.kinds and str(kind) not in config.disabled_actions
+        ]
+        self._reads = ActionKind.READ in enabled
+        # What no action can fill stays empty for ever.
+        used = {
+            "scratchpad": ActionKind.SCRATCHPAD in enabled,
+            "store": self._reads and ActionKind.CREATE in enabled,
+        }
+        self._places = {place for place, is_used in used.items() if is_used or not self._templates.places}
+        shown = [*enabled, ActionKind.ANSWER, *([ActionKind.TOOL] if tools else [])]
         explained = [self._templates.actions[kind] for kind in shown if kind in self._templates.actions]
+        places = [text for place, text in self._templates.places.items() if place in self._places]
         # Filled twice: the explanations themselves hold tag names.
         actions = fill("\n".join(explained), self._tags)
-        self.system = fill(self._templates.system, {**self._tags, "actions": actions})
+        self.system = fill(self._templates.system, {**self._tags, "actions": actions, "places": "\n".join(places)})
 
     def build(self, observation: Observation, view: MemoryView) -> list[int]:
         """The prompt of one step as token ids."""
@@ -61,7 +69,11 @@ class PromptBuilder:
     def _pieces(self, observation: Observation, view: MemoryView) -> list[str]:
         stream = self._stream(observation)
         memory = self._memory(view)
-        closing = self._templates.reading if observation.phase == "reading" else self._templates.answering
+        closing = self._templates.reading
+        if observation.phase == "answering":
+            # Filled twice: the notice itself holds the number.
+            notice = self._templates.read_notice if self._reads else ""
+            closing = self._fill(self._templates.answering, read_notice=notice)
         closing = self._fill(closing, reads_left=observation.reads_left)
         body = [*stream, *memory] if self.layout == "prefix" else [*memory, *stream]
         return [piece for piece in (self._questions(observation), *body, closing) if piece]
@@ -108,8 +120,9 @@ class PromptBuilder:
             size=view.size,
             capacity_notice=notice,
         )
-        return [
-            self._fill(templates.scratchpad, text=view.scratchpad or templates.empty),
-            self._fill(templates.query, text=view.query or templates.empty),
-            memory.rstrip(),
-        ]
+        pieces = []
+        if "scratchpad" in self._places:
+            pieces.append(self._fill(templates.scratchpad, text=view.scratchpad or templates.empty))
+        if "store" in self._places:
+            pieces += [self._fill(templates.query, text=view.query or templates.empty), memory.rstrip()]
+        return pieces

@@ -13,7 +13,8 @@ import yaml
 
 from atommem.errors import DialectError
 
-SHIPPED = ("full", "compact")
+SHIPPED = ("full", "compact", "memagent")
+PLACES = ("scratchpad", "store")
 _PLACEHOLDER = re.compile(r"\{([a-z_.]+)\}")
 
 _REQUIRED = {
@@ -45,28 +46,34 @@ class Templates:
         join: What stands between two pieces.
         system: The instructions; ``{actions}`` is where the enabled actions are explained.
         actions: One explanation per action kind; those of disabled actions are left out.
+        places: What the memory consists of, as ``{places}`` in `system`: one explanation each of ``scratchpad`` and
+            ``store``. With actions switched off so that one of them stays empty for ever, its explanation and
+            its piece of the prompt are left out. A set without `places` always has all pieces: its form is fixed.
         questions: ``{questions}``; the questions of the task, or the current one.
         question_line: One of several questions: ``{number}``, ``{text}``. A single one stands bare.
         chunk: ``{chunk}``, ``{chunk_number}``, ``{chunk_count}``.
         scratchpad, query: ``{text}``.
-        memory: ``{entries}``, ``{size}``, ``{capacity_notice}``.
+        memory: ``{entries}``, ``{size}``, ``{capacity_notice}``. It, `query` and `entry` may be left out by a set
+            for a dialect without a store.
         entry: One retrieved entry: ``{handle}``, ``{text}``.
         capacity_notice: Shown with a limited store: ``{size}``, ``{capacity}``.
         empty: Stands for an empty scratchpad, query or list of entries.
         cut_marker: Ends a scratchpad that was cut at its token limit.
         tool_result: ``{text}``.
-        reading, answering: Close the prompt of a step; ``{reads_left}`` while answering.
+        reading, answering: Close the prompt of a step; ``{read_notice}`` and ``{reads_left}`` while answering.
+        read_notice: What `answering` says of further reads, when they are possible: ``{reads_left}``.
     """
 
     system: str
     questions: str
     chunk: str
     scratchpad: str
-    query: str
-    memory: str
-    entry: str
     reading: str
     answering: str
+    query: str = ""
+    memory: str = ""
+    entry: str = ""
+    read_notice: str = ""
     question_line: str = "{number}. {text}"
     capacity_notice: str = ""
     empty: str = "(empty)"
@@ -75,11 +82,12 @@ class Templates:
     join: str = "\n\n"
     chat: bool = True
     actions: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=32)
 def load_templates(name: str) -> Templates:
-    """Read a template set: ``full``, ``compact``, or a file's path.
+    """Read a template set: ``full``, ``compact``, ``memagent``, or a file's path.
 
     Raises:
         DialectError: No such set or file, not YAML, an unknown or missing field, or a piece
@@ -87,7 +95,7 @@ def load_templates(name: str) -> Templates:
     """
     path = Path(__file__).with_name(f"{name}.yaml") if name in SHIPPED else Path(name)
     if not path.is_file():
-        raise DialectError(f"no template set or file {name!r}: give full, compact, or the path of a YAML file.")
+        raise DialectError(f"no template set or file {name!r}: give {', '.join(SHIPPED)}, or the path of a YAML file.")
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -110,13 +118,17 @@ def _checked(path: Path, loaded: dict[Any, Any]) -> Templates:
     if missing:
         raise DialectError(f"{path}: missing field {', '.join(missing)}.")
     for name, value in loaded.items():
-        expected = {"chat": bool, "actions": dict}.get(name, str)
+        expected = {"chat": bool, "actions": dict, "places": dict}.get(name, str)
         if not isinstance(value, expected):
             raise DialectError(f"{path}: field {name} is {type(value).__name__}, expected {expected.__name__}.")
     templates = Templates(**loaded)
     for name, placeholder in _REQUIRED.items():
-        if f"{{{placeholder}}}" not in getattr(templates, name):
+        piece = getattr(templates, name)
+        optional = name in ("query", "memory", "entry")
+        if f"{{{placeholder}}}" not in piece and not (optional and not piece):
             raise DialectError(f"{path}: field {name} lacks {{{placeholder}}}, so its content would never be shown.")
-    if "{handle}" not in templates.entry:
+    if templates.entry and "{handle}" not in templates.entry:
         raise DialectError(f"{path}: field entry lacks {{handle}}, so entries could not be updated or deleted.")
+    if templates.places and (sorted(templates.places) != sorted(PLACES) or "{places}" not in templates.system):
+        raise DialectError(f"{path}: field places needs {' and '.join(PLACES)}, and {{places}} in field system.")
     return templates
