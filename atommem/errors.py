@@ -29,6 +29,10 @@ class PromptTooLongError(PolicyError):
     """The prompt does not fit the policy's context window."""
 
 
+class UnknownModelError(PolicyError):
+    """The server does not serve a model of the name that was asked for."""
+
+
 class OutageError(AtomMemError):
     """Something outside the policy failed (server gone, time-out) and its retries are used up.
 

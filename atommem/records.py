@@ -20,6 +20,7 @@ class StopReason(StrEnum):
     """The steps ran out and at least one question has no answer."""
     STEP_LIMIT = "step_limit"
     TOKEN_LIMIT = "token_limit"
+    TIME_LIMIT = "time_limit"
     CONTEXT_OVERFLOW = "context_overflow"
     """The prompt did not fit the policy's context window."""
     FAILED = "failed"

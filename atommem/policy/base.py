@@ -16,6 +16,8 @@ class Sampling:
         top_k: Keep the k most likely tokens; 0 keeps all.
         max_tokens: Longest completion, in tokens.
         seed: Base seed. The episode loop derives one per request; None is not reproducible.
+        affinity: Requests with the same value begin alike; a pool of servers sends them to the same one, whose
+            prefix cache then serves them. The episode loop gives the task's id. It never changes what is sampled.
     """
 
     temperature: float = 0.7
@@ -23,6 +25,7 @@ class Sampling:
     top_k: int = 0
     max_tokens: int = 1024
     seed: int | None = None
+    affinity: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from atommem.errors import OutageError, PolicyError, PromptTooLongError
+from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.base import Completion, Sampling
 from atommem.policy.completions import check_request, make_completion
 from atommem.server_client import RefusedError, ServerClient
@@ -73,6 +73,7 @@ class ServerPolicy:
         Raises:
             OutageError: The server is out of reach, keeps failing, or gave up on the request.
             PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
+            UnknownModelError: The server does not know the model's name.
             PolicyError: The server refused the request, or its answer lacks what training needs.
         """
         served = self._served or await self._ask_model()
@@ -94,6 +95,10 @@ class ServerPolicy:
         try:
             reply = await self._client.post("/v1/completions", body)
         except RefusedError as error:
+            if error.status == 404:
+                raise UnknownModelError(
+                    f"{self._client.base_url} does not serve a model named {served.name!r} ({error}): check the name."
+                ) from error
             if error.too_long:
                 raise PromptTooLongError(
                     f"{self._client.base_url} refused a prompt of {len(prompt_ids)} tokens with "
@@ -113,6 +118,10 @@ class ServerPolicy:
             PolicyError: It does not serve exactly one model.
         """
         return (self._served or await self._ask_model()).name
+
+    def use_model(self, name: str) -> None:
+        """Ask for this model from now on (an adapter that was loaded, say); requests in flight keep theirs."""
+        self._served = _Served(name, None if self._served is None else self._served.context_length)
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""

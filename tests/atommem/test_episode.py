@@ -99,6 +99,46 @@ async def test_limits_end_an_episode_with_their_name(limits: Limits, reason: Sto
     assert (episode.stop_reason, len(episode.steps)) == (reason, steps)
 
 
+class StuckPolicy(ListPolicy):
+    """Its last completion never comes; keeps whether it was cancelled."""
+
+    cancelled = False
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        if self.texts:
+            return await super().complete(prompt_ids, sampling)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        raise AssertionError
+
+
+async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() -> None:
+    run = runner([], limits=Limits(max_seconds=0.05))
+    run.policy = policy = StuckPolicy(run.tokenizer, ["x", "y"])  # type: ignore[arg-type]
+    episode = await run.run(TASK)
+    assert (episode.stop_reason, episode.reward, len(episode.steps)) == (StopReason.TIME_LIMIT, 0.0, 2)
+    assert policy.cancelled
+
+
+async def test_a_time_out_of_the_policy_itself_is_no_time_limit() -> None:
+    with pytest.raises(TimeoutError, match="mine"):
+        await runner([TimeoutError("mine")], limits=Limits(max_seconds=60)).run(TASK)
+
+
+def test_limits_that_are_not_positive_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_seconds of an episode is 0"):
+        Limits(max_seconds=0)
+
+
+async def test_requests_of_a_task_say_that_they_belong_together() -> None:
+    run = runner(["x", "y", ANSWER])
+    await run.run(TASK)
+    assert {s.affinity for s in run.policy.samplings} == {"t1"}  # type: ignore[attr-defined]
+
+
 async def test_the_last_completion_gets_only_the_tokens_that_are_left() -> None:
     run = runner(["a b", "c d", ANSWER], limits=Limits(max_tokens=100), sampling=Sampling(max_tokens=98))
     await run.run(TASK)
@@ -163,6 +203,29 @@ async def test_in_flight_is_bounded() -> None:
     assert policy.most_in_flight == 3
     with pytest.raises(ConfigError, match="max_in_flight is 0"):
         runner([], max_in_flight=0)
+
+
+async def test_groups_go_through_a_bounded_run_one_after_the_other() -> None:
+    """The episodes of a group read the same chunk at about the same time: the prefix cache still holds it."""
+    run = runner([], max_in_flight=4)
+    run.policy = policy = TurnPolicy(run.tokenizer)  # type: ignore[arg-type]
+    tasks = [replace(TASK, id=f"t{i}") for i in range(5)]
+    open_groups: dict[str, int] = {}
+    seen: list[int] = []
+
+    async def complete(prompt_ids: list[int], sampling: Sampling) -> Completion:
+        assert sampling.affinity is not None
+        open_groups[sampling.affinity] = open_groups.get(sampling.affinity, 0) + 1
+        seen.append(len(open_groups))
+        completion = await TurnPolicy.complete(policy, prompt_ids, sampling)
+        open_groups[sampling.affinity] -= 1
+        if not open_groups[sampling.affinity]:
+            del open_groups[sampling.affinity]
+        return completion
+
+    policy.complete = complete  # type: ignore[method-assign]
+    await run.run_all([(task, sample) for task in tasks for sample in range(4)])
+    assert max(seen) <= 2
 
 
 async def test_a_refused_request_is_raised_not_scored() -> None:

@@ -87,6 +87,7 @@ def test_counted_by_hand() -> None:
         "stop/failed": 1 / 3,
         "stop/unanswered": 0.0,
         "stop/token_limit": 0.0,
+        "stop/time_limit": 0.0,
         "stop/context_overflow": 0.0,
     }
     assert summary == pytest.approx(expected)

@@ -1,0 +1,189 @@
+"""A pool of servers: where requests go, and what happens when servers die and come back."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from atommem.errors import ConfigError, OutageError, PolicyError
+from atommem.policy.base import Completion, Sampling
+from atommem.policy.pool import Adapter, ServerPool
+from atommem.policy.vllm_control import parse_metrics
+from tests.fake_vllm import Cluster
+from tests.fakes import WordTokenizer
+
+SAMPLING = Sampling(max_tokens=4)
+
+
+def pool_of(cluster: Cluster, patience: float = 5.0, **settings: object) -> ServerPool:
+    return ServerPool(
+        cluster.urls,
+        tokenizer=WordTokenizer(),
+        patience=patience,
+        backoff=0.01,
+        transport=cluster.transport,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+async def complete(pool: ServerPool, count: int, affinity: str | None = None) -> list[Completion]:
+    sampling = replace(SAMPLING, affinity=affinity)
+    return await asyncio.gather(*(pool.complete([5, 6], sampling) for _ in range(count)))
+
+
+async def until(condition: object, seconds: float = 2.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.005)
+
+
+async def test_load_is_spread() -> None:
+    cluster = Cluster("a", "b")
+    await complete(pool_of(cluster), 10)
+    assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (5, 5)
+
+
+async def test_a_group_stays_on_one_server_and_groups_are_spread() -> None:
+    cluster = Cluster("a", "b")
+    pool = pool_of(cluster)
+    for _ in range(3):  # a step after the other
+        await asyncio.gather(*(complete(pool, 4, affinity=f"t{i}") for i in range(6)))
+    homes = {key: home.url for key, home in pool._homes.items()}
+    assert sorted(homes.values()) == ["http://a"] * 3 + ["http://b"] * 3
+    assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (36, 36)
+
+
+async def test_requests_of_a_server_that_dies_are_answered_by_the_others() -> None:
+    cluster = Cluster("a", "b")
+    pool = pool_of(cluster)
+    cluster["a"].seconds = cluster["b"].seconds = 0.02
+    running = asyncio.create_task(complete(pool, 8))
+    await until(lambda: cluster["a"].in_flight == 4)
+    cluster["a"].up = False
+    assert len(await running) == 8
+    assert [server.url for server in pool.serving] == ["http://b"]
+    assert pool.lost == 1
+    before = len(cluster["a"].asked)
+    await complete(pool, 4, affinity="t")
+    assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (before, 12)
+    await pool.close()
+
+
+async def test_a_server_that_is_back_gets_requests_again() -> None:
+    cluster = Cluster("a", "b")
+    pool = pool_of(cluster)
+    cluster["a"].up = False
+    await complete(pool, 4)
+    cluster["a"].up = True
+    await until(lambda: len(pool.serving) == 2)
+    await complete(pool, 4)
+    assert len(cluster["a"].asked) == 2
+    await pool.close()
+
+
+async def test_a_server_that_is_back_gets_the_current_adapter_before_any_request() -> None:
+    cluster = Cluster("a", "b")
+    pool = pool_of(cluster)
+    await pool.use_adapter(Adapter("v1", "/adapters/v1"))
+    await complete(pool, 4)
+    cluster["a"].up = False
+    await complete(pool, 4)
+    await pool.use_adapter(Adapter("v2", "/adapters/v2"))
+    cluster["a"].restart()
+    await until(lambda: len(pool.serving) == 2)
+    await complete(pool, 4)
+    assert cluster["a"].models == {"policy": "", "v2": "/adapters/v2"}
+    assert cluster["a"].asked == ["v1"] * 2 + ["v2"] * 2
+    await pool.close()
+
+
+async def test_a_server_restarted_between_two_requests_gets_its_adapter_again() -> None:
+    """Nobody saw it die: it answers 404 for a model that it has forgotten."""
+    cluster = Cluster("a")
+    pool = pool_of(cluster)
+    await pool.use_adapter(Adapter("v1", "/adapters/v1"))
+    cluster["a"].restart()
+    assert len(await complete(pool, 3)) == 3
+    assert cluster["a"].loads == ["v1", "v1"]
+    await pool.close()
+
+
+async def test_an_adapter_is_loaded_once_however_many_ask() -> None:
+    cluster = Cluster("a")
+    for _ in range(3):  # three ranks
+        await pool_of(cluster).use_adapter(Adapter("v1", "/adapters/v1"))
+    assert cluster["a"].loads == ["v1"]
+
+
+async def test_without_any_server_a_request_waits_and_then_fails_as_an_outage() -> None:
+    cluster = Cluster("a", "b")
+    cluster["a"].up = cluster["b"].up = False
+    pool = pool_of(cluster, patience=0.1)
+    with pytest.raises(OutageError, match=r"no server has answered for 0 s \(http://a, http://b\)"):
+        await complete(pool, 1)
+    waiting = asyncio.create_task(complete(pool, 3))
+    await asyncio.sleep(0.03)
+    cluster["b"].up = True
+    assert len(await waiting) == 3
+    await pool.close()
+
+
+async def test_a_request_that_brings_servers_down_is_given_up() -> None:
+    cluster = Cluster("a")
+    pool = pool_of(cluster, max_attempts=2)
+    cluster["a"].up = False
+    waiting = asyncio.create_task(complete(pool, 1))
+    for _ in range(2):
+        await until(lambda: not pool.serving)
+        cluster["a"].seconds = 0.02
+        cluster["a"].up = True
+        await until(lambda: cluster["a"].in_flight == 1 or waiting.done())
+        cluster["a"].up = False
+    with pytest.raises(OutageError, match="failed 2 times"):
+        await waiting
+    await pool.close()
+
+
+async def test_time_that_runs_out_while_servers_are_missing_is_an_outage() -> None:
+    cluster = Cluster("a")
+    cluster["a"].up = False
+    pool = pool_of(cluster)
+    with pytest.raises(OutageError, match="given up while servers were missing"):
+        async with asyncio.timeout(0.05):
+            await complete(pool, 1)
+    cluster["a"].up = True
+    cluster["a"].seconds = 5.0
+    await until(lambda: pool.serving)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await complete(pool, 1)
+    await pool.close()
+
+
+async def test_servers_without_the_weights_stay_out() -> None:
+    cluster = Cluster("a", "b")
+    pool = pool_of(cluster)
+    pool.restrict(["http://b"])
+    await complete(pool, 2)
+    assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (0, 2)
+    cluster["b"].up = False
+    with pytest.raises(OutageError, match="none of the servers"):
+        await complete(pool, 1)
+
+
+async def test_a_server_that_takes_no_adapters_says_what_to_do() -> None:
+    cluster = Cluster("a")
+    cluster["a"].lora = False
+    with pytest.raises(PolicyError, match="--enable-lora"):
+        await pool_of(cluster).use_adapter(Adapter("v1", "/adapters/v1"))
+
+
+def test_servers_must_be_named_once() -> None:
+    for urls in ([], ["http://a", "http://a/v1"]):
+        with pytest.raises(ConfigError, match="at least one URL"):
+            ServerPool(urls, tokenizer=WordTokenizer())
+
+
+def test_metrics_are_summed_over_labels() -> None:
+    text = '# TYPE x counter\nx{engine="0"} 2.0\nx{engine="1"} 3\ny 1e3\nz_sum{a="b",c="d"} 0.5\n'
+    assert parse_metrics(text) == {"x": 5.0, "y": 1000.0, "z_sum": 0.5}

@@ -1,0 +1,101 @@
+"""vLLM servers in memory: an httpx transport that several servers answer through, each of which may be down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import httpx
+
+
+class FakeServer:
+    """One server: completions, adapters, health, metrics.
+
+    Attributes:
+        up: Whether connections to it succeed.
+        models: What it serves: the base model, and adapters by name with the folders they were read from.
+        asked: The model name of every completion, in order.
+        seconds: How long a completion takes.
+    """
+
+    def __init__(self, lora: bool = True) -> None:
+        self.up = True
+        self.lora = lora
+        self.models: dict[str, str] = {"policy": ""}
+        self.asked: list[str] = []
+        self.loads: list[str] = []
+        self.in_flight = 0
+        self.seconds = 0.0
+        self.counters: Counter[str] = Counter()
+
+    def restart(self) -> None:
+        """Down, and up again with nothing but the base model."""
+        self.models = {"policy": ""}
+        self.counters.clear()
+        self.up = True
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        """What vLLM 0.31 answers."""
+        if not self.up:
+            raise httpx.ConnectError("connection refused", request=request)
+        path = request.url.path
+        body = json.loads(request.content) if request.content else {}
+        if path == "/health":
+            return httpx.Response(200)
+        if path == "/metrics":
+            lines = [f'vllm:{name}_total{{engine="0"}} {value}' for name, value in self.counters.items()]
+            return httpx.Response(200, text="# HELP x\n" + "\n".join(lines))
+        if path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": name, "max_model_len": 64} for name in self.models]})
+        if path.startswith("/v1/") and path.endswith("_lora_adapter"):
+            return self._adapter(path, body)
+        return await self._complete(request, body)
+
+    def _adapter(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        name = body["lora_name"]
+        if not self.lora:
+            return httpx.Response(404, json={"detail": "Not Found"})
+        if path == "/v1/unload_lora_adapter":
+            known = self.models.pop(name, None) is not None
+            return httpx.Response(200 if known else 404, text="unloaded")
+        if name in self.models:
+            message = f"The lora adapter '{name}' has already been loaded."
+            return httpx.Response(400, json={"error": {"message": message}})
+        self.models[name] = body["lora_path"]
+        self.loads.append(name)
+        return httpx.Response(200, text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _complete(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
+        if body["model"] not in self.models:
+            message = f"The model `{body['model']}` does not exist."
+            return httpx.Response(404, json={"error": {"message": message}})
+        self.asked.append(body["model"])
+        self.in_flight += 1
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.in_flight -= 1
+        if not self.up:
+            raise httpx.RemoteProtocolError("server disconnected", request=request)
+        self.counters["prompt_tokens"] += len(body["prompt"])
+        self.counters["prefix_cache_queries"] += len(body["prompt"])
+        self.counters["prefix_cache_hits"] += len(body["prompt"]) // 2
+        choice = {"token_ids": [0], "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5]}}
+        return httpx.Response(200, json={"choices": [choice]})
+
+
+class Cluster:
+    """Servers by host name; `transport` is what a client gets."""
+
+    def __init__(self, *names: str) -> None:
+        self.servers = {name: FakeServer() for name in names}
+        self.transport = httpx.MockTransport(self._route)
+        self.urls = [f"http://{name}" for name in names]
+
+    def __getitem__(self, name: str) -> FakeServer:
+        return self.servers[name]
+
+    async def _route(self, request: httpx.Request) -> httpx.Response:
+        return await self.servers[request.url.host].answer(request)
