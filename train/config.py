@@ -40,8 +40,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "pad_to_multiple_of": (None, "micro-batches are padded to their longest row"),
 }
 
-_BF16_HELP = "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."
-_CHECKPOINTING_HELP = "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
+BF16_HELP = "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."
+CHECKPOINTING_HELP = "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
 
 
 @dataclass
@@ -100,8 +100,8 @@ class TrainConfig(GRPOConfig):
     )
     logging_steps: float = field(default=1, metadata={"help": "Updates between two log entries."})
     steps_per_generation: int | None = field(default=1, metadata={"help": "Only 1: training is fully on-policy."})
-    bf16: bool | None = field(default=None, metadata={"help": _BF16_HELP})
-    gradient_checkpointing: bool | None = field(default=None, metadata={"help": _CHECKPOINTING_HELP})
+    bf16: bool | None = field(default=None, metadata={"help": BF16_HELP})
+    gradient_checkpointing: bool | None = field(default=None, metadata={"help": CHECKPOINTING_HELP})
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -109,10 +109,10 @@ class TrainConfig(GRPOConfig):
         return json_object("chat_template_kwargs", self.chat_template_kwargs)
 
     def __post_init__(self) -> None:
-        _hardware_defaults(self)
-        _check_group(self.num_generations, self.per_device_train_batch_size)
+        hardware_defaults(self)
+        check_group(self.num_generations, self.per_device_train_batch_size)
         super().__post_init__()
-        _check_fixed(self, _FIXED)
+        check_fixed(self, _FIXED)
         json_object("chat_template_kwargs", self.chat_template_kwargs)
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
@@ -147,8 +147,8 @@ class ColdStartConfig(SFTConfig):
         default=None,
         metadata={"help": "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."},
     )
-    bf16: bool | None = field(default=None, metadata={"help": _BF16_HELP})
-    gradient_checkpointing: bool | None = field(default=None, metadata={"help": _CHECKPOINTING_HELP})
+    bf16: bool | None = field(default=None, metadata={"help": BF16_HELP})
+    gradient_checkpointing: bool | None = field(default=None, metadata={"help": CHECKPOINTING_HELP})
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "chat_template_kwargs"]  # noqa: RUF012  # as TRL does
 
@@ -158,10 +158,10 @@ class ColdStartConfig(SFTConfig):
         return json_object("chat_template_kwargs", self.chat_template_kwargs)
 
     def __post_init__(self) -> None:
-        _hardware_defaults(self)
+        hardware_defaults(self)
         super().__post_init__()
         json_object("chat_template_kwargs", self.chat_template_kwargs)
-        _check_fixed(
+        check_fixed(
             self,
             {
                 "packing": (False, "rows are whole steps, padded per batch"),
@@ -172,7 +172,7 @@ class ColdStartConfig(SFTConfig):
         )
 
 
-def _hardware_defaults(config: Any) -> None:
+def hardware_defaults(config: Any) -> None:
     """TRL turns bfloat16 and gradient checkpointing on; without a GPU both only make training slower."""
     import torch
 
@@ -182,14 +182,16 @@ def _hardware_defaults(config: Any) -> None:
         config.gradient_checkpointing = torch.cuda.is_available()
 
 
-def _check_group(num_generations: int | None, batch_size: int) -> None:
+def check_group(num_generations: int | None, batch_size: int) -> None:
+    """Raise ConfigError for a group that has nothing to compare, or a batch without an episode."""
     if not num_generations or num_generations < 2:
         raise ConfigError(f"num_generations is {num_generations}: a group needs at least 2 episodes to compare.")
     if batch_size < 1:
         raise ConfigError(f"per_device_train_batch_size is {batch_size}: give at least 1 episode.")
 
 
-def _check_fixed(config: Any, fixed: Mapping[str, tuple[Any, str]]) -> None:
+def check_fixed(config: Any, fixed: Mapping[str, tuple[Any, str]]) -> None:
+    """Raise ConfigError when a field of `config` has another than its only supported value; the reason is beside it."""
     for name, (only, reason) in fixed.items():
         value = getattr(config, name)
         if str(getattr(value, "value", value)) != str(only):
