@@ -22,7 +22,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "importance_sampling_level": ("token", "the ratio is per token"),
     "eval_strategy": ("no", "evaluate checkpoints with `atommem eval`"),
     "fp16": (False, "a batch without variance has no gradients to unscale: use bf16"),
-    "use_vllm": (False, "episodes are sampled from the training model"),
+    "vllm_structured_outputs_regex": (None, "what is sampled must be the distribution that is trained"),
+    "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port by themselves"),
     "use_transformers_continuous_batching": (False, "episodes are sampled by the local policy"),
     "top_p": (1.0, "what is sampled must be the distribution that is trained"),
     "top_k": (0, "what is sampled must be the distribution that is trained"),
@@ -76,6 +77,12 @@ class TrainConfig(GRPOConfig):
     rollout_batch_tokens: int = field(
         default=65_536, metadata={"help": "Most tokens in one sampling batch: bounds the key-value cache."}
     )
+    episode_max_tokens: int | None = field(
+        default=None, metadata={"help": "Most sampled tokens of an episode; it ends there and is scored."}
+    )
+    episode_max_seconds: float | None = field(
+        default=None, metadata={"help": "Longest wall-clock time of an episode; it ends there and is scored."}
+    )
     save_traces: bool = field(
         default=False, metadata={"help": "Write every training episode to output_dir/traces/step-N/."}
     )
@@ -95,6 +102,10 @@ class TrainConfig(GRPOConfig):
         default="none",
         metadata={"help": "Divide advantages by the standard deviation of the group, of the batch, or not: none."},
     )
+    vllm_server_base_url: str | None = field(
+        default=None,
+        metadata={"help": "The vLLM server, or several, with commas; unset: vllm_server_host and vllm_server_port."},
+    )
     router_aux_loss_coef: float | None = field(
         default=0.0, metadata={"help": "Load-balancing loss of mixture-of-experts models; only 0 is supported."}
     )
@@ -108,12 +119,24 @@ class TrainConfig(GRPOConfig):
         """`chat_template_kwargs` as an object."""
         return json_object("chat_template_kwargs", self.chat_template_kwargs)
 
+    @property
+    def vllm_server_urls(self) -> list[str]:
+        """The servers of ``vllm_mode: server``."""
+        given = self.vllm_server_base_url or f"http://{self.vllm_server_host}:{self.vllm_server_port}"
+        return [url.strip() for url in given.split(",") if url.strip()]
+
     def __post_init__(self) -> None:
         hardware_defaults(self)
         check_group(self.num_generations, self.per_device_train_batch_size)
         super().__post_init__()
         check_fixed(self, _FIXED)
         json_object("chat_template_kwargs", self.chat_template_kwargs)
+        check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
+        if self.use_vllm and self.vllm_mode == "colocate" and self.vllm_tensor_parallel_size != 1:
+            raise ConfigError(
+                f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}: a colocated engine is one process's own, "
+                "because ranks ask for different numbers of completions. Use vllm_mode: server for a larger one."
+            )
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
         if self.router_aux_loss_coef:
@@ -121,6 +144,10 @@ class TrainConfig(GRPOConfig):
                 f"router_aux_loss_coef is {self.router_aux_loss_coef}: only 0 is supported, because the term is a "
                 "mean over a micro-batch and would depend on micro_batch_tokens."
             )
+        for name in ("episode_max_tokens", "episode_max_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} is {value}: give a positive number, or leave it unset.")
         for name in ("micro_batch_tokens", "rollout_batch_size", "rollout_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")

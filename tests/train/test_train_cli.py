@@ -74,7 +74,9 @@ def test_what_is_missing_or_unknown_is_refused() -> None:
         (["--steps_per_generation", "2"], "steps_per_generation is 2: only 1"),
         (["--loss_type", "grpo"], "loss_type is 'grpo': only 'dapo'"),
         (["--fp16", "true"], "fp16 is True: only False"),
-        (["--use_vllm", "true"], "use_vllm is True: only False"),
+        (["--vllm_mode", "remote"], "vllm_mode is 'remote': give one of server, colocate"),
+        (["--use_vllm", "true", "--vllm_tensor_parallel_size", "2"], "vllm_tensor_parallel_size is 2: a colocated"),
+        (["--episode_max_seconds", "0"], "episode_max_seconds is 0"),
         (["--top_p", "0.9"], "top_p is 0.9: only 1.0"),
         (["--normalization", "word"], "normalization is 'word': give one of token, step, trajectory"),
         (["--num_generations", "1"], "num_generations is 1: a group needs at least 2"),
@@ -89,6 +91,13 @@ def test_what_is_missing_or_unknown_is_refused() -> None:
 def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_grpo([*MINIMUM, *flags])
+
+
+def test_several_servers_are_named_with_commas() -> None:
+    args, *_ = parse_grpo([*MINIMUM, "--use_vllm", "true", "--vllm_server_base_url", "http://a:1, http://b:2"])
+    assert args.vllm_server_urls == ["http://a:1", "http://b:2"]
+    args, *_ = parse_grpo([*MINIMUM, "--use_vllm", "true", "--vllm_server_port", "9"])
+    assert args.vllm_server_urls == ["http://0.0.0.0:9"]
 
 
 def test_packing_is_refused_in_the_cold_start() -> None:
