@@ -1,0 +1,83 @@
+"""Rows that share prefixes -> one row of unique tokens (a trie), on TRL's `TreeRow`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+os.environ.setdefault(
+    "TRL_EXPERIMENTAL_SILENCE", "1"
+)  # TRL is pinned, and tests/train/test_seam.py guards what is used
+from trl.experimental.async_grpo.packing import TreeRow
+
+from train.sequences import Row
+from train.tree_attention import Tree
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A micro-batch as one row of N unique tokens.
+
+    Attributes:
+        input_ids, position_ids, shift_labels: (1, N). Labels are the next token where it is scored, else -100.
+        token_index: (M,) packed position whose prediction is each completion token, rows one after the other.
+        tree: Who sees whom.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    shift_labels: torch.Tensor
+    token_index: torch.Tensor
+    tree: Tree
+
+    def to(self, device: torch.device) -> Packed:
+        """The same on `device`."""
+        return Packed(
+            *(x.to(device) for x in (self.input_ids, self.position_ids, self.shift_labels, self.token_index)), self.tree
+        )
+
+
+def pack_rows(rows: Sequence[Row]) -> Packed:
+    """Fold `rows` (at least one, each with a prompt token) into a trie; only completion tokens are scored."""
+    trie = TreeRow()
+    for row in rows:
+        prompt, completion = len(row.prompt_ids), len(row.completion_ids)
+        trie.add(
+            {
+                "input_ids": np.array(row.prompt_ids + row.completion_ids),
+                "completion_mask": np.array([0] * prompt + [1] * completion),
+                "old_log_probs": np.zeros(prompt + completion),
+                "advantage": 0.0,
+                "group_id": None,
+            }
+        )
+    packed = trie.pack()
+    boundaries = packed["tree_cu_seqlens_q"].tolist()
+    depths = packed["position_ids"][boundaries[:-1]].tolist()
+    return Packed(
+        input_ids=packed["input_ids"][None],
+        position_ids=packed["position_ids"][None],
+        shift_labels=packed["shift_labels"][None],
+        token_index=packed["token_index"],
+        tree=Tree.from_segments(boundaries, depths),
+    )
+
+
+def shared_prefixes(rows: Sequence[Row]) -> list[int]:
+    """How many tokens of each row `pack_rows` shares with the row before it; 0 for the first.
+
+    A token is shared where the rows also agree on the next one: that is how `TreeRow` makes its nodes.
+    In lexicographic order, no earlier row shares more.
+    """
+    tokens = [np.array(row.prompt_ids + row.completion_ids) for row in rows]
+    shared = [0] * bool(rows)
+    for before, after in zip(tokens, tokens[1:], strict=False):
+        length = min(len(before), len(after))
+        different = np.flatnonzero(before[:length] != after[:length])
+        common = int(different[0]) if different.size else length
+        shared.append(common if len(before) == len(after) == common else max(0, common - 1))
+    return shared

@@ -1,0 +1,268 @@
+"""Attention over a token trie that is laid out in one row, in plain PyTorch, for CPU and any GPU.
+
+The layout is that of `trl.experimental.async_grpo.packing.TreeRow`: tokens in depth-first pre-order, where
+a *segment* is a run of tokens without a branch. A token then sees exactly the tokens of its own segment
+up to itself, and every token of the segments above it. In pre-order the tokens below a segment are
+contiguous, so that this is, with ``end[k]`` the position after the last descendant of token k's segment::
+
+    query q sees key k  <=>  k <= q < end[k]
+
+On CPU no mask is ever built: each segment attends causally to itself, everything below it attends
+to it in one dense block, and the parts are merged by their log-sum-exp (the arithmetic of flash and ring
+attention). On other devices the rule is the mask of a block-sparse `flex_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+ATTENTION_NAME = "atommem_tree"
+
+
+@dataclass
+class Tree:
+    """The shape of a packed trie of `length` tokens.
+
+    Attributes:
+        spans: For each segment, in packed order: its first position, the position after its last one,
+            and the position after the last token below it.
+        flex_mask: Built by the first layer that needs it; serves all layers, and the backward pass.
+    """
+
+    spans: tuple[tuple[int, int, int], ...]
+    flex_mask: Any = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def from_segments(cls, boundaries: list[int], depths: list[int]) -> Tree:
+        """Read the trie off its segments.
+
+        Args:
+            boundaries: Where segments begin, and the length of the row in the end (``tree_cu_seqlens_q``).
+            depths: Depth of each segment's first token, which is its position id.
+        """
+        count = len(depths)
+        ends = [boundaries[-1]] * count
+        open_segments: list[int] = []
+        for index, depth in enumerate(depths):
+            # Pre-order: a segment that does not begin deeper than an open one lies beside it, not below.
+            while open_segments and depths[open_segments[-1]] >= depth:
+                ends[open_segments.pop()] = boundaries[index]
+            open_segments.append(index)
+        return cls(tuple((boundaries[i], boundaries[i + 1], ends[i]) for i in range(count)))
+
+    @property
+    def length(self) -> int:
+        """Tokens in the row."""
+        return self.spans[-1][1]
+
+    @property
+    def attended_pairs(self) -> int:
+        """Number of (query, key) pairs: what attention costs."""
+        return sum((e - s) * (e - s + 1) // 2 + (below - e) * (e - s) for s, e, below in self.spans)
+
+    def ends(self, device: torch.device) -> torch.Tensor:
+        """The ``end[k]`` of the visibility rule, (length,) int32."""
+        spans = torch.tensor(self.spans, dtype=torch.int32)
+        return spans[:, 2].repeat_interleave((spans[:, 1] - spans[:, 0]).long()).to(device)
+
+
+class _MergedAttention(torch.autograd.Function):
+    """Exact attention from unmasked blocks. Queries are (group, key heads, tokens, width), keys and values
+    (1, key heads, tokens, width): `group` query heads share a key head.
+
+    The backward pass of a block needs nothing but the *merged* output and log-sum-exp, so neither
+    probabilities nor the blocks' own outputs are kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float
+    ) -> torch.Tensor:
+        out = torch.zeros_like(query)
+        lse = query.new_full(query.shape[:-1], -torch.inf, dtype=torch.float32)
+        for queries, keys, causal in _blocks(tree):
+            part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query[:, :, queries], *_shared(key, value, keys, len(query)), 0.0, causal, scale=scale
+            )
+            _merge(out[:, :, queries], lse[:, :, queries], part, part_lse)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.tree, ctx.scale = tree, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, out, lse = ctx.saved_tensors
+        gradients = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        for queries, keys, causal in _blocks(ctx.tree):
+            d_query, d_key, d_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grads[0][:, :, queries],
+                query[:, :, queries],
+                *_shared(key, value, keys, len(query)),
+                out[:, :, queries],
+                lse[:, :, queries],
+                0.0,
+                causal,
+                scale=ctx.scale,
+            )
+            gradients[0][:, :, queries] += d_query
+            gradients[1][:, :, keys] += d_key.sum(0, keepdim=True)
+            gradients[2][:, :, keys] += d_value.sum(0, keepdim=True)
+        return *gradients, None, None
+
+
+def _blocks(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
+    """(queries, keys, causal) of every block that is computed; together they are the visibility rule."""
+    for start, end, below in tree.spans:
+        yield slice(start, end), slice(start, end), True
+        if below > end:
+            yield slice(end, below), slice(start, end), False
+
+
+def _shared(key: torch.Tensor, value: torch.Tensor, keys: slice, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return key[:, :, keys].expand(group, -1, -1, -1), value[:, :, keys].expand(group, -1, -1, -1)
+
+
+def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
+    """Add a block to what its queries have seen so far, in place."""
+    total = torch.logaddexp(lse, part_lse)
+    out.mul_((lse - total).exp_().unsqueeze(-1).to(out.dtype)).add_(
+        part * (part_lse - total).exp_().unsqueeze(-1).to(out.dtype)
+    )
+    lse.copy_(total)
+
+
+@cache
+def _compiled_flex_attention() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def flex_tree_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float, flex: Any = None
+) -> torch.Tensor:
+    """The visibility rule as the block mask of `flex_attention`; shapes as `tree_attention` gets them.
+
+    Args:
+        query, key, value: (1, heads, tokens, width); keys and values may have fewer heads.
+        tree: The trie.
+        scale: Of the scores.
+        flex: `flex_attention` to call; unset is the compiled one.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if tree.flex_mask is None:
+        ends = tree.ends(query.device)
+
+        def visible(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            return (k <= q) & (q < ends[k])
+
+        tree.flex_mask = create_block_mask(visible, None, None, tree.length, tree.length, device=query.device)
+    flex = flex or _compiled_flex_attention()
+    return flex(query, key, value, block_mask=tree.flex_mask, scale=scale, enable_gqa=query.size(1) != key.size(1))
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    tree: Tree,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention function as transformers calls it, for one packed row.
+
+    Args:
+        module: The attention layer.
+        query: (1, heads, tokens, width).
+        key, value: (1, key heads, tokens, width).
+        attention_mask: Not used; the tree says who sees whom.
+        tree: The trie, handed through the model's forward as a keyword argument.
+        scaling: Of the scores; unset is ``1 / sqrt(width)``.
+        kwargs: What other attention functions take.
+
+    Returns:
+        (1, tokens, heads, width), and no weights.
+    """
+    scale = query.size(-1) ** -0.5 if scaling is None else scaling
+    if query.device.type != "cpu":
+        return flex_tree_attention(query, key, value, tree, scale).transpose(1, 2), None
+    _, heads, tokens, width = query.shape
+    key_heads = key.size(1)
+    # Query head h reads key head h // group.
+    grouped = query.view(key_heads, heads // key_heads, tokens, width).transpose(0, 1)
+    out = _MergedAttention.apply(grouped, key, value, tree, scale)
+    return out.permute(2, 1, 0, 3).reshape(1, tokens, heads, width), None
+
+
+def packed_row_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    tree_cu_seqlens_q: torch.Tensor,
+    tree_cu_seqlens_k: torch.Tensor,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """`tree_attention` with the arguments of TRL's own function, which needs a FlashAttention-3 kernel.
+
+    Args:
+        tree_cu_seqlens_q: (segments + 1,) where segments begin.
+        tree_cu_seqlens_k: (segments + 1,) running sum of the lengths of the paths from root to segment.
+        module, query, key, value, attention_mask, kwargs: As for `tree_attention`.
+    """
+    boundaries = tree_cu_seqlens_q.tolist()
+    depths = (tree_cu_seqlens_k.diff() - tree_cu_seqlens_q.diff()).tolist()
+    tree = Tree.from_segments(boundaries, depths)
+    return tree_attention(module, query, key, value, attention_mask, tree=tree, **kwargs)
+
+
+def register_tree_attention(name: str = ATTENTION_NAME, function: Any = tree_attention) -> None:
+    """Make `function` known to transformers under `name`, as one that needs no mask."""
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, lambda **kwargs: None)
+
+
+@contextmanager
+def use_tree_attention(model: Any) -> Iterator[None]:
+    """Inside, `model` attends along tries. It has to enclose the backward pass as well: gradient
+    checkpointing computes the forward pass again there.
+    """
+    before = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def why_no_tree(model: Any) -> str | None:
+    """Why tries cannot be packed for `model`; None where they can."""
+    config = model.config.get_text_config()
+    layers = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    if layers:
+        return f"it has {', '.join(sorted(layers))} layers, which do not see a whole branch"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return f"its attention has a sliding window of {config.sliding_window} tokens"
+    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        return "its attention has sinks"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "its attention scores are soft-capped"
+    if not getattr(model, "_supports_attention_backend", False) and not getattr(
+        model.get_base_model() if hasattr(model, "get_base_model") else model, "_supports_attention_backend", False
+    ):
+        return "its attention cannot be exchanged"
+    return None
