@@ -86,7 +86,7 @@ def run_grpo(
     """Train with GRPO and save the model; returns its folder."""
     from atommem.embedding import make_embedder
     from envs.files import load_tasks
-    from train.backends.local import local_backend
+    from train.backends.select import select_backend
     from train.callbacks import GRPO_COLUMNS, use_console
     from train.checkpoint import GenerationSettings, SaveSettings, resume_folder, save_final
     from train.models import load_tokenizer, model_arguments
@@ -107,7 +107,7 @@ def run_grpo(
         args=args,
         tasks=tasks,
         processing_class=tokenizer,
-        make_backend=local_backend(args, tokenizer, make_embedder(embedder_config), memory, environment),
+        make_backend=select_backend(args, tokenizer, make_embedder(embedder_config), memory, environment),
         on_episodes=TraceWriter(Path(args.output_dir) / "traces", tasks, memory) if args.save_traces else None,
         callbacks=[SaveSettings(settings)],
         **model_arguments(model_config, args),

@@ -18,10 +18,10 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import DistributedType, gather_object
@@ -39,6 +39,7 @@ from train.config import TrainConfig
 from train.lm_head import use_narrow_tiles_on_cpu
 from train.sequences import EpisodeSize, Row, episode_rows, longest, merge_equal_rows, normalizer
 
+_Result = TypeVar("_Result")
 EpisodesHook = Callable[[int, Sequence[Episode]], None]
 """Called after each rollout with the update's number (from 0) and this rank's episodes."""
 
@@ -105,6 +106,8 @@ class MemoryGRPOTrainer(GRPOTrainer):
                 f"{len(tasks)} tasks are fewer than the {groups} groups of one update: give more data, a smaller "
                 "per_device_train_batch_size or a larger num_generations."
             )
+        # With use_vllm TRL would build its own engine, whose every call waits for the prompts of all ranks.
+        use_vllm, args.use_vllm = args.use_vllm, False
         super().__init__(
             model=model,
             reward_funcs=_environment_reward,
@@ -113,6 +116,7 @@ class MemoryGRPOTrainer(GRPOTrainer):
             processing_class=processing_class,
             **kwargs,
         )
+        args.use_vllm = use_vllm
         use_narrow_tiles_on_cpu(self.accelerator.device.type)
         self.tasks = tasks
         self.on_episodes = on_episodes
@@ -121,10 +125,14 @@ class MemoryGRPOTrainer(GRPOTrainer):
         self._trained_logps: torch.Tensor | None = None
 
     def close(self) -> None:
-        """Free what the runner's policy and embedder hold. The trainer cannot train afterwards."""
-        self._loop.run(self.backend.runner.policy.close())
-        self._loop.run(self.backend.runner.embedder.close())
+        """Free what the backend and the embedder hold. The trainer cannot train afterwards."""
+        self.run_async(self.backend.close())
+        self.run_async(self.backend.runner.embedder.close())
         self._loop.close()
+
+    def run_async(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine in the event loop that the episodes run in."""
+        return self._loop.run(work)
 
     def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
         """TRL's sampler, made to continue where a resumed run stopped (`EpochSampler`)."""
@@ -168,7 +176,7 @@ class MemoryGRPOTrainer(GRPOTrainer):
         runner.sampling = replace(runner.sampling, seed=self.args.seed * 1_000_003 + self.state.global_step)
         self.backend.publish(self)
         with self.backend.rollout(self):
-            return self._loop.run(runner.run_all(jobs))
+            return self.run_async(runner.run_all(jobs))
 
     def _gather_outcomes(self, episodes: Sequence[Episode]) -> tuple[list[float | None], list[EpisodeSize]]:
         """Reward (None: failed) and size of every episode of the global batch, in its order."""
@@ -190,6 +198,7 @@ class MemoryGRPOTrainer(GRPOTrainer):
         summary = means(sums)
         summary["frac_reward_zero_std"] = zero_variance_fraction(rewards, self.num_generations)
         summary["seconds/rollout"] = seconds
+        summary |= add_sums(gather_object([self.backend.metrics()]))
         for key, value in summary.items():
             self._metrics["train"][key].append(value)
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])

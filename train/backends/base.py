@@ -34,5 +34,12 @@ class Backend(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What this rank measured since the last call; keys and meanings are the backend's. Sums, not means."""
+        """What this rank measured since the last call; keys and meanings are the backend's.
+
+        The trainer logs the sum over ranks: what is no sum comes from one rank only.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free what the backend holds, its runner's policy with it."""
         ...

@@ -12,9 +12,9 @@ from trl.models.utils import unwrap_model_for_generation
 from atommem.config import MemoryConfig
 from atommem.embedding.base import Embedder
 from atommem.episode import EpisodeRunner
-from atommem.policy.base import Sampling
 from atommem.policy.local import LocalPolicy
-from envs.longdoc import LongDocConfig, LongDocEnvironments
+from envs.longdoc import LongDocConfig
+from train.backends.runner import Rollouts
 from train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ class LocalBackend:
         """Nothing beyond what the trainer measures."""
         return {}
 
+    async def close(self) -> None:
+        """End the policy's thread."""
+        await self.runner.policy.close()
+
 
 def local_backend(
     args: TrainConfig,
@@ -71,22 +75,12 @@ def local_backend(
         environment: How documents are cut and scored.
     """
 
+    rollouts = Rollouts(args, tokenizer, embedder, memory, environment)
+
     def make(model: Any) -> LocalBackend:
         policy = LocalPolicy(
             model, tokenizer, max_batch_size=args.rollout_batch_size, max_batch_tokens=args.rollout_batch_tokens
         )
-        runner = EpisodeRunner(
-            policy=policy,
-            embedder=embedder,
-            tokenizer=tokenizer,
-            environment_factory=LongDocEnvironments(tokenizer, environment),
-            memory=memory,
-            sampling=Sampling(
-                temperature=args.temperature, top_p=1.0, top_k=0, max_tokens=args.max_completion_length or 1024
-            ),
-            max_in_flight=args.max_in_flight,
-            chat_template_kwargs=args.template_kwargs,
-        )
-        return LocalBackend(runner)
+        return LocalBackend(rollouts.runner(policy))
 
     return make

@@ -1,0 +1,179 @@
+"""Sampling from vLLM servers. Every rank talks to them by itself: nothing during a rollout waits for another rank."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from peft import PeftModel
+
+from atommem.episode import EpisodeRunner
+from atommem.errors import OutageError
+from atommem.policy.pool import ServerPool
+from train.backends.adapters import AdapterPublisher
+from train.backends.full_weights import FullWeights
+from train.backends.runner import Rollouts
+from train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from train.trainer import MemoryGRPOTrainer
+
+PREFIX_HITS, PREFIX_QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+
+
+class WeightSync(Protocol):
+    """Brings the trainer's weights to the servers of a pool. All ranks call it together."""
+
+    def publish(self, trainer: MemoryGRPOTrainer, pool: ServerPool) -> None:
+        """Raises OutageError when no server takes them."""
+        ...
+
+    async def close(self, pool: ServerPool) -> None:
+        """Take back what was left on disk and servers."""
+        ...
+
+
+class AdapterSync:
+    """LoRA: the adapter goes to a folder, and every server loads it under a new name.
+
+    Args:
+        publisher: Writes the folders.
+    """
+
+    def __init__(self, publisher: AdapterPublisher) -> None:
+        self._publisher = publisher
+        self._main = False
+
+    def publish(self, trainer: MemoryGRPOTrainer, pool: ServerPool) -> None:
+        """Save the adapter, have it loaded, forget what nobody asks for any more.
+
+        Every rank loads it by itself: the second time is a no-op, and no rank needs to know which
+        servers another one has lost.
+        """
+        adapter, outdated = self._publisher.save(trainer)
+        trainer.run_async(pool.use_adapter(adapter))
+        trainer.accelerator.wait_for_everyone()
+        self._main = trainer.accelerator.is_main_process
+        if self._main:
+            for old in outdated:
+                trainer.run_async(_gather(server.control.unload_adapter(old.name) for server in pool.serving))
+            self._publisher.remove(outdated)
+
+    async def close(self, pool: ServerPool) -> None:
+        """Unload and delete what is left."""
+        if self._main:
+            for old in self._publisher.close():
+                await _gather(server.control.unload_adapter(old.name) for server in pool.serving)
+
+
+class ServerBackend:
+    """A `train.backends.base.Backend` over vLLM servers.
+
+    Args:
+        runner: Its policy is `pool`.
+        pool: The servers.
+        sync: How they get the weights.
+    """
+
+    def __init__(self, runner: EpisodeRunner, pool: ServerPool, sync: WeightSync) -> None:
+        self.runner = runner
+        self.pool = pool
+        self._sync = sync
+        self._lost = 0
+        self._measured: dict[str, float] = {}
+
+    def publish(self, trainer: MemoryGRPOTrainer) -> None:
+        """Give all servers the current weights.
+
+        Raises:
+            OutageError: None of them takes them.
+        """
+        started = time.perf_counter()
+        self._sync.publish(trainer, self.pool)
+        if trainer.accelerator.is_main_process:
+            self._measured["seconds/sync"] = time.perf_counter() - started
+
+    @contextmanager
+    def rollout(self, trainer: MemoryGRPOTrainer) -> Iterator[None]:
+        """On the main process: what the servers counted meanwhile becomes metrics."""
+        if not trainer.accelerator.is_main_process:
+            yield
+            return
+        before = trainer.run_async(self._counters())
+        yield
+        after = trainer.run_async(self._counters())
+        self._measured |= rollout_metrics(before, after)
+        self._measured["servers/lost"] = self.pool.lost - self._lost
+        self._measured["servers/serving"] = len(self.pool.serving)
+        self._lost = self.pool.lost
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds of the last weight synchronisation, prompt tokens and the part of them that the prefix cache
+        served, servers lost and serving; from the main process only."""
+        measured, self._measured = self._measured, {}
+        return measured
+
+    async def close(self) -> None:
+        """Remove adapters and close connections."""
+        await self._sync.close(self.pool)
+        await self.pool.close()
+
+    async def _counters(self) -> dict[str, dict[str, float]]:
+        """The counters of each server that answers, by its URL."""
+
+        async def ask(url: str, metrics: Any) -> tuple[str, dict[str, float]]:
+            try:
+                return url, await metrics()
+            except OutageError:
+                return url, {}
+
+        return dict(await _gather(ask(server.url, server.control.metrics) for server in self.pool.serving))
+
+
+def rollout_metrics(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> dict[str, float]:
+    """What the servers did between two readings of their counters (by URL, then by name).
+
+    Counters that went back are of a server that was started anew, and count from 0.
+    """
+
+    def grown(name: str) -> float:
+        total = 0.0
+        for url, counters in after.items():
+            end, start = counters.get(name, 0.0), before.get(url, {}).get(name, 0.0)
+            total += end - start if end >= start else end
+        return total
+
+    queries, hits = grown(PREFIX_QUERIES), grown(PREFIX_HITS)
+    measured = {"vllm/prompt_tokens": grown("vllm:prompt_tokens_total"), "vllm/prefix_cache_hits": hits}
+    if queries:
+        measured["vllm/prefix_cache_hit_rate"] = hits / queries
+    return measured
+
+
+def server_backend(rollouts: Rollouts) -> Callable[[Any], ServerBackend]:
+    """What `MemoryGRPOTrainer` calls with its model: a backend over ``args.vllm_server_urls``."""
+
+    def make(model: Any) -> ServerBackend:
+        args: TrainConfig = rollouts.args
+        pool = ServerPool(
+            args.vllm_server_urls,
+            tokenizer=rollouts.tokenizer,
+            max_in_flight=1024,  # the servers queue what is too much for them
+            patience=args.vllm_server_timeout,
+        )
+        sync: WeightSync
+        if isinstance(model, PeftModel):
+            sync = AdapterSync(AdapterPublisher(Path(args.output_dir) / "adapters"))
+        else:
+            sync = FullWeights(args.vllm_server_timeout)
+        return ServerBackend(rollouts.runner(pool), pool, sync)
+
+    return make
+
+
+async def _gather(calls: Any) -> list[Any]:
+    return await asyncio.gather(*calls)
