@@ -134,8 +134,8 @@ class TrainConfig(GRPOConfig):
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
         if self.use_vllm and self.vllm_mode == "colocate" and self.vllm_tensor_parallel_size != 1:
             raise ConfigError(
-                f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}: a colocated engine belongs to one "
-                "process, because ranks ask for different numbers of completions. For a larger one use vllm_mode: server."
+                f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}: a colocated engine is of one process, "
+                "because ranks ask for different numbers of completions. Use vllm_mode: server for a larger one."
             )
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))

@@ -153,8 +153,8 @@ def named_weights(trainer: MemoryGRPOTrainer) -> Iterator[tuple[str, torch.Tenso
     for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
         with trainer._dist.gather_params([parameter]):
             # The shard of an offloaded parameter lies on the CPU; gathering takes it on the device.
-            whole = parameter.to(device).full_tensor() if isinstance(parameter, DTensor) else parameter.to(device)
-            yield vllm_name(name), whole.detach()
+            whole: torch.Tensor = parameter.detach().to(device)
+            yield vllm_name(name), whole.full_tensor() if isinstance(whole, DTensor) else whole
 
 
 def vllm_name(name: str) -> str:
