@@ -8,7 +8,7 @@ batch with, and the batch shrinks as rows end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +25,22 @@ COMPACT_AT = 0.9
 
 @dataclass(slots=True)
 class Row:
-    """One prompt, how it is sampled, and what has been sampled so far (filled by `decode`)."""
+    """One prompt, how it is sampled, and what has been sampled so far (filled by `decode`).
+
+    `abandoned` tells at every token whether nobody waits for the completion any more: the row then ends.
+    """
 
     prompt_ids: list[int]
     sampling: Sampling
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
+    abandoned: Callable[[], bool] = lambda: False
 
     @property
     def finished(self) -> bool:
-        """Whether it ended by an end-of-sequence token or by its length."""
-        return self.stopped or len(self.token_ids) >= self.sampling.max_tokens
+        """Whether it ended by an end-of-sequence token, by its length, or because it was abandoned."""
+        return self.stopped or len(self.token_ids) >= self.sampling.max_tokens or self.abandoned()
 
     def append(self, token_id: int, logprob: float, eos_ids: Collection[int]) -> None:
         """Take one sampled token."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from atommem.batching import RequestBatcher, Waiting
 from atommem.errors import PolicyError
@@ -62,7 +62,7 @@ class LocalPolicy:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-policy")
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, dtype: Any = None, device: Any = None, **options: Any) -> LocalPolicy:
+    def from_pretrained(cls, path: str | Path, dtype: Any = None, device: Any = None, **options: Any) -> Self:
         """Load model and tokenizer from a folder (or hub name); a folder with a peft adapter works too.
 
         Args:
@@ -105,7 +105,7 @@ class LocalPolicy:
         lengths = [(len(item.request[0]), item.request[1].max_tokens) for item in waiting]
         for indices in plan_batches(lengths, self.max_batch_size, self.max_batch_tokens):
             batch = [waiting[index] for index in indices]
-            rows = [Row(prompt_ids, sampling) for prompt_ids, sampling in (item.request for item in batch)]
+            rows = [Row(*item.request, abandoned=item.future.done) for item in batch]
             for item, completion in zip(
                 batch, await loop.run_in_executor(self._thread, self._sample, rows), strict=True
             ):

@@ -281,3 +281,40 @@ def test_batches_are_of_similar_length_and_within_the_limits() -> None:
 def test_a_single_request_may_exceed_the_token_limit() -> None:
     assert plan_batches([(100, 10), (5000, 10)], max_batch_size=8, max_batch_tokens=1000) == [[1], [0]]
     assert plan_batches([], max_batch_size=8, max_batch_tokens=1000) == []
+
+
+def test_a_batch_that_nobody_waits_for_ends(model: Any) -> None:
+    """Cancelled requests stop at their next token: an abandoned rollout frees the model."""
+    policy = LocalPolicy(model, NumberTokenizer())
+    batches: list[list[Row]] = []
+    sampling = Sampling(temperature=1.0, max_tokens=40, seed=3)
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(module: Any, *_: Any) -> None:
+        started.set()
+        go_on.wait(10)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        sample = policy._sample
+
+        def recorded(rows: list[Row]) -> list[Completion]:
+            batches.append(rows)
+            return sample(rows)
+
+        policy._sample = recorded  # type: ignore[method-assign]
+        tasks = [loop.create_task(policy.complete(prompt, sampling)) for prompt in PROMPTS]
+        await loop.run_in_executor(None, started.wait, 10)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        go_on.set()
+        lane = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait(lane)
+
+    handle = model.register_forward_hook(slow)
+    try:
+        asyncio.run(run())
+    finally:
+        handle.remove()
+    assert [len(row.token_ids) for row in batches[0]] == [0] * len(PROMPTS)
