@@ -29,7 +29,8 @@ stages:
 
 A flag wins over the YAML file, that over the atommem_config.json of the model folder (a cold-started
 model keeps its memory settings), that over the defaults. --resume_from_checkpoint true continues from
-the last checkpoint in --output_dir. `atommem train STAGE --help` lists all fields."""
+the last checkpoint in --output_dir. --dry_run checks every setting and estimates memory and hours, without weights
+or GPU. `atommem train STAGE --help` lists all fields."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,11 +46,34 @@ def main(argv: list[str] | None = None) -> int:
     stage, arguments = (argv[0], argv[1:]) if not argv[0].startswith("-") else ("grpo", argv)
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}: give grpo or sft (see atommem train --help).")
+    if _dry_run(stage, arguments):
+        return 0
     if stage == "sft":
         run_sft(*parse_sft(arguments))
     else:
         run_grpo(*parse_grpo(arguments))
     return 0
+
+
+def _dry_run(stage: str, argv: Sequence[str]) -> bool:
+    """Make, print and write a plan of the run if ``--dry_run`` asks for it."""
+    from train.dry_run.settings import dry_run_settings
+
+    settings = dry_run_settings(argv)
+    if not settings.dry_run:
+        return False
+    from train.config import ColdStartConfig, TrainConfig
+    from train.dry_run.plan import make_plan
+    from train.dry_run.report import print_plan, write_plan
+
+    config_class: type = {"grpo": TrainConfig, "sft": ColdStartConfig}[stage]
+    plan = make_plan(
+        stage, argv, settings, lambda argv, adapt: _parse(argv, adapt(config_class), stage), _model_settings(argv)
+    )
+    print_plan(plan)
+    if settings.dry_run_json:
+        write_plan(plan, settings.dry_run_json)
+    return True
 
 
 def parse_grpo(argv: Sequence[str]) -> tuple[TrainConfig, MemoryConfig, EmbedderConfig, LongDocConfig, ModelConfig]:
@@ -164,15 +188,17 @@ def _finish(trainer: Any, folder: Path) -> Path:
 def _parse(argv: Sequence[str], config_class: type, stage: str) -> tuple[Any, ...]:
     from trl import ModelConfig, TrlParser
 
+    from train.dry_run.settings import DryRunConfig
+
     parser = TrlParser(
-        (config_class, MemoryConfig, EmbedderConfig, LongDocConfig, ModelConfig),
+        (config_class, MemoryConfig, EmbedderConfig, LongDocConfig, ModelConfig, DryRunConfig),
         prog=f"atommem train {stage}",
         description="All fields can also be given in a YAML file: --config FILE.",
         allow_abbrev=False,
     )
     try:
         parser.set_defaults_with_config(**_model_settings(argv))
-        args, *others = parser.parse_args_and_config(list(argv))
+        args, *others, _ = parser.parse_args_and_config(list(argv))
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{error} (see atommem train {stage} --help)") from error
     if not args.data:

@@ -1,0 +1,113 @@
+"""How processes share a model: read from the accelerate config that the run is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atommem.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Processes, and what each of them holds a share of.
+
+    Attributes:
+        name: ``single``, ``ddp``, ``fsdp`` or ``zero1``, ``zero2``, ``zero3``.
+        processes: Of all machines together.
+        machines: Nodes.
+        shards: Processes that share one copy of what is sharded.
+        weights, gradients, optimizer: Whether each is sharded.
+        offload: Whether weights and optimizer wait in the host's memory.
+        source: The file, or what stood in for it.
+    """
+
+    name: str
+    processes: int
+    machines: int = 1
+    shards: int = 1
+    weights: bool = False
+    gradients: bool = False
+    optimizer: bool = False
+    offload: bool = False
+    source: str = "no launcher: one node"
+
+    def share(self, is_sharded: bool) -> float:
+        """The part of a whole that one process holds."""
+        return 1 / self.shards if is_sharded else 1.0
+
+
+def read_launch(path: str | None, processes: int | None) -> Launch:
+    """The launch that an accelerate config describes.
+
+    Args:
+        path: The file; unset is one node with the model on every device.
+        processes: Wins over the file's, as ``accelerate launch --num_processes`` does.
+
+    Raises:
+        ConfigError: The file is missing or no accelerate config, names no number of processes, or asks for
+            something that training does not support.
+    """
+    if path is None:
+        count = processes or 1
+        return Launch("ddp" if count > 1 else "single", count)
+    config = _load(path)
+    count = processes or config.num_processes
+    if count < 1:
+        raise ConfigError(f"{path} has no num_processes: add it, or give --dry_run_processes.")
+    if count % config.num_machines:
+        raise ConfigError(f"{path}: {count} processes cannot be spread evenly over {config.num_machines} machines.")
+    kind = str(getattr(config.distributed_type, "value", config.distributed_type))
+    if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        return Launch("ddp" if count > 1 else "single", count, config.num_machines, source=path)
+    if kind == "FSDP":
+        return _fsdp(path, config, count)
+    if kind == "DEEPSPEED":
+        stage = int(config.deepspeed_config.get("zero_stage", 2))
+        devices = {config.deepspeed_config.get(f"offload_{what}_device", "none") for what in ("optimizer", "param")}
+        return Launch(
+            f"zero{stage}" if stage else "ddp",
+            count,
+            config.num_machines,
+            count,
+            stage >= 3,
+            stage >= 2,
+            stage >= 1,
+            devices != {"none"},
+            path,
+        )
+    raise ConfigError(f"{path}: distributed_type {kind} is not supported: give NO, MULTI_GPU, FSDP or DEEPSPEED.")
+
+
+def _fsdp(path: str, config: Any, count: int) -> Launch:
+    if str(config.fsdp_config.get("fsdp_version", 1)) != "2":
+        raise ConfigError(f"{path}: fsdp_version is not 2: training supports FSDP2 only.")
+    if config.fsdp_config.get("fsdp_activation_checkpointing"):
+        raise ConfigError(
+            f"{path}: fsdp_activation_checkpointing is on: leave it off and set gradient_checkpointing in the recipe."
+        )
+    shards = int(config.parallelism_config.get("parallelism_config_dp_shard_size", count))
+    return Launch(
+        "fsdp",
+        count,
+        config.num_machines,
+        shards,
+        # Without resharding, the weights stay gathered between forward and backward pass.
+        weights=bool(config.fsdp_config.get("fsdp_reshard_after_forward", True)),
+        gradients=True,
+        optimizer=True,
+        offload=bool(config.fsdp_config.get("fsdp_offload_params", False)),
+        source=path,
+    )
+
+
+def _load(path: str) -> Any:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    if not Path(path).is_file():
+        raise ConfigError(f"dry_run_launcher is {path!r}: there is no such file.")
+    try:
+        return load_config_from_file(path)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is no accelerate config: {error}") from error
