@@ -1,0 +1,102 @@
+"""Ended groups -> the samples and the normaliser of one update. The arithmetic is that of on-policy training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from atommem.records import Episode
+from train.advantages import group_advantages
+from train.sequences import EpisodeSize, Row, episode_rows, longest, normalizer
+
+Sample = dict[str, Any]
+"""A step as TRL's `TreeRow` takes it: ``input_ids``, ``completion_mask`` and ``old_log_probs`` (arrays of one length),
+``advantage``, ``group_id``, ``metrics``; and ``model_version``, the weights that sampled it."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The episodes of one task, all ended.
+
+    Attributes:
+        index: Its number in the run (`train.asynchronous.order.TaskOrder`).
+        episodes: With their rewards; a failed one has none.
+        versions: For each episode, the version of the weights that each of its steps was sampled from. A step
+            that weights were replaced during has the older one.
+        started: The version when the group began.
+    """
+
+    index: int
+    episodes: Sequence[Episode]
+    versions: Sequence[Sequence[int]]
+    started: int
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version in the group: it decides whether the group is stale."""
+        return min(chain.from_iterable(self.versions), default=self.started)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update trains on.
+
+    Attributes:
+        samples: One per step of the groups with variance.
+        normalizer: What the sum of the token losses is divided by; groups without variance count in it.
+    """
+
+    samples: list[Sample]
+    normalizer: float
+
+
+def make_update(groups: Sequence[Group], scale_rewards: str, normalization: str) -> Update:
+    """Advantages over each whole group, one sample per step, and the loss normaliser of all groups together.
+
+    The token weights of `normalization` are put into the advantages: the clipped loss is linear in a
+    positive factor.
+
+    Args:
+        groups: The groups of one update, each of the same number of episodes.
+        scale_rewards: As in `train.advantages.group_advantages`.
+        normalization: As in `train.sequences.normalizer`.
+    """
+    size = len(groups[0].episodes)
+    episodes = [episode for group in groups for episode in group.episodes]
+    versions = [steps for group in groups for steps in group.versions]
+    advantages = group_advantages([episode.reward for episode in episodes], size, scale_rewards)
+    sizes = [EpisodeSize.of(episode) for episode in episodes]
+    samples: list[Sample] = []
+    for row, version in _versioned(
+        episode_rows(episodes, advantages, normalization, longest(sizes)), episodes, versions
+    ):
+        samples.append(_sample(row, groups[row.episode // size].index, version))
+    return Update(samples, normalizer(sizes, normalization))
+
+
+def _versioned(
+    rows: Sequence[Row], episodes: Sequence[Episode], versions: Sequence[Sequence[int]]
+) -> list[tuple[Row, int]]:
+    """Each row with the version of its step; `episode_rows` leaves out steps without a token."""
+    steps = {
+        index: iter([v for step, v in zip(episodes[index].steps, versions[index], strict=True) if step.token_ids])
+        for index in {row.episode for row in rows}
+    }
+    return [(row, next(steps[row.episode])) for row in rows]
+
+
+def _sample(row: Row, group_index: int, version: int) -> Sample:
+    prompt, completion = len(row.prompt_ids), len(row.completion_ids)
+    return {
+        "input_ids": np.array(row.prompt_ids + row.completion_ids, dtype=np.int64),
+        "completion_mask": np.array([0] * prompt + [1] * completion, dtype=np.int64),
+        "old_log_probs": np.array([0.0] * prompt + row.logprobs, dtype=np.float32),
+        "advantage": row.advantage * row.weight,
+        "group_id": group_index,
+        "model_version": version,
+        "metrics": {},
+    }
