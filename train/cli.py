@@ -18,14 +18,16 @@ from envs.settings import stored_settings
 if TYPE_CHECKING:
     from trl import ModelConfig
 
+    from train.asynchronous.config import AsyncModelConfig, AsyncTrainConfig
     from train.config import ColdStartConfig, TrainConfig
 
-STAGES = ("grpo", "sft")
-USAGE = """usage: atommem train [grpo|sft] [--config FILE.yaml] [--FIELD VALUE ...]
+STAGES = ("grpo", "sft", "async")
+USAGE = """usage: atommem train [grpo|sft|async] [--config FILE.yaml] [--FIELD VALUE ...]
 
 stages:
   grpo   reinforcement learning on a task file (the default)
   sft    cold start: supervised fine-tuning on traces
+  async  as grpo, but episodes are sampled while the trainer steps
 
 A flag wins over the YAML file, that over the atommem_config.json of the model folder (a cold-started
 model keeps its memory settings), that over the defaults. --resume_from_checkpoint true continues from
@@ -45,11 +47,15 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if argv else 2
     stage, arguments = (argv[0], argv[1:]) if not argv[0].startswith("-") else ("grpo", argv)
     if stage not in STAGES:
-        raise ConfigError(f"unknown stage {stage!r}: give grpo or sft (see atommem train --help).")
+        raise ConfigError(f"unknown stage {stage!r}: give one of {', '.join(STAGES)} (see atommem train --help).")
     if _dry_run(stage, arguments):
         return 0
     if stage == "sft":
         run_sft(*parse_sft(arguments))
+    elif stage == "async":
+        from train.asynchronous.run import run_async
+
+        run_async(*parse_async(arguments))
     else:
         run_grpo(*parse_grpo(arguments))
     return 0
@@ -62,6 +68,8 @@ def _dry_run(stage: str, argv: Sequence[str]) -> bool:
     settings = dry_run_settings(argv)
     if not settings.dry_run:
         return False
+    if stage == "async":
+        raise ConfigError("dry_run knows grpo and sft: check the settings that an asynchronous run shares with grpo.")
     from train.config import ColdStartConfig, TrainConfig
     from train.dry_run.plan import make_plan
     from train.dry_run.report import print_plan, write_plan
@@ -100,6 +108,20 @@ def parse_sft(argv: Sequence[str]) -> tuple[ColdStartConfig, MemoryConfig, Embed
     return args, memory, embedder, environment, model
 
 
+def parse_async(
+    argv: Sequence[str],
+) -> tuple[AsyncTrainConfig, MemoryConfig, EmbedderConfig, LongDocConfig, AsyncModelConfig]:
+    """Read the command line of the stage ``async``.
+
+    Raises:
+        ConfigError: A setting is unknown or out of range, or a file cannot be read.
+    """
+    from train.asynchronous.config import AsyncModelConfig, AsyncTrainConfig
+
+    args, memory, embedder, environment, model = _parse(argv, AsyncTrainConfig, "async", AsyncModelConfig)
+    return args, memory, embedder, environment, model
+
+
 def run_grpo(
     args: TrainConfig,
     memory: MemoryConfig,
@@ -118,7 +140,7 @@ def run_grpo(
     from train.trainer import MemoryGRPOTrainer
 
     tasks = load_tasks(args.data)
-    _use_wandb_offline(args)
+    use_wandb_offline(args)
     resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
     settings = [
         memory,
@@ -141,7 +163,7 @@ def run_grpo(
         trainer.train(resume_from_checkpoint=resume)
     finally:
         trainer.close()
-    return _finish(trainer, save_final(trainer, settings))
+    return finish(trainer, save_final(trainer, settings))
 
 
 def run_sft(
@@ -158,7 +180,7 @@ def run_sft(
     from train.models import load_tokenizer, model_arguments
     from train.sft import make_sft_trainer, sft_dataset
 
-    _use_wandb_offline(args)
+    use_wandb_offline(args)
     tokenizer = load_tokenizer(model_config)
     rows = trace_demonstrations(args.data, tokenizer, memory, args.min_reward, args.template_kwargs)
     resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
@@ -177,21 +199,22 @@ def run_sft(
     )
     use_console(trainer, SFT_COLUMNS)
     trainer.train(resume_from_checkpoint=resume)
-    return _finish(trainer, save_final(trainer, settings))
+    return finish(trainer, save_final(trainer, settings))
 
 
-def _finish(trainer: Any, folder: Path) -> Path:
+def finish(trainer: Any, folder: Path) -> Path:
+    """Say where the model lies; returns the folder."""
     trainer.accelerator.print(f"saved to {folder}; evaluate it: atommem eval --policy {folder} --data FILE --out DIR")
     return folder
 
 
-def _parse(argv: Sequence[str], config_class: type, stage: str) -> tuple[Any, ...]:
+def _parse(argv: Sequence[str], config_class: type, stage: str, model_class: type | None = None) -> tuple[Any, ...]:
     from trl import ModelConfig, TrlParser
 
     from train.dry_run.settings import DryRunConfig
 
     parser = TrlParser(
-        (config_class, MemoryConfig, EmbedderConfig, LongDocConfig, ModelConfig, DryRunConfig),
+        (config_class, MemoryConfig, EmbedderConfig, LongDocConfig, model_class or ModelConfig, DryRunConfig),
         prog=f"atommem train {stage}",
         description="All fields can also be given in a YAML file: --config FILE.",
         allow_abbrev=False,
@@ -208,7 +231,7 @@ def _parse(argv: Sequence[str], config_class: type, stage: str) -> tuple[Any, ..
     return (args, *others)
 
 
-def _use_wandb_offline(args: Any) -> None:
+def use_wandb_offline(args: Any) -> None:
     """Keep wandb's files in the output folder: without an account it would ask for one, and wait.
 
     ``WANDB_MODE=online`` in the environment sends them.

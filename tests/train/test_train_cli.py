@@ -31,12 +31,12 @@ def model_folder(tmp_path: Path) -> Path:
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    assert "atommem train [grpo|sft]" in capsys.readouterr().out
+    assert "atommem train [grpo|sft|async]" in capsys.readouterr().out
     assert main([]) == 2
 
 
 def test_unknown_stage() -> None:
-    with pytest.raises(ConfigError, match="unknown stage 'dpo': give grpo or sft"):
+    with pytest.raises(ConfigError, match="unknown stage 'dpo': give one of grpo, sft, async"):
         main(["dpo"])
 
 
