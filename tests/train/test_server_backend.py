@@ -1,0 +1,183 @@
+"""Weight synchronisation with vLLM servers: adapters by name, full weights by a client per server. The servers are fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file
+
+from atommem.errors import ConfigError, OutageError
+from atommem.policy.pool import ServerPool
+from tests.fake_vllm import Cluster
+from tests.fakes import WordTokenizer
+from tests.train.harness import make_config
+from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
+from train.backends.adapters import AdapterPublisher
+from train.backends.full_weights import FullWeights, check_devices, vllm_name
+from train.backends.server import AdapterSync, ServerBackend, WeightSync, rollout_metrics
+from train.trainer import MemoryGRPOTrainer
+
+LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+class NoRequests(WrittenRunner):
+    """Written episodes, around a policy that only has to be closed."""
+
+    def __init__(self, pool: ServerPool) -> None:
+        super().__init__(mixed_episode)
+        self.policy = pool  # type: ignore[assignment]
+
+
+def train(tmp_path: Path, cluster: Cluster, sync: WeightSync, updates: int = 1, **settings: Any) -> MemoryGRPOTrainer:
+    pool = ServerPool(cluster.urls, tokenizer=WordTokenizer(), patience=0.5, backoff=0.01, transport=cluster.transport)
+    backend = ServerBackend(NoRequests(pool), pool, sync)  # type: ignore[arg-type]
+    trainer = MemoryGRPOTrainer(
+        model=make_model(),
+        args=make_config(tmp_path, max_steps=updates, use_vllm=True, vllm_mode="server"),
+        tasks=[ToyTask(f"t{index}") for index in range(4)],
+        processing_class=make_tokenizer(),
+        make_backend=lambda _: backend,
+        **settings,
+    )
+    trainer.train()
+    return trainer
+
+
+def test_every_update_has_its_own_adapter_on_all_servers_and_old_ones_go(tmp_path: Path) -> None:
+    cluster = Cluster("a", "b")
+    seen: list[dict[str, torch.Tensor]] = []
+    publisher = AdapterPublisher(tmp_path / "adapters")
+    save = publisher.save
+
+    def watched(trainer: MemoryGRPOTrainer) -> Any:
+        saved = save(trainer)
+        seen.append(load_file(Path(saved[0].path) / "adapter_model.safetensors"))
+        return saved
+
+    publisher.save = watched  # type: ignore[method-assign]
+    trainer = train(tmp_path, cluster, AdapterSync(publisher), updates=4, peft_config=LORA)
+    loads = cluster["a"].loads
+    assert len(set(loads)) == 4
+    assert cluster["b"].loads == loads
+    assert list(cluster["a"].models) == ["policy", *loads[-2:]]
+    assert sorted(path.name for path in (tmp_path / "adapters").iterdir()) == sorted(loads[-2:])
+    # What was saved is the adapter of its update: the first changes nothing (B is 0), each later one differs.
+    assert not any(weight.any() for name, weight in seen[0].items() if "lora_B" in name)
+    for before, after in pairwise(seen):
+        assert any(not torch.equal(before[name], after[name]) for name in before)
+    trainer.close()
+    assert list(cluster["a"].models) == ["policy"]
+    assert not any((tmp_path / "adapters").iterdir())
+
+
+def test_an_update_goes_on_without_a_server_that_is_gone(tmp_path: Path) -> None:
+    cluster = Cluster("a", "b")
+    cluster["a"].up = False
+    train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA).close()
+    assert (len(cluster["a"].loads), len(cluster["b"].loads)) == (0, 1)
+    cluster["b"].up = False
+    with pytest.raises(OutageError, match="no server has answered"):
+        train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA)
+
+
+def test_an_adapter_that_vllm_cannot_serve_is_refused(tmp_path: Path) -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
+    with pytest.raises(ConfigError, match="vLLM cannot serve this adapter"):
+        train(tmp_path, Cluster("a"), AdapterSync(AdapterPublisher(tmp_path)), peft_config=config)
+
+
+class FakeTransfer:
+    """Takes weights as TRL's `WeightTransferClient` does; what it got is kept."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self.description = description
+        self.calls: list[str] = []
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self.calls.append("send")
+        self.weights = {name: weight.clone() for name, weight in iterator}
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    def destroy(self) -> None:
+        self.calls.append("destroy")
+
+
+def test_full_weights_go_to_every_server_that_is_up(tmp_path: Path) -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster["b"].up = False
+    clients: dict[str, FakeTransfer] = {}
+
+    def connect(url: str, description: dict[str, Any], timeout: float) -> FakeTransfer | None:
+        if url == "http://c":  # it went between two questions
+            return None
+        return clients.setdefault(url, FakeTransfer(description))
+
+    trainer = train(tmp_path, cluster, FullWeights(1.0, connect), updates=2)
+    assert list(clients) == ["http://a"]
+    client, state = clients["http://a"], dict(trainer.model.named_parameters())
+    assert client.calls == ["pause", "send", "resume"] * 2
+    assert client.description["names"] == list(client.weights) == list(state)
+    assert client.description["shapes"] == [list(weight.shape) for weight in client.weights.values()]
+    assert set(client.description["dtype_names"]) == {"float32"}
+    # The second update got the weights after one step: not those of the end.
+    assert any(not torch.equal(client.weights[name], state[name]) for name in state)
+    pool = trainer.backend.pool  # type: ignore[attr-defined]
+    assert [server.url for server in pool.serving] == ["http://a"]
+    trainer.close()
+    assert client.calls[-1] == "destroy"
+
+
+def test_full_weights_without_any_server_are_an_outage(tmp_path: Path) -> None:
+    cluster = Cluster("a")
+    cluster["a"].up = False
+    with pytest.raises(OutageError, match="no server could be given weights: http://a"):
+        train(tmp_path, cluster, FullWeights(1.0, lambda *_: None))
+
+
+def test_a_server_on_cpu_says_to_use_lora() -> None:
+    with pytest.raises(ConfigError, match=r"http://a runs on CPU.*use_peft: true"):
+        check_devices("http://a", {"device_config": {"device": "cpu"}})
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="this process has no GPU"):
+            check_devices("http://a", {"device_config": {"device": "cuda"}})
+
+
+def test_names_are_those_of_the_checkpoint() -> None:
+    assert vllm_name("module.model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight") == (
+        "model.layers.0.mlp.up_proj.weight"
+    )
+
+
+def test_counters_of_a_restarted_server_count_from_zero() -> None:
+    hits, queries, prompts = (
+        f"vllm:{name}_total" for name in ("prefix_cache_hits", "prefix_cache_queries", "prompt_tokens")
+    )
+    before = {"a": {hits: 10.0, queries: 100.0, prompts: 100.0}, "gone": {hits: 1.0, queries: 1.0, prompts: 1.0}}
+    after = {"a": {hits: 60.0, queries: 200.0, prompts: 200.0}, "new": {hits: 25.0, queries: 50.0, prompts: 50.0}}
+    assert rollout_metrics(before, after) == {
+        "vllm/prompt_tokens": 150.0,
+        "vllm/prefix_cache_hits": 75.0,
+        "vllm/prefix_cache_hit_rate": 0.5,
+    }
+    assert rollout_metrics(after, {"a": {hits: 5.0, queries: 10.0, prompts: 10.0}})["vllm/prompt_tokens"] == 10.0
+
+
+def test_what_a_backend_measures_is_logged(tmp_path: Path) -> None:
+    trainer = train(tmp_path, Cluster("a"), AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA)
+    assert isinstance(trainer.model, PeftModel)
+    logged = trainer.state.log_history[0]
+    assert logged["seconds/sync"] > 0
+    assert (logged["servers/serving"], logged["servers/lost"]) == (1.0, 0.0)
+    trainer.close()
