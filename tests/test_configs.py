@@ -1,33 +1,140 @@
-"""Every YAML that the project ships is parsed by the command that takes it."""
+"""Every YAML that the project ships is parsed by the command that takes it, and every recipe is run dry."""
 
+from __future__ import annotations
+
+import json
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
 
 from atommem.dialects import get_dialect, load_templates
+from train.cli import main, parse_grpo, parse_sft
+from train.config import TrainConfig
+from train.dry_run.launcher import read_launch
 
 ROOT = Path(__file__).parent.parent
+ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 TRAIN = sorted((ROOT / "configs" / "train").glob("*.yaml"))
 EVAL = sorted((ROOT / "configs" / "eval").glob("*.yaml"))
 TEMPLATES = sorted((ROOT / "configs" / "templates").glob("*.yaml"))
+# Recipes of the paper's experiments: these fields, and where each data set lies, are all that they may differ in.
+PAPER = [path for path in TRAIN if "qwen3_8b" in path.read_text() and "use_peft" not in path.read_text()]
+OWN = {"data", "output_dir", "capacity", "disabled_actions", "embedder", "dialect", "templates", "max_reads"}
+
+
+def stage_of(path: Path) -> str:
+    return path.stem.split("_")[0] if path.stem.startswith(("sft", "async")) else "grpo"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configs name other files from the repository's root."""
+    monkeypatch.chdir(ROOT)
 
 
 def test_no_yaml_is_left_out() -> None:
     assert TRAIN
-    assert sorted((ROOT / "configs").rglob("*.yaml")) == sorted([*TRAIN, *EVAL, *TEMPLATES])
+    shipped = sorted((ROOT / "configs").rglob("*.yaml"))
+    assert shipped == sorted([*ACCELERATE, *TRAIN, *EVAL, *TEMPLATES])
+    assert [path.stem for path in ACCELERATE] == ["ddp", "deepspeed_zero3", "fsdp2", "multi_node", "single_gpu"]
 
 
 @pytest.mark.parametrize("path", TRAIN, ids=lambda path: path.stem)
-def test_train_configs(path: Path) -> None:
-    from train.cli import parse_grpo, parse_sft
+def test_a_dry_run_passes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With nothing but the file: no data, no weights, no network."""
+    out = tmp_path / "plan.json"
+    assert main([stage_of(path), "--config", str(path), "--dry_run", "--dry_run_json", str(out)]) == 0
+    plan = json.loads(out.read_text())
+    assert plan["memory"]["fits"]
+    assert plan["compute"]["hours"] > 0
+    given = yaml.safe_load(path.read_text())
+    assert {name for name, item in plan["settings"].items() if item["source"] == "file"} == set(given)
+    assert "peak" in capsys.readouterr().out
 
-    parse = parse_sft if path.stem.startswith("sft") else parse_grpo
-    # What a user names on the command line is not in every file.
-    args, memory, *_ = parse(["--config", str(path), "--data", "x.parquet", "--model_name_or_path", "x", "--use_cpu"])
+
+@pytest.mark.parametrize("path", TRAIN, ids=lambda path: path.stem)
+def test_train_configs_are_read_by_a_real_run_too(path: Path) -> None:
+    if stage_of(path) == "async":
+        from train.cli import parse_async as parse
+    else:
+        parse = {"sft": parse_sft, "grpo": parse_grpo}[stage_of(path)]  # type: ignore[assignment]
+    args, memory, *_ = parse(["--config", str(path), "--use_cpu"])
     assert args.data
-    get_dialect(memory.dialect, memory.templates if memory.templates in ("full", "compact") else "full")
+    assert get_dialect(memory.dialect, memory.templates).kinds
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    configs = parse_grpo(["--config", str(path), "--use_cpu"])
+    return {item.name: getattr(config, item.name) for config in configs for item in fields(config)}
+
+
+def test_recipes_of_the_paper_differ_in_nothing_but_what_they_are_about() -> None:
+    full = settings_of(ROOT / "configs" / "train" / "qwen3_8b_hotpotqa.yaml")
+    assert (full["learning_rate"], full["epsilon"], full["epsilon_high"], full["beta"]) == (1e-6, 0.2, 0.28, 0.001)
+    assert (full["num_generations"], full["per_device_train_batch_size"] * 8 // 16) == (16, 16)
+    assert (full["chunk_tokens"], full["retrieve_k"], full["temperature"]) == (4000, 6, 1.0)
+    assert {path.stem for path in PAPER} >= {
+        *(f"qwen3_8b_{name}" for name in ("hotpotqa", "2wiki", "musique", "mixed")),
+        *("capacity20", "no_update", "no_delete", "scratchpad_only", "storage_only", "memagent_qwen3_8b"),
+    }
+    for path in PAPER:
+        other = settings_of(path)
+        assert {name for name, value in other.items() if value != full[name]} <= OWN, path
+        text = path.read_text()
+        assert "--docs 200 --questions 1-10" in text
+        assert f"--config configs/train/{path.name}" in text
+
+
+def test_what_the_special_recipes_switch() -> None:
+    def of(name: str, *fields: str) -> list[Any]:
+        settings = settings_of(ROOT / "configs" / "train" / f"{name}.yaml")
+        return [settings[field] for field in fields]
+
+    assert of("capacity20", "capacity", "retention") == [20, "reject"]
+    assert of("no_update", "disabled_actions") == [["update"]]
+    assert of("no_delete", "disabled_actions") == [["delete"]]
+    assert of("scratchpad_only", "disabled_actions") == [["create", "read", "update", "delete"]]
+    assert of("storage_only", "disabled_actions") == [["scratchpad"]]
+    assert of("memagent_qwen3_8b", "dialect", "templates", "max_reads") == ["memagent", "memagent", 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "processes", "machines"),
+    [
+        ("single_gpu", "single", 1, 1),
+        ("ddp", "ddp", 8, 1),
+        ("fsdp2", "fsdp", 8, 1),
+        ("deepspeed_zero3", "zero3", 8, 1),
+        ("multi_node", "fsdp", 16, 2),
+    ],
+)
+def test_accelerate_reads_the_launchers(name: str, kind: str, processes: int, machines: int) -> None:
+    path = ROOT / "configs" / "accelerate" / f"{name}.yaml"
+    config = load_config_from_file(str(path))
+    assert (config.num_processes, config.num_machines, config.mixed_precision) == (processes, machines, "bf16")
+    launch = read_launch(str(path), None)
+    assert (launch.name, launch.processes, launch.machines) == (kind, processes, machines)
+    assert f"--config_file configs/accelerate/{name}.yaml" in path.read_text()
+
+
+def test_activations_are_checkpointed_in_one_place() -> None:
+    for path in ACCELERATE:
+        assert not (load_config_from_file(str(path)).fsdp_config or {}).get("fsdp_activation_checkpointing")
+    assert TrainConfig(output_dir="x", use_cpu=True, gradient_checkpointing=True).gradient_checkpointing
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_template_files(path: Path) -> None:
     assert load_templates(str(path)).system
+
+
+@pytest.mark.parametrize("path", EVAL, ids=lambda path: path.stem)
+def test_eval_configs(path: Path) -> None:
+    from eval.config import parse_arguments
+
+    _, memory, *_ = parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
+    assert get_dialect(memory.dialect, memory.templates).kinds

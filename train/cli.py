@@ -22,17 +22,23 @@ if TYPE_CHECKING:
     from train.config import ColdStartConfig, TrainConfig
 
 STAGES = ("grpo", "sft", "async")
+_RESUME = ["--resume_from_checkpoint", "auto"]
 USAGE = """usage: atommem train [grpo|sft|async] [--config FILE.yaml] [--FIELD VALUE ...]
 
 stages:
   grpo   reinforcement learning on a task file (the default)
   sft    cold start: supervised fine-tuning on traces
   async  as grpo, but episodes are sampled while the trainer steps
+after a failure:
+  replay DIR   repeat the update that stopped a GRPO run on the episodes that it had (DIR: failed/step-N)
 
 A flag wins over the YAML file, that over the atommem_config.json of the model folder (a cold-started
-model keeps its memory settings), that over the defaults. --resume_from_checkpoint true continues from
-the last checkpoint in --output_dir. --dry_run checks every setting and estimates memory and hours, without weights
-or GPU. `atommem train STAGE --help` lists all fields."""
+model keeps its memory settings), that over the defaults. --resume continues from the last checkpoint in
+--output_dir, if there is one. --dry_run checks every setting and estimates memory and hours, without weights
+or GPU. `atommem train STAGE --help` lists all fields.
+
+exit status: 0 done; 75 stopped by SIGTERM, SIGUSR1 or Ctrl-C, --resume continues; 2 a setting is wrong, or the
+run cannot go on (the message says why and where its data is)."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,10 +52,27 @@ def main(argv: list[str] | None = None) -> int:
         print(USAGE)
         return 0 if argv else 2
     stage, arguments = (argv[0], argv[1:]) if not argv[0].startswith("-") else ("grpo", argv)
+    if stage == "replay":
+        from train.replay import main as replay
+
+        return replay(arguments)
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}: give one of {', '.join(STAGES)} (see atommem train --help).")
     if _dry_run(stage, arguments):
         return 0
+    # One word for what a requeued job wants, in a form that a YAML file can say as well.
+    arguments = [part for item in arguments for part in (_RESUME if item == "--resume" else [item])]
+    from train.interrupts import EXIT_INTERRUPTED, TrainingInterrupted
+
+    try:
+        _run(stage, arguments)
+    except TrainingInterrupted as interrupted:
+        print(f"atommem train: {interrupted}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _run(stage: str, arguments: Sequence[str]) -> None:
     if stage == "sft":
         run_sft(*parse_sft(arguments))
     elif stage == "async":
@@ -57,8 +80,9 @@ def main(argv: list[str] | None = None) -> int:
 
         run_async(*parse_async(arguments))
     else:
-        run_grpo(*parse_grpo(arguments))
-    return 0
+        from train.grpo import run_grpo
+
+        run_grpo(*parse_grpo(arguments), command=arguments)
 
 
 def _dry_run(stage: str, argv: Sequence[str]) -> bool:
@@ -68,20 +92,32 @@ def _dry_run(stage: str, argv: Sequence[str]) -> bool:
     settings = dry_run_settings(argv)
     if not settings.dry_run:
         return False
-    if stage == "async":
-        raise ConfigError("dry_run knows grpo and sft: check the settings that an asynchronous run shares with grpo.")
-    from train.config import ColdStartConfig, TrainConfig
     from train.dry_run.plan import make_plan
     from train.dry_run.report import print_plan, write_plan
 
-    config_class: type = {"grpo": TrainConfig, "sft": ColdStartConfig}[stage]
+    config_class, *model_class = _config_classes(stage)
     plan = make_plan(
-        stage, argv, settings, lambda argv, adapt: _parse(argv, adapt(config_class), stage), _model_settings(argv)
+        stage,
+        argv,
+        settings,
+        lambda argv, adapt: _parse(argv, adapt(config_class), stage, *model_class),
+        _model_settings(argv),
     )
     print_plan(plan)
     if settings.dry_run_json:
         write_plan(plan, settings.dry_run_json)
     return True
+
+
+def _config_classes(stage: str) -> tuple[type, ...]:
+    """The stage's config class, and that of its model where it is not TRL's."""
+    if stage == "async":
+        from train.asynchronous.config import AsyncModelConfig, AsyncTrainConfig
+
+        return AsyncTrainConfig, AsyncModelConfig
+    from train.config import ColdStartConfig, TrainConfig
+
+    return (ColdStartConfig if stage == "sft" else TrainConfig,)
 
 
 def parse_grpo(argv: Sequence[str]) -> tuple[TrainConfig, MemoryConfig, EmbedderConfig, LongDocConfig, ModelConfig]:
@@ -122,50 +158,6 @@ def parse_async(
     return args, memory, embedder, environment, model
 
 
-def run_grpo(
-    args: TrainConfig,
-    memory: MemoryConfig,
-    embedder_config: EmbedderConfig,
-    environment: LongDocConfig,
-    model_config: ModelConfig,
-) -> Path:
-    """Train with GRPO and save the model; returns its folder."""
-    from atommem.embedding import make_embedder
-    from envs.files import load_tasks
-    from train.backends.select import select_backend
-    from train.callbacks import GRPO_COLUMNS, use_console
-    from train.checkpoint import GenerationSettings, SaveSettings, resume_folder, save_final
-    from train.models import load_tokenizer, model_arguments
-    from train.traces import TraceWriter
-    from train.trainer import MemoryGRPOTrainer
-
-    tasks = load_tasks(args.data)
-    use_wandb_offline(args)
-    resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
-    settings = [
-        memory,
-        embedder_config,
-        environment,
-        GenerationSettings(args.max_completion_length or 1024, args.template_kwargs),
-    ]
-    tokenizer = load_tokenizer(model_config)
-    trainer = MemoryGRPOTrainer(
-        args=args,
-        tasks=tasks,
-        processing_class=tokenizer,
-        make_backend=select_backend(args, tokenizer, make_embedder(embedder_config), memory, environment),
-        on_episodes=TraceWriter(Path(args.output_dir) / "traces", tasks, memory) if args.save_traces else None,
-        callbacks=[SaveSettings(settings)],
-        **model_arguments(model_config, args),
-    )
-    use_console(trainer, GRPO_COLUMNS)
-    try:
-        trainer.train(resume_from_checkpoint=resume)
-    finally:
-        trainer.close()
-    return finish(trainer, save_final(trainer, settings))
-
-
 def run_sft(
     args: ColdStartConfig,
     memory: MemoryConfig,
@@ -175,7 +167,7 @@ def run_sft(
 ) -> Path:
     """Fine-tune on traces and save the model; returns its folder."""
     from train.callbacks import SFT_COLUMNS, use_console
-    from train.checkpoint import GenerationSettings, SaveSettings, resume_folder, save_final
+    from train.checkpoint import GenerationSettings, resume_folder, save_final
     from train.demonstrations import trace_demonstrations
     from train.models import load_tokenizer, model_arguments
     from train.sft import make_sft_trainer, sft_dataset
@@ -194,7 +186,7 @@ def run_sft(
         args=args,
         dataset=sft_dataset(rows, args.max_length),
         tokenizer=tokenizer,
-        callbacks=[SaveSettings(settings)],
+        settings=settings,
         **model_arguments(model_config, args),
     )
     use_console(trainer, SFT_COLUMNS)

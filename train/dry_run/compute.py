@@ -26,7 +26,7 @@ class ComputeEstimate:
     Attributes:
         rollout_flops, training_flops, reference_flops: Of an update.
         rollout_seconds, training_seconds, reference_seconds: Of an update.
-        hours: Of the run; rollout and training one after the other.
+        hours: Of the run.
     """
 
     rollout_flops: float
@@ -45,7 +45,7 @@ def forward_flops(model: ModelShape, tokens: float, scored: float, context: floa
 
 
 def training_flops(model: ModelShape, tokens: float, scored: float, context: float, checkpointing: bool) -> float:
-    """Three forward passes' worth; one more with gradient checkpointing, one less with LoRA (no gradient of weights)."""
+    """Three forward passes' worth; one more with gradient checkpointing, one less with LoRA (no weight gradients)."""
     passes = 3 + checkpointing - model.lora
     return passes * forward_flops(model, tokens, scored, context)
 
@@ -75,6 +75,7 @@ def estimate_compute(
     share_prefixes: bool,
     cached_prefixes: bool,
     local_rollout: bool,
+    overlap: bool = False,
 ) -> ComputeEstimate:
     """FLOPs and time of one process.
 
@@ -87,6 +88,7 @@ def estimate_compute(
         share_prefixes: Whether training computes shared tokens once.
         cached_prefixes: Whether sampling does (vLLM's prefix cache).
         local_rollout: Sampling outside vLLM, which has the launching of kernels on top.
+        overlap: Sampling goes on while the model is trained.
     """
     context = (load.prompt_tokens + load.completion_tokens) / 2
     completions = load.rows * load.completion_tokens
@@ -104,6 +106,8 @@ def estimate_compute(
             rollout_seconds += load.steps * load.completion_tokens * model.layers * LOCAL_LAYER_SECONDS
     training_seconds = training / (device.flops * utilisation)
     reference_seconds = reference / (device.flops * utilisation)
+    trained_seconds = training_seconds + reference_seconds
+    seconds = max(rollout_seconds, trained_seconds) if overlap else rollout_seconds + trained_seconds
     return ComputeEstimate(
         rollout,
         training,
@@ -111,5 +115,5 @@ def estimate_compute(
         rollout_seconds,
         training_seconds,
         reference_seconds,
-        load.updates * (rollout_seconds + training_seconds + reference_seconds) / 3600,
+        load.updates * seconds / 3600,
     )

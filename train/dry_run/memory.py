@@ -213,6 +213,7 @@ def estimate_memory(
     embedder: float,
     rollout: float,
     on_cpu: bool,
+    second_model: bool = False,
 ) -> MemoryEstimate:
     """All parts, for an update that is not the first (the optimizer has its states).
 
@@ -226,6 +227,7 @@ def estimate_memory(
         embedder: Bytes of the embedding model on this device.
         rollout: Bytes that sampling takes on this device while it runs.
         on_cpu: No CUDA context; narrow tiles.
+        second_model: Sampling goes on all the time, from a copy of the weights.
     """
     reference, gathered_reference = reference_bytes(model, precision, launch, beta)
     resident = 0.0 if launch.offload else 1.0
@@ -245,6 +247,7 @@ def estimate_memory(
         Part("gathered weights", gathered_bytes(model, precision, launch), ("rollout", "training")),
         Part("weights cast for autocast", autocast_bytes(model, precision, launch), ("training",)),
         Part("gathered reference model", gathered_reference, ("reference",)),
-        Part("rollout", rollout, ("rollout",)),
+        Part("sampling model", model.parameters * precision.frozen if second_model else 0.0, PHASES),
+        Part("rollout", rollout, PHASES if second_model else ("rollout",)),
     )
     return MemoryEstimate(tuple(part for part in parts if part.bytes))

@@ -88,7 +88,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
     found = trace_settings([args, memory, embedder, environment, model_config, settings], argv, stored)
     found = _use_device_defaults(args, argv, device, found)
     model = measure(model_config)
-    dtype = getattr(model_config, "dtype", None) or "float32"
+    dtype = getattr(model_config, "dtype", None) or getattr(args, "dtype", None) or "float32"
     dtype = model.dtype if dtype == "auto" else dtype
     precision = precision_of(dtype, bool(args.bf16), launch, model.lora)
     tokenizer, counted_by = find_tokenizer(model.name)
@@ -101,6 +101,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
     rollout = _rollout(stage, args)
     load = _workload(stage, args, environment, launch, data, prompt, settings)
     beta = float(getattr(args, "beta", 0.0))
+    share_prefixes = stage == "async" or bool(getattr(args, "prefix_sharing", False))
     plan = Plan(
         stage=stage,
         model=model,
@@ -122,6 +123,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
             beta=beta,
             embedder=_embedder_bytes(embedder, device) if rollout != "none" else 0.0,
             rollout=_rollout_bytes(rollout, args, model, precision, load, device),
+            second_model=stage == "async" and rollout == "local",
             on_cpu=device.is_cpu,
         ),
         compute=estimate_compute(
@@ -132,9 +134,10 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
             element=precision.compute,
             gradient_checkpointing=bool(args.gradient_checkpointing),
             beta=beta,
-            share_prefixes=stage != "sft",
+            share_prefixes=share_prefixes,
             cached_prefixes=rollout in ("colocate", "server"),
             local_rollout=rollout == "local",
+            overlap=stage == "async",
         ),
         settings=found,
         assumptions=_assumptions(stage, settings, data, counted_by, load),
@@ -202,6 +205,7 @@ def _workload(
         completion_tokens=expected,
         max_completion_tokens=longest,
         micro_batch_tokens=args.token_budget if stage == "async" else args.micro_batch_tokens,
+        share_prefixes=stage == "async" or args.prefix_sharing,
         max_steps=args.max_steps,
         epochs=args.num_train_epochs,
     )
@@ -239,7 +243,9 @@ def _assumptions(stage: str, settings: DryRunConfig, data: DataShape, counted_by
     ]
     if stage != "sft":
         found += ["a question is answered after one further read, where reads are allowed"]
-        found += ["every group has variance, so that all rows are trained on"]
+        found += ["every group has variance, so that all rows are trained on and none is sampled again"]
+    if stage == "async":
+        found += ["sampling and training overlap fully: an update takes as long as the slower of them"]
     return found
 
 
@@ -248,8 +254,9 @@ def _warnings(plan: Plan, args: Any, dtype: str, memory: MemoryConfig, embedder:
     if plan.memory.peak > plan.device.memory:
         found.append(
             f"the peak of {plan.memory.peak / 1e9:.1f} GB exceeds the {plan.device.memory / 1e9:.0f} GB of "
-            f"{plan.device.name}: share the model among more processes (configs/accelerate/fsdp2.yaml), use LoRA (use_peft), or lower "
-            "micro_batch_tokens, rollout_batch_tokens or vllm_gpu_memory_utilization, whichever part is the largest."
+            f"{plan.device.name}: share the model among more processes (configs/accelerate/fsdp2.yaml), use LoRA "
+            "(use_peft), or lower micro_batch_tokens, rollout_batch_tokens or vllm_gpu_memory_utilization, whichever "
+            "part is the largest."
         )
     if not plan.model.lora and dtype != "float32" and plan.launch.name in ("single", "ddp") and plan.stage != "sft":
         found.append(

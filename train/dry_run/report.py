@@ -85,6 +85,11 @@ def _batch_rows(plan: Plan) -> list[tuple[str, ...]]:
             ),
         ]
     shared = load.raw_tokens / load.unique_tokens
+    sharing = []
+    if plan.stage != "sft":
+        sharing = [
+            ("unique tokens", f"{load.unique_tokens:,}", f"{shared:.1f} raw tokens for each, shared prefixes once")
+        ]
     return [
         *rows,
         (
@@ -94,7 +99,7 @@ def _batch_rows(plan: Plan) -> list[tuple[str, ...]]:
         ),
         ("longest row", f"{load.longest_row:,}", f"tokens, of a context of {plan.model.context:,}"),
         ("raw tokens", f"{load.raw_tokens:,}", f"{load.raw_tokens * load.processes:,} on all processes"),
-        ("unique tokens", f"{load.unique_tokens:,}", f"{shared:.1f} raw tokens for each, shared prefixes once"),
+        *sharing,
         ("micro-batches", f"{load.micro_batches:,}", f"of up to {load.micro_batch:,} tokens"),
     ]
 
