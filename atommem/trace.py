@@ -1,7 +1,7 @@
 """Traces: one JSON Lines file an episode, with everything needed to replay it.
 
 Line 1 is the header (task, sample, memory settings), then one line a step, then the end (answers,
-reward, stop reason). Prompts are not stored: `PromptBuilder` makes them again from what is.
+reward, stop reason). Prompts are not stored unless asked for: `PromptBuilder` makes them again from what is.
 """
 
 from __future__ import annotations
@@ -31,12 +31,18 @@ class Trace:
 
 
 def write_trace(
-    path: str | Path, episode: Episode, task: Mapping[str, Any], config: Mapping[str, Any] | None = None
+    path: str | Path,
+    episode: Episode,
+    task: Mapping[str, Any],
+    config: Mapping[str, Any] | None = None,
+    *,
+    tokens: bool = False,
 ) -> Path:
     """Write an episode to `path`, whole or not at all.
 
     `task` says what the reader should know of the task (id, questions, golds), `config` under which
-    settings it ran; both must be JSON values.
+    settings it ran; both must be JSON values. With `tokens` the prompt ids and log-probabilities are
+    written too: everything that training takes from an episode.
     """
     path = Path(path)
     header = {
@@ -56,7 +62,7 @@ def write_trace(
         "error": episode.error,
         "seconds": round(episode.seconds, 4),
     }
-    lines = [header, *(_step_record(step) for step in episode.steps), end]
+    lines = [header, *(_step_record(step, tokens) for step in episode.steps), end]
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
     draft.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -67,7 +73,8 @@ def write_trace(
 def read_trace(path: str | Path) -> Trace:
     """Read a trace; one that was cut off is read as far as it goes.
 
-    Prompt ids and log-probabilities are not part of a trace: the steps' lists are empty.
+    Prompt ids and log-probabilities are part of a trace only if it was written with them: otherwise the
+    steps' lists are empty.
 
     Raises:
         TraceError: There is no such file, or it is not a trace.
@@ -117,7 +124,7 @@ def _trace(header: dict[str, Any], records: list[dict[str, Any]]) -> Trace:
     return Trace(header["task"], header["config"], episode, complete)
 
 
-def _step_record(step: Step) -> dict[str, Any]:
+def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
     return {
         "type": "step",
         "index": step.index,
@@ -125,6 +132,7 @@ def _step_record(step: Step) -> dict[str, Any]:
         "view": asdict(step.view),
         "prompt_tokens": len(step.prompt_ids),
         "token_ids": step.token_ids,
+        **({"prompt_ids": step.prompt_ids, "logprobs": step.logprobs} if tokens else {}),
         "text": step.text,
         "finish_reason": step.finish_reason,
         "actions": [asdict(action) for action in step.actions],
@@ -144,9 +152,9 @@ def _step(record: dict[str, Any]) -> Step:
         index=record["index"],
         observation=Observation(**observation),
         view=MemoryView(**view),
-        prompt_ids=[],
+        prompt_ids=record.get("prompt_ids", []),
         token_ids=record["token_ids"],
-        logprobs=[],
+        logprobs=record.get("logprobs", []),
         text=record["text"],
         finish_reason=record["finish_reason"],
         actions=tuple(Action(**{**item, "kind": ActionKind(item["kind"])}) for item in record["actions"]),

@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from atommem.config import MemoryConfig, fields_of, load_config, save_config
 from atommem.errors import ConfigError
+from train.checkpoint_files import MARKER, is_complete, last_checkpoint, move_files, partial_folder, recover
 
 
 @dataclass(frozen=True)
@@ -39,39 +41,75 @@ class SaveSettings(TrainerCallback):
 
 
 def save_final(trainer: Any, settings: Sequence[Any]) -> Path:
-    """Save model, tokenizer and `settings` to the run's output folder, which becomes a checkpoint itself."""
-    trainer.save_model()
+    """Save model, tokenizer and `settings` to the run's output folder, which becomes a model folder itself.
+
+    File by file, each whole or not at all: what an earlier run left there is not half overwritten.
+    """
     folder = Path(trainer.args.output_dir)
-    if trainer.is_world_process_zero():
-        save_config(folder, *settings)
+    partial = partial_folder(folder) / "final"
+    trainer.save_model(str(partial))
+    if trainer.args.should_save:
+        save_config(partial, *settings)
+        move_files(partial, folder)
+        partial.parent.rmdir()
     return folder
 
 
-def resume_folder(resume: str | None, output_dir: str, memory: MemoryConfig) -> str | None:
-    """The checkpoint to resume from, checked against the settings of this run.
+def resume_folder(resume_from_checkpoint: str | None, output_dir: str, memory: MemoryConfig) -> str | None:
+    """The checkpoint to continue from, checked against the settings of this run; None for a fresh start.
+
+    What a killed run left unfinished in `output_dir` is cleaned up first.
 
     Args:
-        resume: ``resume_from_checkpoint`` as it was given: a folder, ``true`` for the last one in
-            `output_dir`, unset or ``false`` for a fresh start.
+        resume_from_checkpoint: A folder; ``auto`` (what ``--resume`` stands for) for the last checkpoint in
+            `output_dir` if there is one; ``true`` for that checkpoint, which must be there; unset or ``false`` for
+            a fresh start.
         output_dir: The run's folder.
         memory: This run's memory settings.
 
     Raises:
-        ConfigError: There is no such checkpoint, or it was trained with another memory.
+        ConfigError: There is no such checkpoint, it is not complete, it was trained with another memory, or a
+            fresh run would mix its checkpoints with those of an earlier one.
     """
-    if resume is None or resume.lower() == "false":
+    with PartialState().main_process_first():
+        recover(output_dir)
+    folder = _chosen(resume_from_checkpoint or "false", output_dir)
+    if folder is None:
         return None
-    folder: str | None = resume
-    if resume.lower() == "true":
-        folder = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
-        if folder is None:
-            raise ConfigError(f"resume_from_checkpoint is true, but {output_dir} holds no checkpoint: leave it out.")
-    if folder is None or not Path(folder).is_dir():
-        raise ConfigError(f"resume_from_checkpoint is {resume!r}: there is no such folder.")
     stored, wanted = fields_of(MemoryConfig, load_config(folder)), asdict(memory)
     for name, value in stored.items():
         if value != wanted[name]:
             raise ConfigError(
                 f"{folder} was trained with {name} {value!r}, this run has {wanted[name]!r}: resume with the same."
             )
-    return folder
+    return str(folder)
+
+
+def _chosen(choice: str, output_dir: str) -> Path | None:
+    last = last_checkpoint(output_dir)
+    if choice.lower() == "auto":
+        if last is None:
+            PartialState().print(f"{output_dir} holds no complete checkpoint: the run starts afresh.")
+        return last
+    if choice.lower() == "true":
+        if last is None:
+            raise ConfigError(
+                f"resume_from_checkpoint is true, but {output_dir} holds no complete checkpoint: give --resume, which "
+                "starts afresh then."
+            )
+        return last
+    if choice.lower() == "false":
+        if last is not None:
+            raise ConfigError(
+                f"{output_dir} holds {last.name} of an earlier run: --resume continues it; for a fresh start give "
+                "another output_dir, or remove its checkpoints."
+            )
+        return None
+    if not Path(choice).is_dir():
+        raise ConfigError(f"resume_from_checkpoint is {choice!r}: there is no such folder.")
+    if not is_complete(choice):
+        raise ConfigError(
+            f"resume_from_checkpoint is {choice!r}: it is not complete (no {MARKER}, or files that it lists are "
+            "missing). --resume takes the last complete checkpoint in output_dir."
+        )
+    return Path(choice)

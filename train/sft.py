@@ -11,7 +11,8 @@ from trl import SFTTrainer
 from atommem.errors import ConfigError
 from train.config import ColdStartConfig
 from train.demonstrations import Demonstration
-from train.lm_head import use_narrow_tiles_on_cpu
+from train.lm_head import tune_lm_head_for_cpu
+from train.resumable import ResumableTrainer
 
 IGNORED = -100
 """Label of a token that the loss leaves out, as everywhere in transformers."""
@@ -46,7 +47,13 @@ def sft_dataset(rows: Sequence[Demonstration], max_length: int | None = None) ->
     )
 
 
-def make_sft_trainer(model: Any, args: ColdStartConfig, dataset: Dataset, tokenizer: Any, **kwargs: Any) -> SFTTrainer:
+class ColdStartTrainer(ResumableTrainer, SFTTrainer):
+    """TRL's, with checkpoints that are whole or absent."""
+
+
+def make_sft_trainer(
+    model: Any, args: ColdStartConfig, dataset: Dataset, tokenizer: Any, **kwargs: Any
+) -> ColdStartTrainer:
     """A trainer on `dataset` as it is.
 
     Args:
@@ -54,9 +61,10 @@ def make_sft_trainer(model: Any, args: ColdStartConfig, dataset: Dataset, tokeni
         args: Settings.
         dataset: Columns ``input_ids`` and ``labels`` (`sft_dataset`, or labels of one's own).
         tokenizer: The model's; its padding token fills batches.
-        kwargs: Further arguments of `SFTTrainer` (peft_config, quantization_config, callbacks).
+        kwargs: Further arguments of `ResumableTrainer` and `SFTTrainer` (settings, peft_config, quantization_config,
+            callbacks).
     """
     args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
-    trainer = SFTTrainer(model=model, args=args, train_dataset=dataset, processing_class=tokenizer, **kwargs)
-    use_narrow_tiles_on_cpu(trainer.accelerator.device.type)
+    trainer = ColdStartTrainer(model=model, args=args, train_dataset=dataset, processing_class=tokenizer, **kwargs)
+    tune_lm_head_for_cpu(trainer.accelerator.device.type)
     return trainer
