@@ -1,0 +1,70 @@
+"""Guards what `train.asynchronous` relies on inside TRL: a version that moves it fails here."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+import pytest
+import trl.experimental.async_grpo.async_grpo_trainer as trl_async
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.async_grpo.packing import TreeRow
+
+from train.asynchronous.config import FIXED
+from train.asynchronous.samplers import AdapterPublisher, CopyTransfer
+from train.asynchronous.worker import RolloutWorker
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        (AsyncGRPOTrainer.compute_loss, ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]),
+        (AsyncGRPOTrainer.training_step, ["self", "model", "inputs", "num_items_in_batch"]),
+        (AsyncGRPOTrainer._sync_weight_lora, ["self", "t0"]),
+        (AsyncGRPOTrainer._save_checkpoint, ["self", "model", "trial"]),
+        (trl_async.get_peak_flops_per_device, ["accelerator", "dtype"]),
+        (trl_async.save_lora_adapter, ["model", "accelerator", "adapter_name", "dest_dir"]),
+        (trl_async.validate_lora_for_vllm_sync, ["model"]),
+        (TreeRow.fits, ["self", "sample", "budget"]),
+        (TreeRow.add, ["self", "sample"]),
+    ],
+)
+def test_signatures(function: object, parameters: list[str]) -> None:
+    assert list(inspect.signature(function).parameters) == parameters  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (AsyncGRPOTrainer.__init__, "self._peak_flops_per_device = get_peak_flops_per_device(self.accelerator, dtype)"),
+        (AsyncGRPOTrainer.__init__, "if weight_transfer is None and is_peft_model(model):"),
+        (AsyncGRPOTrainer.__init__, "register_tree_attention()"),
+        (AsyncGRPOTrainer._log_step_metrics, "self._rollout_dataset.wait_s = 0.0"),
+        (AsyncGRPOTrainer._sync_weight, "t_pause, t_barrier, t_transfer = self._sync_weight_lora(t0)"),
+        (AsyncGRPOTrainer._save_checkpoint, "isinstance(self.rollout_worker, AsyncRolloutWorker)"),
+        (AsyncGRPOTrainer.training_step, "output = super().training_step(model, inputs, num_items_in_batch)"),
+        (AsyncGRPOTrainer.compute_loss, "per_token_loss = -torch.min(per_token_loss1, per_token_loss2)"),
+        (AsyncGRPOTrainer.compute_loss, "loss = per_token_loss.sum()"),
+        (AsyncGRPOTrainer.compute_loss, "tokens_per_rank = (global_n_tokens / world_size).clamp(min=1.0)"),
+        (AsyncGRPOTrainer.compute_loss, "loss = loss / tokens_per_rank.to(torch.float32)"),
+        (AsyncGRPOTrainer.compute_loss, "self._step_trained_tokens += float(global_n_tokens)"),
+        (trl_async.DataCollatorForRollout.torch_call, "(rows,) = examples"),
+        (trl_async._reduce_metric, "if isinstance(values[0], tuple):"),
+    ],
+)
+def test_trl_does_what_we_build_on(function: object, line: str) -> None:
+    assert line in inspect.getsource(function)  # type: ignore[arg-type]
+
+
+def test_protocols() -> None:
+    for name in ("start", "stop", "update_model_version", "check_health"):
+        ours, theirs = (inspect.signature(getattr(c, name)) for c in (RolloutWorker, trl_async.RolloutWorkerProtocol))
+        assert list(ours.parameters) == list(theirs.parameters)
+    for name in ("init_weight_transfer", "pause", "send_weights", "resume", "destroy"):
+        theirs = inspect.signature(getattr(trl_async.WeightTransferProtocol, name))
+        for transfer in (CopyTransfer, AdapterPublisher):
+            assert list(inspect.signature(getattr(transfer, name)).parameters) == list(theirs.parameters)
+
+
+def test_refused_fields_exist() -> None:
+    assert set(FIXED) <= {item.name for item in fields(AsyncGRPOConfig)}
