@@ -208,7 +208,7 @@ def main() -> int:
         and 0 < result["staleness_max"] <= STALENESS
     )
     console.print(
-        f"\nheld-out EM {em_before:.3f} -> {em_after:.3f} in {result['updates']} updates and {seconds:.0f} s; staleness "
+        f"\nheld-out EM {em_before:.3f} -> {em_after:.3f} in {result['updates']} updates, {seconds:.0f} s; staleness "
         f"{result['staleness_mean']:.2f} on average, {result['staleness_max']:.0f} at most; "
         f"{result['groups_dropped_stale']:.0f} groups dropped as too old"
     )

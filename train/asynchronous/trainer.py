@@ -37,7 +37,7 @@ from train.asynchronous.reader import GroupReader
 from train.asynchronous.samplers import Sampler
 from train.asynchronous.updates import Group, make_update
 from train.asynchronous.worker import RolloutWorker
-from train.lm_head import use_narrow_tiles_on_cpu
+from train.lm_head import tune_lm_head_for_cpu
 from train.trainer import EpisodesHook
 from train.tree_attention import why_no_tree
 
@@ -122,7 +122,7 @@ class AsyncMemoryGRPOTrainer(AsyncGRPOTrainer):
             if reason:
                 raise ConfigError(f"{model} cannot be trained asynchronously here: {reason}. Use `atommem train grpo`.")
             use_torch_tree_attention()
-        use_narrow_tiles_on_cpu(self.accelerator.device.type)
+        tune_lm_head_for_cpu(self.accelerator.device.type)
         if adapter_only:
             trl_async.validate_lora_for_vllm_sync(unwrapped)
             self._lora_sync = True

@@ -1,0 +1,161 @@
+"""The asynchronous trainer with everything real but the size: sampled, published, trained, resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.episode import EpisodeRunner
+from atommem.errors import ConfigError, PolicyError
+from tests.train.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer, make_real_trainer, make_tasks
+from tests.train.toys import make_model
+from train.asynchronous.config import AsyncTrainConfig
+from train.asynchronous.run import ASYNC_COLUMNS
+from train.asynchronous.samplers import make_sampler
+from train.asynchronous.trainer import ROLLOUT_STATE, AsyncMemoryGRPOTrainer
+from train.callbacks import METRICS_FILE, read_metrics, use_console
+
+SHARED = {"max_completion_length": 4, "max_grad_norm": 1.0, "seed": 3, "learning_rate": 1e-2, "max_steps": 3}
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    tokenizer = make_element_tokenizer()
+    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def make_trainer(model: Path, out: Path, callbacks: Any = None, **settings: Any) -> AsyncMemoryGRPOTrainer:
+    defaults: dict[str, Any] = {
+        "output_dir": str(out),
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "use_cpu": True,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "token_budget": 64,
+        "shuffle_dataset": False,
+    }
+    args = AsyncTrainConfig(**{**defaults, **SHARED, **settings})
+    tokenizer = make_element_tokenizer()
+    trainer = AsyncMemoryGRPOTrainer(
+        str(model),
+        args,
+        make_tasks(),
+        tokenizer,
+        make_sampler(args, str(model), tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT, lora=False),
+        callbacks=callbacks,
+    )
+    use_console(trainer, ASYNC_COLUMNS)
+    return trainer
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [entry for entry in read_metrics(folder / METRICS_FILE) if "loss" in entry]
+
+
+@pytest.mark.parametrize("normalization", ["token", "trajectory"])
+def test_without_staleness_it_is_on_policy_training(tmp_path: Path, model_folder: Path, normalization: str) -> None:
+    """Same seeds, same episodes, same losses, same parameters after three updates."""
+    shared = {**SHARED, "lr_scheduler_type": "constant", "normalization": normalization}
+    on_policy, _ = make_real_trainer(tmp_path / "on_policy", **shared)
+    on_policy.train()
+    on_policy.close()
+    trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=0, **shared)
+    trainer.train()
+
+    expected, found = metrics(tmp_path / "on_policy"), metrics(tmp_path / "async")
+    assert [entry["em"] for entry in found] == [entry["em"] for entry in expected]
+    assert any(entry["loss"] for entry in expected)
+    for a, b in zip(expected, found, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4, abs=1e-7)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+        assert (b["sample/staleness_max"], b["sample/dropped_stale_total"]) == (0, 0)
+    trained = dict(trainer.model.named_parameters())
+    for name, parameter in on_policy.model.named_parameters():
+        torch.testing.assert_close(trained[name], parameter, atol=1e-5, rtol=0)
+
+
+class SlowTrainer(TrainerCallback):
+    """Lets the worker run as far ahead as it may before each update."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        worker = self.trainer.rollout_worker
+        allowed = min(1 + args.max_staleness, args.max_steps - state.global_step) * worker.groups_per_version
+        while worker.rollout_buffer.qsize() < allowed:
+            worker.check_health(30.0)
+
+
+def test_staleness_is_used_and_bounded(tmp_path: Path, model_folder: Path) -> None:
+    slow = SlowTrainer()
+    slow.trainer = make_trainer(model_folder, tmp_path / "async", [slow], max_staleness=2, max_steps=5)
+    slow.trainer.train()
+    entries = metrics(tmp_path / "async")
+    assert [entry["sample/staleness_max"] for entry in entries] == [0, 1, 2, 2, 2]
+    assert sum(entry["sample/dropped_stale_total"] for entry in entries) == 0
+    assert entries[0]["episodes"] == 8
+    # The ratio is against the weights that sampled, so it differs from 1 exactly where these are old.
+    ratios = [entry["ratio"] for entry in entries if "ratio" in entry]
+    assert ratios[0] == pytest.approx(1.0, abs=1e-5)
+    assert any(abs(ratio - 1.0) > 1e-3 for ratio in ratios[1:])
+
+
+def test_a_broken_rollout_ends_training_with_its_cause(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: EpisodeRunner, task: Any, sample: int = 0) -> Any:
+        raise PolicyError("the server refused the request")
+
+    monkeypatch.setattr(EpisodeRunner, "run", broken)
+    monkeypatch.setattr("train.asynchronous.reader.POLL_SECONDS", 0.01)
+    trainer = make_trainer(model_folder, tmp_path / "async")
+    with pytest.raises(PolicyError, match="the server refused the request"):
+        trainer.train()
+    assert not trainer.rollout_worker.loop.loop.is_running()
+
+
+def test_a_resumed_run_goes_on_with_the_next_groups(tmp_path: Path, model_folder: Path) -> None:
+    settings: dict[str, Any] = {"max_staleness": 0, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = make_trainer(model_folder, tmp_path / "whole", **settings)
+    whole.train()
+    checkpoint = tmp_path / "whole" / "checkpoint-2"
+    state = json.loads((checkpoint / ROLLOUT_STATE).read_text())
+    assert state == {"prompt_index": 4, "pending": [], "updates": 2, "model_version": 3}
+
+    resumed = make_trainer(model_folder, tmp_path / "resumed", **settings)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.state.global_step == 4
+    assert resumed.model_version == 6  # names of versions are not used twice: 3, one at the start, two updates
+    parameters = dict(resumed.model.named_parameters())
+    for name, parameter in whole.model.named_parameters():
+        torch.testing.assert_close(parameters[name], parameter, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"per_device_train_batch_size": 6}, "6 episodes per update .* no multiple of num_generations 4"),
+        ({"per_device_train_batch_size": 28}, "6 tasks are fewer than the 7 groups"),
+        ({"temperature": 0.7}, "temperature is 0.7: only 1.0"),
+        ({"max_staleness": -1}, "max_staleness is -1: give 0"),
+        ({"token_budget": None}, "token_budget is None: give at least 1"),
+        ({"max_inflight_tasks": 0}, "max_inflight_tasks is 0: give at least 1, or -1"),
+        ({"use_vllm": True, "vllm_server_base_url": ","}, "vllm_server_base_url is empty"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(
+    tmp_path: Path, model_folder: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(model_folder, tmp_path / "async", **settings)
