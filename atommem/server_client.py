@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from atommem.errors import ConfigError, OutageError
 
@@ -156,11 +158,21 @@ class ServerClient:
                 headers={"Authorization": f"Bearer {key}"} if key else None,
                 # Requests queue at the semaphore, which is fair, and never time out there.
                 timeout=httpx.Timeout(self._timeout, pool=None),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._max_in_flight),
-                transport=self._transport,
+                transport=self._transport or self._own_transport(),
             )
             connection = self._connections[loop] = _Connection(client, asyncio.Semaphore(self._max_in_flight))
         return connection
+
+    def _own_transport(self) -> httpx.AsyncBaseTransport | None:
+        from atommem.http_transport import SHARDS, ShardedTransport
+
+        return None if _behind_proxy(self.base_url) else ShardedTransport(min(SHARDS, self._max_in_flight))
+
+
+def _behind_proxy(url: str) -> bool:
+    """Whether the environment names a proxy for this URL (httpx uses it, unless it is given a transport)."""
+    parts = urlsplit(url)
+    return parts.scheme in getproxies() and not proxy_bypass(parts.netloc)
 
 
 def _json(response: httpx.Response) -> Any:

@@ -16,7 +16,8 @@ class FakeServer:
     Attributes:
         up: Whether connections to it succeed.
         models: What it serves: the base model, and adapters by name with the folders they were read from.
-        asked: The model name of every completion, in order.
+        asked, bodies: Model name and body of every completion, in order.
+        loads: The adapters that were loaded, in order.
         seconds: How long a completion takes.
     """
 
@@ -25,6 +26,7 @@ class FakeServer:
         self.lora = lora
         self.models: dict[str, str] = {"policy": ""}
         self.asked: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
         self.loads: list[str] = []
         self.in_flight = 0
         self.seconds = 0.0
@@ -72,6 +74,7 @@ class FakeServer:
             message = f"The model `{body['model']}` does not exist."
             return httpx.Response(404, json={"error": {"message": message}})
         self.asked.append(body["model"])
+        self.bodies.append(body)
         self.in_flight += 1
         try:
             await asyncio.sleep(self.seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from atommem.errors import ConfigError, OutageError, PolicyError, UnknownModelError
@@ -66,6 +66,8 @@ class ServerPool:
         base_urls: The servers.
         model: The model's name there; None asks each for its only one.
         tokenizer: The model's; decodes completions.
+        send_seeds: Whether requests carry their seeds. Servers sample requests with one row by row, which is slow,
+            and a completion still depends, within rounding, on what else is in its batch.
         max_in_flight: Most requests at the same time per server.
         timeout: Seconds that one completion may take.
         patience: Seconds without any server after which a request fails.
@@ -84,6 +86,7 @@ class ServerPool:
         model: str | None = None,
         *,
         tokenizer: Any,
+        send_seeds: bool = True,
         max_in_flight: int = 256,
         timeout: float = 600.0,
         patience: float = 240.0,
@@ -111,6 +114,7 @@ class ServerPool:
         self.adapter: Adapter | None = None
         self.lost = 0
         """How often a server was dropped."""
+        self._send_seeds = send_seeds
         self._backoff = backoff
         self._homes: OrderedDict[str, PooledServer] = OrderedDict()
         self._came_back = asyncio.Event()
@@ -129,6 +133,8 @@ class ServerPool:
             PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
             PolicyError: A server refused the request, or its answer lacks what training needs.
         """
+        if not self._send_seeds:
+            sampling = replace(sampling, seed=None)
         trouble: Exception | None = None
         try:
             for _ in range(self.max_attempts):

@@ -104,7 +104,11 @@ class VllmEnginePolicy:
 
 
 def sampling_params(sampling: Sampling) -> Any:
-    """vLLM's own, without its defaults from a model's generation_config.json."""
+    """vLLM's own, without its defaults from a model's generation_config.json.
+
+    And without a seed: vLLM would sample such requests row by row, and a completion still depends,
+    within rounding, on what else is in its batch.
+    """
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -112,7 +116,6 @@ def sampling_params(sampling: Sampling) -> Any:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         max_tokens=sampling.max_tokens,
-        seed=sampling.seed,
         logprobs=0,
         detokenize=False,
     )

@@ -187,3 +187,10 @@ def test_servers_must_be_named_once() -> None:
 def test_metrics_are_summed_over_labels() -> None:
     text = '# TYPE x counter\nx{engine="0"} 2.0\nx{engine="1"} 3\ny 1e3\nz_sum{a="b",c="d"} 0.5\n'
     assert parse_metrics(text) == {"x": 5.0, "y": 1000.0, "z_sum": 0.5}
+
+
+async def test_seeds_can_be_left_out() -> None:
+    cluster = Cluster("a")
+    for send_seeds in (True, False):
+        await pool_of(cluster, send_seeds=send_seeds).complete([5], replace(SAMPLING, seed=3))
+    assert ["seed" in body for body in cluster["a"].bodies] == [True, False]

@@ -143,3 +143,36 @@ async def test_the_key_comes_from_the_environment(
     server = Server()
     await server.client().get("/v1/x")
     assert server.requests[0].headers.get("authorization") == header
+
+
+async def test_many_requests_over_real_connections() -> None:
+    """The transport that is used when none is given, against a server of this process."""
+    open_now = most = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_now, most
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                open_now += 1
+                most = max(most, open_now)
+                await asyncio.sleep(0.05)
+                open_now -= 1
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = ServerClient(url, timeout=10, retries=0, max_in_flight=60)
+    assert await asyncio.gather(*(client.get("/") for _ in range(100))) == [{}] * 100
+    assert 50 <= most <= 60
+    await client.close()
+    server.close()
+
+
+def test_a_proxy_of_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    client = ServerClient("http://far:1", timeout=1, retries=0, max_in_flight=1)
+    assert client._own_transport() is None  # httpx takes the proxy then
+    assert ServerClient("http://127.0.0.1:1", timeout=1, retries=0, max_in_flight=1)._own_transport() is not None

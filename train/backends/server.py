@@ -162,6 +162,7 @@ def server_backend(rollouts: Rollouts) -> Callable[[Any], ServerBackend]:
         pool = ServerPool(
             args.vllm_server_urls,
             tokenizer=rollouts.tokenizer,
+            send_seeds=False,
             max_in_flight=1024,  # the servers queue what is too much for them
             patience=args.vllm_server_timeout,
         )
