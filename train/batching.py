@@ -44,7 +44,7 @@ class Padded:
     shorter ones are preceded by the end of their prompt, whose weight is 0.
 
     Attributes:
-        prompt_ids, prompt_mask: (rows, longest row - longest completion).
+        prompt_ids, prompt_mask: (rows, longest row - longest completion); no columns without prompts.
         completion_ids, completion_mask: (rows, longest completion). The masks are attention masks.
         weights: Like `completion_ids`; what each token counts in the loss, 0 where it is not sampled.
         logprobs: Like `completion_ids`; log-probabilities at sampling, 0 where it is not sampled.
@@ -59,26 +59,36 @@ class Padded:
     logprobs: npt.NDArray[np.float32]
     advantages: npt.NDArray[np.float32]
 
+    @property
+    def width(self) -> int:
+        """Columns of both parts."""
+        return self.prompt_ids.shape[1] + self.completion_ids.shape[1]
 
-def pad_rows(rows: Sequence[Row], count: int, pad_token_id: int) -> Padded:
-    """Pad `rows` to a rectangle of `count` rows.
+
+def filler_row(pad_token_id: int) -> Row:
+    """A row of one prompt and one completion token that weighs nothing."""
+    return Row([pad_token_id], [pad_token_id], [0.0], episode=0, advantage=0.0, weight=0.0)
+
+
+def pad_rows(rows: Sequence[Row], count: int, pad_token_id: int, prompts: bool = True) -> Padded:
+    """Pad `rows` to a rectangle of `count` rows, of the completions alone without `prompts`.
 
     Missing ones are filled up with rows of one prompt and one completion token of weight 0: a rank
     that has run out of rows takes part in the collective calls of a forward and a backward pass,
     and adds nothing to the gradient.
     """
-    filler = Row([pad_token_id], [pad_token_id], [0.0], episode=0, advantage=0.0, weight=0.0)
-    rows = [*rows, *[filler] * (count - len(rows))]
+    rows = [*rows, *[filler_row(pad_token_id)] * (count - len(rows))]
     # At least two columns: TRL's metrics read a single one as "one value per sequence" and ignore the mask.
     length = max(2, *(len(row.completion_ids) for row in rows))
-    width = max(length + 1, *(len(row) for row in rows))
+    width = max(length + 1, *(len(row) for row in rows)) if prompts else length
     token_ids = np.full((len(rows), width), pad_token_id, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=np.int64)
     weights = np.zeros((len(rows), length), dtype=np.float32)
     logprobs = np.zeros((len(rows), length), dtype=np.float32)
     for index, row in enumerate(rows):
-        token_ids[index, width - len(row) :] = row.prompt_ids + row.completion_ids
-        mask[index, width - len(row) :] = 1
+        tokens = row.prompt_ids + row.completion_ids if prompts else row.completion_ids
+        token_ids[index, width - len(tokens) :] = tokens
+        mask[index, width - len(tokens) :] = 1
         sampled = slice(length - len(row.completion_ids), None)
         weights[index, sampled] = row.weight
         logprobs[index, sampled] = row.logprobs

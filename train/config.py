@@ -68,7 +68,25 @@ class TrainConfig(GRPOConfig):
     )
     micro_batch_tokens: int = field(
         default=16_384,
-        metadata={"help": "Most padded tokens in one forward and backward pass. Bounds memory, not the update."},
+        metadata={
+            "help": "Most tokens in one forward and backward pass: distinct ones with prefix_sharing, padded ones "
+            "without. Bounds memory, not the update."
+        },
+    )
+    prefix_sharing: bool = field(
+        default=True,
+        metadata={"help": "Compute a prefix that rows share once (prefix-tree training); exact, for most models."},
+    )
+    dynamic_sampling_rounds: int = field(
+        default=0,
+        metadata={
+            "help": "How often groups without variance are replaced by groups of other tasks in an update (DAPO's "
+            "dynamic sampling, bounded)."
+        },
+    )
+    overlong_filtering: bool = field(
+        default=False,
+        metadata={"help": "Do not train on episodes that a limit of tokens, time or context cut short (DAPO's)."},
     )
     max_in_flight: int | None = field(
         default=None, metadata={"help": "Most episodes at the same time per process; unset runs all at once."}
@@ -82,6 +100,12 @@ class TrainConfig(GRPOConfig):
     )
     episode_max_seconds: float | None = field(
         default=None, metadata={"help": "Longest wall-clock time of an episode; it ends there and is scored."}
+    )
+    max_failed_fraction: float = field(
+        default=0.5,
+        metadata={
+            "help": "Stop when more than this fraction of an update's episodes failed (servers gone, time-outs)."
+        },
     )
     save_traces: bool = field(
         default=False, metadata={"help": "Write every training episode to output_dir/traces/step-N/."}
@@ -148,6 +172,10 @@ class TrainConfig(GRPOConfig):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}: give a positive number, or leave it unset.")
+        if not 0 <= self.max_failed_fraction <= 1:
+            raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
+        if self.dynamic_sampling_rounds < 0:
+            raise ConfigError(f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}: give 0 or more.")
         for name in ("micro_batch_tokens", "rollout_batch_size", "rollout_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")

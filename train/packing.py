@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ class Packed:
     Attributes:
         input_ids, position_ids, shift_labels: (1, N). Labels are the next token where it is scored, else -100.
         token_index: (M,) packed position whose prediction is each completion token, rows one after the other.
+        counts: Completion tokens of each row.
         tree: Who sees whom.
     """
 
@@ -32,13 +34,26 @@ class Packed:
     position_ids: torch.Tensor
     shift_labels: torch.Tensor
     token_index: torch.Tensor
+    counts: list[int]
     tree: Tree
 
     def to(self, device: torch.device) -> Packed:
         """The same on `device`."""
         return Packed(
-            *(x.to(device) for x in (self.input_ids, self.position_ids, self.shift_labels, self.token_index)), self.tree
+            self.input_ids.to(device),
+            self.position_ids.to(device),
+            self.shift_labels.to(device),
+            self.token_index.to(device),
+            self.counts,
+            self.tree,
         )
+
+    def places(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(row, column) of each completion token in a rectangle of `width` columns, in which all end in the last."""
+        counts = torch.tensor(self.counts)
+        rows = torch.arange(len(self.counts)).repeat_interleave(counts)
+        columns = torch.cat([torch.arange(width - count, width) for count in self.counts])
+        return rows.to(self.token_index.device), columns.to(self.token_index.device)
 
 
 def pack_rows(rows: Sequence[Row]) -> Packed:
@@ -63,6 +78,7 @@ def pack_rows(rows: Sequence[Row]) -> Packed:
         position_ids=packed["position_ids"][None],
         shift_labels=packed["shift_labels"][None],
         token_index=packed["token_index"],
+        counts=[len(row.completion_ids) for row in rows],
         tree=Tree.from_segments(boundaries, depths),
     )
 
@@ -75,7 +91,7 @@ def shared_prefixes(rows: Sequence[Row]) -> list[int]:
     """
     tokens = [np.array(row.prompt_ids + row.completion_ids) for row in rows]
     shared = [0] * bool(rows)
-    for before, after in zip(tokens, tokens[1:], strict=False):
+    for before, after in pairwise(tokens):
         length = min(len(before), len(after))
         different = np.flatnonzero(before[:length] != after[:length])
         common = int(different[0]) if different.size else length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from atommem.records import Episode
+from atommem.records import Episode, StopReason
 
 NORMALIZATIONS = ("token", "step", "trajectory")
 
@@ -42,12 +42,23 @@ class EpisodeSize:
     steps: int
 
     @classmethod
-    def of(cls, episode: Episode) -> EpisodeSize:
-        """The size of `episode`; a failed one has none, as it is not trained on."""
-        if episode.reward is None:
+    def of(cls, episode: Episode, overlong_filtering: bool = False) -> EpisodeSize:
+        """The size of `episode`; one that is not trained on (`is_trained`) has none."""
+        if not is_trained(episode, overlong_filtering):
             return cls(0, 0)
         lengths = [len(step.token_ids) for step in episode.steps if step.token_ids]
         return cls(sum(lengths), len(lengths))
+
+
+OVERLONG = (StopReason.TOKEN_LIMIT, StopReason.TIME_LIMIT, StopReason.CONTEXT_OVERFLOW)
+"""How episodes end that were cut because they were too long."""
+
+
+def is_trained(episode: Episode, overlong_filtering: bool) -> bool:
+    """Whether `episode` enters the loss: a failed one does not, with overlong filtering (DAPO's, arXiv 2503.14476,
+    section 3.4) neither does one that a limit cut short. Its reward still counts in its group's mean.
+    """
+    return episode.reward is not None and not (overlong_filtering and episode.stop_reason in OVERLONG)
 
 
 def normalizer(sizes: Sequence[EpisodeSize], normalization: str) -> float:
@@ -93,6 +104,7 @@ def episode_rows(
     advantages: Sequence[float],
     normalization: str,
     longest_episode: int,
+    overlong_filtering: bool = False,
 ) -> list[Row]:
     """One row per step of every episode with an advantage, in order.
 
@@ -105,10 +117,11 @@ def episode_rows(
         advantages: One per episode.
         normalization: Decides the weights.
         longest_episode: `longest` of the global batch.
+        overlong_filtering: Leave out episodes that a limit cut short.
     """
     rows: list[Row] = []
     for index, (episode, advantage) in enumerate(zip(episodes, advantages, strict=True)):
-        if episode.reward is None or advantage == 0.0:
+        if advantage == 0.0 or not is_trained(episode, overlong_filtering):
             continue
         size = EpisodeSize.of(episode)
         for step in episode.steps:

@@ -9,37 +9,48 @@ update. The loss itself is TRL's `_compute_loss` with ``loss_type="dapo"``::
     sum(mask * token loss) / (num_items_in_batch / num_processes),  mask = completion_mask * tool_mask
 
 where `tool_mask` carries the weights and `num_items_in_batch` the normaliser of `train.sequences`.
+`_get_per_token_logps_and_entropies`, which TRL calls for the policy and we call for the reference, computes
+each distinct token of a micro-batch once (`train.packing`, `train.tree_attention`).
 `tests/train/test_seam.py` guards the private names that are relied on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
+import random
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
+from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, use_adapter
 
 from atommem.episode_stats import add_sums, episode_sums, means
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from atommem.records import Episode
-from train.advantages import group_advantages, zero_variance_fraction
+from train.advantages import group_advantages, has_variance, zero_variance_fraction
 from train.backends.base import Backend
-from train.batching import Padded, pad_rows, plan_micro_batches
+from train.batching import Padded, filler_row, pad_rows
 from train.config import TrainConfig
-from train.lm_head import use_narrow_tiles_on_cpu
+from train.importance import importance_ratio
+from train.lm_head import tune_lm_head_for_cpu
+from train.micro_batches import MicroBatchPlanner
+from train.packing import Packed, pack_rows
+from train.planning import pair_cost
+from train.resumable import ResumableTrainer
 from train.sequences import EpisodeSize, Row, episode_rows, longest, merge_equal_rows, normalizer
+from train.tree_attention import ATTENTION_NAME, register_tree_attention, use_tree_attention, why_no_tree
 
 _Result = TypeVar("_Result")
+logger = logging.get_logger(__name__)
+
 EpisodesHook = Callable[[int, Sequence[Episode]], None]
 """Called after each rollout with the update's number (from 0) and this rank's episodes."""
 
@@ -69,7 +80,7 @@ class EpochSampler(RepeatSampler):
         return super().__iter__()
 
 
-class MemoryGRPOTrainer(GRPOTrainer):
+class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
     """Trains a policy on whole episodes.
 
     Args:
@@ -80,8 +91,8 @@ class MemoryGRPOTrainer(GRPOTrainer):
         make_backend: Gets the training model (unwrapped, with its adapter) and returns what samples
             episodes from its weights.
         on_episodes: Sees the episodes of every update.
-        kwargs: Further arguments of `GRPOTrainer` (peft_config, quantization_config, callbacks,
-            optimizers).
+        kwargs: Further arguments of `ResumableTrainer` and `GRPOTrainer` (settings, failed_step, peft_config,
+            quantization_config, callbacks, optimizers).
 
     Raises:
         ConfigError: There are fewer tasks than one update needs.
@@ -117,12 +128,24 @@ class MemoryGRPOTrainer(GRPOTrainer):
             **kwargs,
         )
         args.use_vllm = use_vllm
-        use_narrow_tiles_on_cpu(self.accelerator.device.type)
+        tune_lm_head_for_cpu(self.accelerator.device.type)
+        self._prefix_sharing = args.prefix_sharing and self._can_share_prefixes()
+        self._planner = MicroBatchPlanner(
+            pair_cost(self.accelerator.unwrap_model(self.model).config.get_text_config()),
+            args.micro_batch_tokens,
+            self._prefix_sharing,
+            self.accelerator.process_index,
+        )
+        # TRL's own vLLM client gathers all ranks' prompts at every call; our backends do not. What stays of the setting
+        # is the correction for the sampler's slightly different probabilities, in TRL's loss.
+        self.use_vllm = args.use_vllm
         self.tasks = tasks
         self.on_episodes = on_episodes
         self.backend = make_backend(self.model)
         self._loop = asyncio.Runner()
         self._trained_logps: torch.Tensor | None = None
+        self._packed: Packed | None = None
+        self._micro_batch_inputs: dict[str, torch.Tensor] = {}
 
     def close(self) -> None:
         """Free what the backend and the embedder hold. The trainer cannot train afterwards."""
@@ -158,29 +181,78 @@ class MemoryGRPOTrainer(GRPOTrainer):
         started = time.perf_counter()
         first = self.accelerator.process_index * len(inputs)
         jobs = [(self.tasks[item["task"]], (first + i) % self.num_generations) for i, item in enumerate(inputs)]
-        episodes = self._run_episodes(jobs)
-        seconds = time.perf_counter() - started
-
-        rewards, sizes = self._gather_outcomes(episodes)
-        advantages = group_advantages(rewards, self.num_generations, self.args.scale_rewards)
-        normalization = self.args.normalization
-        rows = episode_rows(episodes, advantages[first : first + len(inputs)], normalization, longest(sizes))
-        self._log_rollout(episodes, rewards, seconds)
-        if self.on_episodes is not None:
-            self.on_episodes(self.state.global_step, episodes)
-        return Rollout(rows, normalizer(sizes, normalization))
-
-    def _run_episodes(self, jobs: Sequence[tuple[Any, int]]) -> list[Episode]:
         # Seeds depend on the run's seed and the update, not on the state of a generator: a resumed run repeats them.
         runner = self.backend.runner
         runner.sampling = replace(runner.sampling, seed=self.args.seed * 1_000_003 + self.state.global_step)
-        self.backend.publish(self)
+        self._publish()
+        everything = episodes = self._run_episodes(jobs)
+        rewards, sizes = self._gather_outcomes(episodes)
+        self._log_variance(rewards)
+        for round_ in range(self.args.dynamic_sampling_rounds):
+            replaced = self._replacements(rewards, jobs, round_, first)
+            if replaced is None:
+                break
+            again = sorted(replaced)
+            for i, episode in zip(again, self._run_episodes([replaced[i] for i in again]), strict=True):
+                everything, jobs[i] = [*everything, episode], replaced[i]
+                episodes = [*episodes[:i], episode, *episodes[i + 1 :]]
+            rewards, sizes = self._gather_outcomes(episodes)
+        seconds = time.perf_counter() - started
+
+        advantages = group_advantages(rewards, self.num_generations, self.args.scale_rewards)
+        normalization = self.args.normalization
+        rows = episode_rows(
+            episodes,
+            advantages[first : first + len(inputs)],
+            normalization,
+            longest(sizes),
+            self.args.overlong_filtering,
+        )
+        self._log_rollout(everything, seconds)
+        self.failed_step(self.state.global_step, everything)
+        self.check_failed_fraction(rewards.count(None), len(rewards), self.args.max_failed_fraction)
+        if self.on_episodes is not None:
+            self.on_episodes(self.state.global_step, everything)
+        return Rollout(rows, normalizer(sizes, normalization))
+
+    def _run_episodes(self, jobs: Sequence[tuple[Any, int]]) -> list[Episode]:
         with self.backend.rollout(self):
-            return self.run_async(runner.run_all(jobs))
+            episodes = self.run_async(self.stop_request.guard(self.backend.runner.run_all(jobs)))
+        self.meet()
+        assert episodes is not None, "a rank that gave up its rollout made all of them stop"
+        return episodes
+
+    def _publish(self) -> None:
+        outage = None
+        try:
+            self.backend.publish(self)
+        except OutageError as error:
+            outage = error
+        self.meet(outage)
+
+    def _replacements(
+        self, rewards: Sequence[float | None], jobs: Sequence[tuple[Any, int]], round_: int, first: int
+    ) -> dict[int, tuple[Any, int]] | None:
+        """New jobs, by their place in `jobs`, for groups that teach nothing; None where every group does.
+
+        The tasks are drawn from those that this update has not seen, by the seed, the update and the
+        round: every rank draws the same, and so does a resumed run.
+        """
+        size = self.num_generations
+        flat = [i for i in range(len(rewards) // size) if not has_variance(rewards[i * size : (i + 1) * size])]
+        seen = set(gather_object([task.id for task, _ in jobs]))
+        unseen = [task for task in self.tasks if task.id not in seen]
+        if not flat or not unseen:
+            return None
+        rng = random.Random(f"{self.args.seed}/{self.state.global_step}/{round_}")
+        drawn = dict(zip(flat, rng.sample(unseen, min(len(flat), len(unseen))), strict=False))
+        groups = {i: (first + i) // size for i in range(len(jobs))}
+        self._metrics["train"]["dynamic_sampling/replaced_groups"].append(float(len(drawn)))
+        return {i: (drawn[group], jobs[i][1]) for i, group in groups.items() if group in drawn}
 
     def _gather_outcomes(self, episodes: Sequence[Episode]) -> tuple[list[float | None], list[EpisodeSize]]:
         """Reward (None: failed) and size of every episode of the global batch, in its order."""
-        sizes = [EpisodeSize.of(episode) for episode in episodes]
+        sizes = [EpisodeSize.of(episode, self.args.overlong_filtering) for episode in episodes]
         table = torch.tensor(
             [
                 [math.nan if episode.reward is None else episode.reward, size.tokens, size.steps]
@@ -193,10 +265,13 @@ class MemoryGRPOTrainer(GRPOTrainer):
         rewards = [None if math.isnan(reward) else reward for reward, _, _ in outcomes]
         return rewards, [EpisodeSize(int(tokens), int(steps)) for _, tokens, steps in outcomes]
 
-    def _log_rollout(self, episodes: Sequence[Episode], rewards: Sequence[float | None], seconds: float) -> None:
+    def _log_variance(self, rewards: Sequence[float | None]) -> None:
+        fraction = zero_variance_fraction(rewards, self.num_generations)
+        self._metrics["train"]["frac_reward_zero_std"].append(fraction)
+
+    def _log_rollout(self, episodes: Sequence[Episode], seconds: float) -> None:
         sums = add_sums(gather_object([episode_sums(episodes)]))
         summary = means(sums)
-        summary["frac_reward_zero_std"] = zero_variance_fraction(rewards, self.num_generations)
         summary["seconds/rollout"] = seconds
         summary |= add_sums(gather_object([self.backend.metrics()]))
         for key, value in summary.items():
@@ -209,41 +284,92 @@ class MemoryGRPOTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One on-policy update's forward and backward passes; returns this rank's summed loss.
 
-        All ranks run the same number of micro-batches of the same number of rows: one that has run
-        out fills up with empty rows. When no group of the global batch has variance there is nothing to learn: no rank
-        runs a backward pass, gradients stay unset, and the optimizer's step changes nothing.
+        All ranks run the same number of micro-batches: one that has run out takes part with an empty
+        row. When no group of the global batch has variance there is nothing to learn: no rank runs a
+        backward pass, gradients stay unset, and the optimizer's step changes nothing.
         """
         # Also where nothing will be trained: TRL files its metrics under "train" by this mode.
         model.train()
         rollout: Rollout = self._prepare_inputs(inputs)
         started = time.perf_counter()
-        rows = sorted(merge_equal_rows(rollout.rows), key=len, reverse=True)
-        counts, weights = self._plan(rows)
+        micro_batches = self._planner.plan(merge_equal_rows(rollout.rows))
         logged = {key: len(values) for key, values in self._metrics["train"].items()}
-        totals = torch.zeros(3, device=self.accelerator.device)  # loss, log-prob difference, tokens
-        start = 0
-        for index, count in enumerate(counts):
-            last = index == len(counts) - 1
-            padded = pad_rows(rows[start : start + count], count, self._tokenizer.pad_token_id)
-            start += count
-            # DeepSpeed steps inside the backward pass that this flag marks.
-            self.accelerator.gradient_state._set_sync_gradients(last)
-            with self._accumulating(model, last):
-                micro_batch = self._micro_batch(padded, rollout.normalizer)
-                # Trainer's own step: TRL's would count every micro-batch as an update.
-                totals[0] += super(GRPOTrainer, self).training_step(model, micro_batch, None)
-            totals[1:] += self._logp_difference(padded)
-        self._merge_micro_batch_metrics(logged, weights)
+        totals = torch.zeros(5, device=self.accelerator.device)  # loss, log-prob difference, tokens, rows', computed
+        with use_tree_attention(self.accelerator.unwrap_model(model)) if self._prefix_sharing else nullcontext():
+            for index, micro_batch in enumerate(micro_batches):
+                last = index == len(micro_batches) - 1
+                padded = pad_rows(
+                    micro_batch.rows, micro_batch.count, self._tokenizer.pad_token_id, prompts=not self._prefix_sharing
+                )
+                if self._prefix_sharing:
+                    rows = micro_batch.rows or [filler_row(self._tokenizer.pad_token_id)]
+                    self._packed = pack_rows(rows).to(self.accelerator.device)
+                # DeepSpeed steps inside the backward pass that this flag marks.
+                self.accelerator.gradient_state._set_sync_gradients(last)
+                with self._accumulating(model, last):
+                    self._micro_batch_inputs = self._tensors(padded, rollout.normalizer)
+                    # Trainer's own step: TRL's would count every micro-batch as an update.
+                    totals[0] += super(GRPOTrainer, self).training_step(model, self._micro_batch_inputs, None)
+                totals[1:3] += self._logp_difference(padded)
+                totals[3] += sum(map(len, micro_batch.rows))
+                totals[4] += self._packed.tree.length if self._packed else padded.weights.shape[0] * padded.width
+        self._packed, self._micro_batch_inputs = None, {}
+        self._merge_micro_batch_metrics(logged, [micro_batch.weight for micro_batch in micro_batches])
         self._log_update(totals, time.perf_counter() - started)
         self._step += 1
         return totals[0]
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's; keeps the training pass's log-probabilities, to be compared with those at sampling."""
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """TRL's, computed on the packed row of the micro-batch where prefixes are shared.
+
+        (rows, logits_to_keep) each; where nothing is scored, packing gives 0. Keeps the training pass's
+        log-probabilities, to compare them with those at sampling.
+        """
+        if self._packed is None:
+            result = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        else:
+            result = self._packed_logps_and_entropies(model, input_ids, self._packed)
         if torch.is_grad_enabled():
             self._trained_logps = result[0].detach()
+            if self.use_vllm and self.vllm_importance_sampling_correction:
+                self._correct_for_sampler()
         return result
+
+    def _packed_logps_and_entropies(self, model: Any, completion_ids: torch.Tensor, packed: Packed) -> Any:
+        with self.accelerator.autocast():
+            outputs = model(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                shift_labels=packed.shift_labels,
+                fused_lm_head=True,
+                tree=packed.tree,
+            )
+        place = packed.places(completion_ids.size(1))
+        empty = outputs.log_probs.new_zeros(completion_ids.shape)
+        logps = empty.index_put(place, outputs.log_probs.flatten()[packed.token_index])
+        # The reference model computes no entropy.
+        entropies = None
+        if outputs.entropy is not None:
+            entropies = empty.index_put(place, outputs.entropy.flatten()[packed.token_index])
+        return logps, entropies, None
+
+    def _correct_for_sampler(self) -> None:
+        """TRL's loss multiplies by ``importance_sampling_ratio``. On-policy, the old policy is the one in training."""
+        assert self._trained_logps is not None
+        inputs = self._micro_batch_inputs
+        ratio = importance_ratio(
+            self._trained_logps,
+            inputs["sampling_per_token_logps"],
+            inputs["tool_mask"] > 0,
+            self.vllm_importance_sampling_mode,
+            self.vllm_importance_sampling_clip_min,
+            self.vllm_importance_sampling_clip_max,
+        )
+        inputs["importance_sampling_ratio"] = ratio
 
     def _logp_difference(self, padded: Padded) -> torch.Tensor:
         """Sum of |log-prob when trained - when sampled| over the tokens with a weight, and their number."""
@@ -255,29 +381,30 @@ class MemoryGRPOTrainer(GRPOTrainer):
 
     def _log_update(self, totals: torch.Tensor, seconds: float) -> None:
         metrics = self._metrics["train"]
-        difference, tokens = self.accelerator.reduce(totals[1:], reduction="sum").tolist()
+        difference, tokens, raw, computed = self.accelerator.reduce(totals[1:], reduction="sum").tolist()
         # A policy reports log-probabilities of the unscaled distribution: comparable at temperature 1 only.
         if tokens and self.temperature == 1.0:
             metrics["sampling/sampling_logp_difference/mean"].append(difference / tokens)
+        if computed:
+            metrics["packing_ratio"].append(raw / computed)
         metrics["seconds/train"].append(seconds)
 
     def _accumulating(self, model: Any, last: bool) -> Any:
         if last or self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            return contextlib.nullcontext()
+            return nullcontext()
         return self.accelerator.no_sync(model)
 
-    def _plan(self, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
-        """Row count of each micro-batch, and its loss weight over all ranks."""
-        ranks = gather_object([[(len(row), row.weight * len(row.completion_ids)) for row in rows]])
-        counts = plan_micro_batches([[length for length, _ in rank] for rank in ranks], self.args.micro_batch_tokens)
-        ends = list(accumulate(counts))
-        weights = [
-            sum(weight for rank in ranks for _, weight in rank[end - count : end])
-            for end, count in zip(ends, counts, strict=True)
-        ]
-        return counts, weights
+    def _can_share_prefixes(self) -> bool:
+        reason = why_no_tree(self.accelerator.unwrap_model(self.model))
+        if reason is not None:
+            logger.warning(f"prefix_sharing is off: rows are padded instead, because {reason}.")
+            return False
+        register_tree_attention()
+        if self.ref_model is not None:
+            self.accelerator.unwrap_model(self.ref_model).set_attn_implementation(ATTENTION_NAME)
+        return True
 
-    def _micro_batch(self, padded: Padded, loss_normalizer: float) -> dict[str, torch.Tensor]:
+    def _tensors(self, padded: Padded, loss_normalizer: float) -> dict[str, torch.Tensor]:
         device = self.accelerator.device
         micro_batch = {
             "prompt_ids": torch.from_numpy(padded.prompt_ids).to(device),
@@ -287,6 +414,7 @@ class MemoryGRPOTrainer(GRPOTrainer):
             "tool_mask": torch.from_numpy(padded.weights).to(device),
             "advantages": torch.from_numpy(padded.advantages).to(device),
             "num_items_in_batch": torch.tensor(loss_normalizer, device=device),
+            "sampling_per_token_logps": torch.from_numpy(padded.logprobs).to(device),
         }
         if self.beta != 0.0:
             micro_batch["ref_per_token_logps"] = self._reference_logps(micro_batch)

@@ -86,13 +86,15 @@ class _MergedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float
     ) -> torch.Tensor:
-        out = torch.zeros_like(query)
+        # Parts are added up in float32, whatever the model computes in.
+        out = torch.zeros_like(query, dtype=torch.float32)
         lse = query.new_full(query.shape[:-1], -torch.inf, dtype=torch.float32)
         for queries, keys, causal in _blocks(tree):
             part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 query[:, :, queries], *_shared(key, value, keys, len(query)), 0.0, causal, scale=scale
             )
             _merge(out[:, :, queries], lse[:, :, queries], part, part_lse)
+        out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.tree, ctx.scale = tree, scale
         return out
@@ -100,7 +102,7 @@ class _MergedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
-        gradients = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        gradients = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value)]
         for queries, keys, causal in _blocks(ctx.tree):
             d_query, d_key, d_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grads[0][:, :, queries],
@@ -115,7 +117,7 @@ class _MergedAttention(torch.autograd.Function):
             gradients[0][:, :, queries] += d_query
             gradients[1][:, :, keys] += d_key.sum(0, keepdim=True)
             gradients[2][:, :, keys] += d_value.sum(0, keepdim=True)
-        return *gradients, None, None
+        return *(gradient.to(query.dtype) for gradient in gradients), None, None
 
 
 def _blocks(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
@@ -133,9 +135,7 @@ def _shared(key: torch.Tensor, value: torch.Tensor, keys: slice, group: int) -> 
 def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
     """Add a block to what its queries have seen so far, in place."""
     total = torch.logaddexp(lse, part_lse)
-    out.mul_((lse - total).exp_().unsqueeze(-1).to(out.dtype)).add_(
-        part * (part_lse - total).exp_().unsqueeze(-1).to(out.dtype)
-    )
+    out.mul_((lse - total).exp_().unsqueeze(-1)).add_(part * (part_lse - total).exp_().unsqueeze(-1))
     lse.copy_(total)
 
 
@@ -251,18 +251,17 @@ def use_tree_attention(model: Any) -> Iterator[None]:
 
 def why_no_tree(model: Any) -> str | None:
     """Why tries cannot be packed for `model`; None where they can."""
-    config = model.config.get_text_config()
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = base.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
     if layers:
         return f"it has {', '.join(sorted(layers))} layers, which do not see a whole branch"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return f"its attention has a sliding window of {config.sliding_window} tokens"
-    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+    if any(name.endswith(".sinks") for name, _ in base.named_parameters()):
         return "its attention has sinks"
     if getattr(config, "attn_logit_softcapping", None):
         return "its attention scores are soft-capped"
-    if not getattr(model, "_supports_attention_backend", False) and not getattr(
-        model.get_base_model() if hasattr(model, "get_base_model") else model, "_supports_attention_backend", False
-    ):
+    if not base._supports_attention_backend:
         return "its attention cannot be exchanged"
     return None

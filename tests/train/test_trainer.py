@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from atommem.errors import ConfigError
-from atommem.records import Episode
+from atommem.records import Episode, StopReason
 from tests.train.harness import (
     assert_equal_gradients,
     episodes_of,
@@ -21,6 +21,7 @@ from tests.train.harness import (
 )
 from tests.train.toys import make_episode, make_model, mixed_episode, random_episode
 from train.advantages import group_advantages
+from train.micro_batches import MicroBatch
 from train.sequences import Row
 
 TASKS = ["t0", "t1", "t2", "t3"]
@@ -32,12 +33,15 @@ def expectation(model: torch.nn.Module, normalization: str = "token", **settings
     return reference_gradients(model, episodes, advantages, normalization, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("prefix_sharing", [True, False])
 @pytest.mark.parametrize("normalization", ["token", "step", "trajectory"])
-def test_gradients_of_each_normalization(tmp_path: Path, normalization: str) -> None:
+def test_gradients_of_each_normalization(tmp_path: Path, normalization: str, prefix_sharing: bool) -> None:
     """Groups with equal rewards are skipped by the trainer and by the reference, but count in the normaliser."""
     model = make_model()
     loss, expected = expectation(model, normalization)
-    config = make_config(tmp_path, per_device_train_batch_size=16, normalization=normalization)
+    config = make_config(
+        tmp_path, per_device_train_batch_size=16, normalization=normalization, prefix_sharing=prefix_sharing
+    )
     trainer, recorder, runner = make_trainer(model, config, mixed_episode)
     trainer.train()
     assert runner.jobs == [(task, sample) for task in TASKS for sample in range(4)]
@@ -57,12 +61,17 @@ def test_loss_of_one_group_by_hand(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["loss"] == pytest.approx(-(0.75 * 2 - 0.25 * (3 + 4 + 5)) / 14, rel=1e-5)
 
 
+@pytest.mark.parametrize("prefix_sharing", [True, False])
 @pytest.mark.parametrize("budget", [1, 40, 100])
-def test_gradients_do_not_depend_on_the_token_budget(tmp_path: Path, budget: int) -> None:
+def test_gradients_do_not_depend_on_the_token_budget(tmp_path: Path, budget: int, prefix_sharing: bool) -> None:
     model = make_model()
     _, expected = expectation(model, "trajectory")
     config = make_config(
-        tmp_path, per_device_train_batch_size=16, normalization="trajectory", micro_batch_tokens=budget
+        tmp_path,
+        per_device_train_batch_size=16,
+        normalization="trajectory",
+        micro_batch_tokens=budget,
+        prefix_sharing=prefix_sharing,
     )
     trainer, recorder, _ = make_trainer(model, config, mixed_episode)
     trainer.train()
@@ -111,13 +120,13 @@ def test_equal_rows_are_computed_once(tmp_path: Path, normalization: str) -> Non
     config = make_config(tmp_path, per_device_train_batch_size=16, normalization=normalization)
     trainer, recorder, _ = make_trainer(model, config, write)
     counted: list[int] = []
-    plan = trainer._plan
+    plan = trainer._planner.plan
 
-    def counting(rows: Sequence[Row]) -> tuple[list[int], list[float]]:
+    def counting(rows: Sequence[Row]) -> list[MicroBatch]:
         counted.append(len(rows))
         return plan(rows)
 
-    trainer._plan = counting  # type: ignore[method-assign]
+    trainer._planner.plan = counting  # type: ignore[method-assign]
     trainer.train()
     steps = [step for e, a in zip(episodes, advantages, strict=True) if a for step in e.steps]
     assert counted[0] < len(steps)
@@ -214,7 +223,7 @@ def test_a_batch_without_variance_changes_nothing(tmp_path: Path) -> None:
 def test_a_batch_of_failures_changes_nothing_and_is_counted(tmp_path: Path) -> None:
     model = make_model()
     trainer, recorder, _ = make_trainer(
-        model, make_config(tmp_path), lambda task, sample: random_episode(task, sample, None)
+        model, make_config(tmp_path, max_failed_fraction=1.0), lambda task, sample: random_episode(task, sample, None)
     )
     trainer.train()
     assert recorder.gradients == [{}]
@@ -287,3 +296,74 @@ def test_close_frees_policy_and_embedder(tmp_path: Path) -> None:
     runner.policy, runner.embedder = Held("policy"), Held("embedder")  # type: ignore[assignment]
     trainer.close()
     assert closed == ["policy", "embedder"]
+
+
+def shared_episode(task_id: str, sample: int) -> Episode:
+    """Episodes of a task whose prompts begin alike, as those of a group do."""
+    episode = mixed_episode(task_id, sample)
+    for step in episode.steps:
+        step.prompt_ids[:0] = [7, 8, 9, len(task_id), int(task_id[1:]) + 1, 5, 4, 3, 2, 1]
+    return episode
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_shared_prefixes_are_computed_once(tmp_path: Path, checkpointing: bool) -> None:
+    """Also where gradient checkpointing computes the forward pass again."""
+    model = make_model()
+    episodes = episodes_of(shared_episode, TASKS, 4)
+    advantages = group_advantages([episode.reward for episode in episodes], 4)
+    _, expected = reference_gradients(model, episodes, advantages, "token")
+    config = make_config(tmp_path, per_device_train_batch_size=16, gradient_checkpointing=checkpointing)
+    trainer, recorder, _ = make_trainer(model, config, shared_episode)
+    trainer.train()
+    assert_equal_gradients(recorder.gradients[0], expected)
+    assert trainer.state.log_history[0]["packing_ratio"] > 1.3
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_cannot_share_prefixes_is_padded_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_model()
+    _, expected = expectation(model)
+    model.config.sliding_window, model.config.use_sliding_window = 4096, True
+    with caplog.at_level("WARNING", "train.trainer"):
+        trainer, recorder, _ = make_trainer(model, make_config(tmp_path, per_device_train_batch_size=16), mixed_episode)
+    assert [record.message for record in caplog.records if record.name == "train.trainer"] == [
+        "prefix_sharing is off: rows are padded instead, because its attention has a sliding window of 4096 tokens."
+    ]
+    trainer.train()
+    assert_equal_gradients(recorder.gradients[0], expected)
+
+
+def test_groups_without_variance_are_replaced(tmp_path: Path) -> None:
+    """t1 and t2 teach nothing; t4 and t5 are drawn in their place, and only they are run again."""
+    config = make_config(tmp_path, per_device_train_batch_size=16, dynamic_sampling_rounds=3, micro_batch_tokens=10_000)
+    trainer, recorder, runner = make_trainer(make_model(), config, mixed_episode, tasks=6)
+    trainer.train()
+    first, again = runner.jobs[:16], runner.jobs[16:]
+    assert first == [(task, sample) for task in TASKS for sample in range(4)]
+    assert {task for task, _ in again} == {"t4", "t5"}
+    assert [sample for _, sample in again[:4]] == [0, 1, 2, 3]
+    logged = trainer.state.log_history[0]
+    assert logged["frac_reward_zero_std"] == 0.5
+    assert logged["dynamic_sampling/replaced_groups"] == 2.0
+    trained = ["t0", again[0][0], again[4][0], "t3"]
+    episodes = episodes_of(mixed_episode, trained, 4)
+    advantages = group_advantages([episode.reward for episode in episodes], 4)
+    _, expected = reference_gradients(make_model(), episodes, advantages, "token")
+    assert_equal_gradients(recorder.gradients[0], expected)
+
+
+def test_overlong_episodes_are_not_trained_on(tmp_path: Path) -> None:
+    """They count in the mean of their group, but neither in the sum over tokens nor in what it is divided by."""
+
+    def write(task_id: str, sample: int) -> Episode:
+        episode = make_episode(task_id, sample, float(sample < 2), [(3, 2 + sample)])
+        episode.stop_reason = StopReason.TOKEN_LIMIT if sample == 3 else StopReason.ANSWERED
+        return episode
+
+    config = make_config(tmp_path, per_device_train_batch_size=4, overlong_filtering=True)
+    trainer, _, _ = make_trainer(make_model(), config, write, tasks=1)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(-(0.5 * 2 + 0.5 * 3 - 0.5 * 4) / (2 + 3 + 4), rel=1e-5)

@@ -1,0 +1,147 @@
+"""Attention over tries against the dense mask that defines it, and packed log-probabilities against single rows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
+from trl.trainer.utils import add_fused_lm_head
+
+from tests.train.harness import completion_logps
+from tests.train.toys import make_model
+from train.packing import pack_rows
+from train.sequences import Row
+from train.tree_attention import (
+    Tree,
+    flex_tree_attention,
+    packed_row_attention,
+    register_tree_attention,
+    tree_attention,
+    use_tree_attention,
+    why_no_tree,
+)
+
+# Two roots; the first has two branches of which one branches again.
+BOUNDARIES, DEPTHS = [0, 5, 8, 10, 14, 20, 22], [0, 5, 8, 8, 5, 0]
+SPANS = ((0, 5, 20), (5, 8, 14), (8, 10, 10), (10, 14, 14), (14, 20, 20), (20, 22, 22))
+
+
+def heads(tokens: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Queries of four heads, keys and values of two."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, n, tokens, 16, generator=generator).to(dtype).requires_grad_() for n in (4, 2, 2)]
+
+
+def dense(tree: Tree) -> torch.Tensor:
+    """The rule in the module's docstring, written out."""
+    visible = torch.zeros(tree.length, tree.length, dtype=torch.bool)
+    for start, end, below in tree.spans:
+        for q in range(start, below):
+            visible[q, start : min(q + 1, end)] = True
+    return visible
+
+
+def test_segments_give_spans() -> None:
+    tree = Tree.from_segments(BOUNDARIES, DEPTHS)
+    assert tree.spans == SPANS
+    assert tree.length == 22
+    assert tree.attended_pairs == dense(tree).sum()
+
+
+def test_outputs_and_gradients_are_those_of_the_dense_mask() -> None:
+    tree = Tree(SPANS)
+    query, key, value = heads(22)
+    out, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=dense(tree), scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
+    assert torch.allclose(out, expected, atol=1e-6)
+    weights = torch.randn_like(out)
+    got = torch.autograd.grad((out * weights).sum(), (query, key, value))
+    wanted = torch.autograd.grad((expected * weights).sum(), (query, key, value))
+    for a, b in zip(got, wanted, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_half_precision_is_added_up_in_single() -> None:
+    query, key, value = heads(22, torch.bfloat16)
+    out, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
+    exact, _ = tree_attention(torch.nn.Identity(), query.float(), key.float(), value.float(), None, tree=Tree(SPANS))
+    assert out.dtype == torch.bfloat16
+    assert torch.allclose(out.float(), exact, atol=2e-2)
+    out.sum().backward()
+    assert query.grad is not None
+    assert query.grad.dtype == torch.bfloat16
+
+
+def test_the_mask_of_other_devices_is_the_same_rule() -> None:
+    query, key, value = (x.detach() for x in heads(22))
+    tree = Tree(SPANS)
+    out = flex_tree_attention(query, key, value, tree, 0.25, flex=flex_attention)
+    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.25)
+    assert torch.allclose(out.transpose(1, 2), expected, atol=1e-6)
+
+
+def test_arguments_of_trl() -> None:
+    query, key, value = (x.detach() for x in heads(22))
+    lengths = torch.tensor(BOUNDARIES).diff()
+    paths = (torch.tensor(DEPTHS) + lengths).cumsum(0)
+    out, _ = packed_row_attention(
+        torch.nn.Identity(),
+        query,
+        key,
+        value,
+        None,
+        tree_cu_seqlens_q=torch.tensor(BOUNDARIES),
+        tree_cu_seqlens_k=torch.cat([torch.zeros(1, dtype=torch.long), paths]),
+        tree_kv_index=None,
+    )
+    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packed_log_probabilities_are_those_of_single_rows(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [
+        Row(rng.choices(range(4), k=rng.randint(1, 9)), rng.choices(range(4), k=rng.randint(1, 5)), [], 0, 1.0, 1.0)
+        for _ in range(12)
+    ]
+    model = make_model()
+    add_fused_lm_head(model)
+    register_tree_attention()
+    packed = pack_rows(rows)
+    with use_tree_attention(model):
+        out = model(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            shift_labels=packed.shift_labels,
+            fused_lm_head=True,
+            tree=packed.tree,
+        )
+    width = max(len(row.completion_ids) for row in rows)
+    logps = torch.zeros(len(rows), width).index_put(packed.places(width), out.log_probs.flatten()[packed.token_index])
+    for row, got in zip(rows, logps, strict=True):
+        expected = completion_logps(model, row.prompt_ids, row.completion_ids, 1.0)
+        assert torch.allclose(got[width - len(expected) :], expected, atol=1e-5)
+        assert not got[: width - len(expected)].any()
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_which_models_can_share_prefixes() -> None:
+    model = make_model()
+    assert why_no_tree(model) is None
+    assert (
+        why_no_tree(
+            LlamaForCausalLM(LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8))
+        )
+        is None
+    )
+    model.config.layer_types = ["linear_attention"] * 2
+    assert "linear_attention layers" in str(why_no_tree(model))
+    windowed = make_model()
+    windowed.config = Qwen3Config(sliding_window=8, use_sliding_window=True, layer_types=["full_attention"] * 32)
+    assert "sliding window of 8" in str(why_no_tree(windowed))
