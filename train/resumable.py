@@ -236,8 +236,10 @@ class ResumableTrainer(Trainer):
             rank=self.args.process_index,
             world_size=self.args.world_size,
         )
-        kept = f"Its data is in {folder}: `atommem train replay {folder}` repeats it." if folder else ""
-        raise type(fault)(f"{fault} {kept} {_resume_hint(checkpoint is not None, output_dir)}") from error
+        kept = f" Its data is in {folder}: `atommem train replay {folder}` repeats it." if folder else ""
+        raise type(fault)(
+            f"{str(fault).rstrip('.')}.{kept} {_resume_hint(checkpoint is not None, output_dir)}"
+        ) from error
 
 
 def _resume_hint(saved: bool, output_dir: str) -> str:
