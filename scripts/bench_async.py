@@ -131,7 +131,11 @@ class Bench:
             make_sampler(args, path, tokenizer, self.demo.embedder, settings.memory, settings.environment, lora=False),
             callbacks=[] if updates is None else [StopAfter(updates)],
         )
-        return trainer.model, self._run(trainer, ASYNC_COLUMNS)
+        entries = self._run(trainer, ASYNC_COLUMNS)
+        # The trained model attends along packed trees only: a fresh one samples.
+        model = AutoModelForCausalLM.from_pretrained(self.cold_start)
+        model.load_state_dict(trainer.model.state_dict())
+        return model, entries
 
     def _shared(self) -> dict[str, Any]:
         return {"use_cpu": True, **{name: getattr(self.train, name) for name in SHARED_FIELDS}}
