@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from atommem.config import MemoryConfig, fields_of, load_config, save_config
 from atommem.errors import ConfigError
@@ -22,22 +20,6 @@ class GenerationSettings:
 
     max_tokens: int
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-class SaveSettings(TrainerCallback):
-    """Writes ``atommem_config.json`` into every checkpoint (Hugging Face saves model and tokenizer there).
-
-    Args:
-        settings: Dataclasses whose fields are stored, one flat object.
-    """
-
-    def __init__(self, settings: Sequence[Any]) -> None:
-        self.settings = settings
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called after a checkpoint was saved."""
-        if state.is_world_process_zero:
-            save_config(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", *self.settings)
 
 
 def save_final(trainer: Any, settings: Sequence[Any]) -> Path:

@@ -18,7 +18,7 @@ from tests.train.harness import GradientRecorder, make_config
 from tests.train.toys import make_model
 from train.backends.local import local_backend
 from train.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from train.checkpoint import GenerationSettings, SaveSettings, save_final
+from train.checkpoint import GenerationSettings, save_final
 from train.traces import TraceWriter
 from train.trainer import MemoryGRPOTrainer
 
@@ -71,7 +71,8 @@ def make_real_trainer(folder: Path, model: Any = None, **settings: Any) -> tuple
         processing_class=tokenizer,
         make_backend=local_backend(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
         on_episodes=TraceWriter(folder / "traces", tasks, MEMORY) if config.save_traces else None,
-        callbacks=[recorder, SaveSettings(SETTINGS)],
+        callbacks=[recorder],
+        settings=SETTINGS,
     )
     use_console(trainer, GRPO_COLUMNS)
     return trainer, recorder

@@ -15,7 +15,7 @@ from train.asynchronous.config import AsyncModelConfig, AsyncTrainConfig
 from train.asynchronous.samplers import make_sampler
 from train.asynchronous.trainer import AsyncMemoryGRPOTrainer
 from train.callbacks import GRPO_COLUMNS, use_console
-from train.checkpoint import GenerationSettings, SaveSettings, resume_folder, save_final
+from train.checkpoint import GenerationSettings, resume_folder, save_final
 from train.cli import finish, use_wandb_offline
 from train.models import load_tokenizer
 from train.traces import TraceWriter
@@ -65,7 +65,7 @@ def run_async(
         ),
         on_episodes=TraceWriter(Path(args.output_dir) / "traces", tasks, memory) if args.save_traces else None,
         peft_config=get_peft_config(model_config),
-        callbacks=[SaveSettings(settings)],
+        settings=settings,
     )
     use_console(trainer, ASYNC_COLUMNS)
     trainer.train(resume_from_checkpoint=resume)

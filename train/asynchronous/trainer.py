@@ -23,7 +23,7 @@ import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers.trainer_utils import get_last_checkpoint
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 from atommem.episode_stats import episode_sums, means
@@ -38,6 +38,7 @@ from train.asynchronous.samplers import Sampler
 from train.asynchronous.updates import Group, make_update
 from train.asynchronous.worker import RolloutWorker
 from train.lm_head import tune_lm_head_for_cpu
+from train.resumable import ResumableTrainer
 from train.trainer import EpisodesHook
 from train.tree_attention import why_no_tree
 
@@ -47,7 +48,7 @@ ROLLOUT_STATE = "rollout_state.json"
 _TOKEN_MEANS = ("ratio", "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
 
 
-class AsyncMemoryGRPOTrainer(AsyncGRPOTrainer):
+class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
     """Trains a policy on whole episodes that a `RolloutWorker` samples meanwhile.
 
     Args:
@@ -57,7 +58,8 @@ class AsyncMemoryGRPOTrainer(AsyncGRPOTrainer):
         processing_class: The tokenizer.
         make_sampler: Called on the main process with its device.
         on_episodes: Sees the update's number (from 0) and the episodes of every update, on the main process.
-        kwargs: Further arguments of `AsyncGRPOTrainer` (peft_config, callbacks, optimizers).
+        kwargs: Further arguments of `ResumableTrainer` and `AsyncGRPOTrainer` (settings, peft_config, callbacks,
+            optimizers).
 
     Raises:
         ConfigError: The tasks are too few, the batch is no multiple of the group, or the model cannot be packed.
@@ -265,10 +267,9 @@ class AsyncMemoryGRPOTrainer(AsyncGRPOTrainer):
             )
             self.rollout_worker.version = self.model_version
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def save_extra_state(self, folder: Path) -> None:
+        """What the worker has yet to sample, where TRL's own worker would have left it."""
         if self._reader is not None:
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            folder.mkdir(parents=True, exist_ok=True)
             following, pending = self._reader.position()
             state = {
                 "prompt_index": following,
@@ -277,7 +278,6 @@ class AsyncMemoryGRPOTrainer(AsyncGRPOTrainer):
                 "model_version": self.model_version,
             }
             (folder / ROLLOUT_STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
-        super()._save_checkpoint(model, trial)
 
 
 class _Elsewhere:
