@@ -1,4 +1,4 @@
-"""Weight synchronisation with vLLM servers: adapters by name, full weights by a client per server. The servers are fakes."""
+"""Weight synchronisation with vLLM servers: adapters by name, full weights by a client each. The servers are fakes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import ConfigError
 from atommem.policy.pool import ServerPool
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
@@ -20,7 +20,8 @@ from tests.train.harness import make_config
 from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
 from train.backends.adapters import AdapterPublisher
 from train.backends.full_weights import FullWeights, check_devices, vllm_name
-from train.backends.server import AdapterSync, ServerBackend, WeightSync, rollout_metrics
+from train.backends.server import AdapterSync, ServerBackend, WeightSync, counter_growth, rollout_metrics
+from train.faults import RolloutFailedError
 from train.trainer import MemoryGRPOTrainer
 
 LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -82,7 +83,7 @@ def test_an_update_goes_on_without_a_server_that_is_gone(tmp_path: Path) -> None
     train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA).close()
     assert (len(cluster["a"].loads), len(cluster["b"].loads)) == (0, 1)
     cluster["b"].up = False
-    with pytest.raises(OutageError, match="no server has answered"):
+    with pytest.raises(RolloutFailedError, match="no server has answered"):
         train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA)
 
 
@@ -142,7 +143,7 @@ def test_full_weights_go_to_every_server_that_is_up(tmp_path: Path) -> None:
 def test_full_weights_without_any_server_are_an_outage(tmp_path: Path) -> None:
     cluster = Cluster("a")
     cluster["a"].up = False
-    with pytest.raises(OutageError, match="no server could be given weights: http://a"):
+    with pytest.raises(RolloutFailedError, match="no server could be given weights: http://a"):
         train(tmp_path, cluster, FullWeights(1.0, lambda *_: None))
 
 
@@ -166,12 +167,14 @@ def test_counters_of_a_restarted_server_count_from_zero() -> None:
     )
     before = {"a": {hits: 10.0, queries: 100.0, prompts: 100.0}, "gone": {hits: 1.0, queries: 1.0, prompts: 1.0}}
     after = {"a": {hits: 60.0, queries: 200.0, prompts: 200.0}, "new": {hits: 25.0, queries: 50.0, prompts: 50.0}}
-    assert rollout_metrics(before, after) == {
+    assert rollout_metrics(counter_growth(before, after)) == {
         "vllm/prompt_tokens": 150.0,
         "vllm/prefix_cache_hits": 75.0,
         "vllm/prefix_cache_hit_rate": 0.5,
     }
-    assert rollout_metrics(after, {"a": {hits: 5.0, queries: 10.0, prompts: 10.0}})["vllm/prompt_tokens"] == 10.0
+    restarted = counter_growth(after, {"a": {hits: 5.0, queries: 10.0, prompts: 10.0}})
+    assert rollout_metrics(restarted)["vllm/prompt_tokens"] == 10.0
+    assert rollout_metrics({}) == {}
 
 
 def test_what_a_backend_measures_is_logged(tmp_path: Path) -> None:

@@ -40,38 +40,45 @@ class ColocateBackend:
         self.policy = policy
         self._publisher = publisher
         self._sleeps = sleeps
-        self._asleep = False
+        self._asleep = self._loaded = False
         self._measured: dict[str, float] = {}
 
     def publish(self, trainer: MemoryGRPOTrainer) -> None:
         """Load the current weights, or the adapter, into the engine."""
         started = time.perf_counter()
-        engine = self.policy.engine
-        if self._asleep:
-            engine.wake_up(["weights"])
+        self._load_weights(trainer)
         if self._publisher is not None:
             adapter, outdated = self._publisher.save(trainer)
             self.policy.use_adapter(adapter)
             if trainer.accelerator.is_main_process:
                 self._publisher.remove(outdated)
-        else:
-            for weight in named_weights(trainer):
-                engine.apply_model(lambda model, weight=weight: model.load_weights([weight]))
-            engine.reset_prefix_cache()
         if trainer.accelerator.is_main_process:
             self._measured["seconds/sync"] = time.perf_counter() - started
 
     @contextmanager
     def rollout(self, trainer: MemoryGRPOTrainer) -> Iterator[None]:
-        """The engine awake."""
+        """The engine awake. There may be several rollouts between two updates."""
         if self._asleep:
+            if not self._loaded:
+                self._load_weights(trainer)
             self.policy.engine.wake_up(["kv_cache"])
             self._asleep = False
         yield
         if self._sleeps:
             # Level 2 drops the weights: all of them come with the next update. Base weights of an adapter do not.
             self.policy.engine.sleep(2 if self._publisher is None else 1)
-            self._asleep = True
+            self._asleep, self._loaded = True, False
+
+    def _load_weights(self, trainer: MemoryGRPOTrainer) -> None:
+        """The weights back in the engine's memory, and, where all are trained, the current ones."""
+        engine = self.policy.engine
+        if self._asleep:
+            engine.wake_up(["weights"])
+        if self._publisher is None:
+            for weight in named_weights(trainer):
+                engine.apply_model(lambda model, weight=weight: model.load_weights([weight]))
+            engine.reset_prefix_cache()
+        self._loaded = True
 
     def metrics(self) -> dict[str, float]:
         """Seconds of the last weight synchronisation; prompt tokens, and those that the prefix cache served."""

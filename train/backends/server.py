@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from peft import PeftModel
 
 from atommem.episode import EpisodeRunner
+from atommem.episode_stats import add_sums
 from atommem.errors import OutageError
 from atommem.policy.pool import ServerPool
 from train.backends.adapters import AdapterPublisher
@@ -22,7 +23,7 @@ from train.config import TrainConfig
 if TYPE_CHECKING:
     from train.trainer import MemoryGRPOTrainer
 
-PREFIX_HITS, PREFIX_QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+COUNTERS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:prompt_tokens_total")
 
 
 class WeightSync(Protocol):
@@ -56,7 +57,6 @@ class AdapterSync:
         """
         adapter, outdated = self._publisher.save(trainer)
         trainer.run_async(pool.use_adapter(adapter))
-        trainer.accelerator.wait_for_everyone()
         self._main = trainer.accelerator.is_main_process
         if self._main:
             for old in outdated:
@@ -85,6 +85,7 @@ class ServerBackend:
         self._sync = sync
         self._lost = 0
         self._measured: dict[str, float] = {}
+        self._grown: dict[str, float] = {}
 
     def publish(self, trainer: MemoryGRPOTrainer) -> None:
         """Give all servers the current weights.
@@ -106,15 +107,16 @@ class ServerBackend:
         before = trainer.run_async(self._counters())
         yield
         after = trainer.run_async(self._counters())
-        self._measured |= rollout_metrics(before, after)
-        self._measured["servers/lost"] = self.pool.lost - self._lost
-        self._measured["servers/serving"] = len(self.pool.serving)
-        self._lost = self.pool.lost
+        self._grown = add_sums([self._grown, counter_growth(before, after)])
 
     def metrics(self) -> dict[str, float]:
         """Seconds of the last weight synchronisation, prompt tokens and the part of them that the prefix cache
         served, servers lost and serving; from the main process only."""
-        measured, self._measured = self._measured, {}
+        measured, grown = self._measured | rollout_metrics(self._grown), self._grown
+        self._measured, self._grown = {}, {}
+        if grown:
+            measured |= {"servers/lost": self.pool.lost - self._lost, "servers/serving": len(self.pool.serving)}
+        self._lost = self.pool.lost
         return measured
 
     async def close(self) -> None:
@@ -134,24 +136,29 @@ class ServerBackend:
         return dict(await _gather(ask(server.url, server.control.metrics) for server in self.pool.serving))
 
 
-def rollout_metrics(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> dict[str, float]:
-    """What the servers did between two readings of their counters (by URL, then by name).
+def counter_growth(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> dict[str, float]:
+    """By how much each of `COUNTERS` grew on all servers between two readings (by URL, then by name).
 
-    Counters that went back are of a server that was started anew, and count from 0.
+    A counter that went back is of a server that was started anew, and counts from 0.
     """
-
-    def grown(name: str) -> float:
-        total = 0.0
-        for url, counters in after.items():
+    growth = dict.fromkeys(COUNTERS, 0.0)
+    for url, counters in after.items():
+        for name in COUNTERS:
             end, start = counters.get(name, 0.0), before.get(url, {}).get(name, 0.0)
-            total += end - start if end >= start else end
-        return total
+            growth[name] += end - start if end >= start else end
+    return growth
 
-    queries, hits = grown(PREFIX_QUERIES), grown(PREFIX_HITS)
-    measured = {"vllm/prompt_tokens": grown("vllm:prompt_tokens_total"), "vllm/prefix_cache_hits": hits}
-    if queries:
-        measured["vllm/prefix_cache_hit_rate"] = hits / queries
-    return measured
+
+def rollout_metrics(growth: dict[str, float]) -> dict[str, float]:
+    """What is logged of `counter_growth`; nothing of nothing."""
+    if not growth:
+        return {}
+    hits, queries, prompts = (growth[name] for name in COUNTERS)
+    return {
+        "vllm/prompt_tokens": prompts,
+        "vllm/prefix_cache_hits": hits,
+        "vllm/prefix_cache_hit_rate": hits / queries if queries else 0.0,
+    }
 
 
 def server_backend(rollouts: Rollouts) -> Callable[[Any], ServerBackend]:
