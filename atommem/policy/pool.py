@@ -160,7 +160,7 @@ class ServerPool:
         raise OutageError(f"a request failed {self.max_attempts} times, on one server after the other: {trouble}")
 
     async def use_adapter(self, adapter: Adapter) -> None:
-        """Load `adapter` on every server; requests from now on ask for it. Servers that are gone get it later.
+        """Load `adapter` on every server; requests ask for it from then on. Servers that are gone get it later.
 
         Raises:
             OutageError: No server could be reached in `patience` seconds.
@@ -168,8 +168,6 @@ class ServerPool:
         """
         self.adapter = adapter
         self._homes.clear()  # a new adapter begins with empty prefix caches
-        for server in self.servers:
-            server.policy.use_model(adapter.name)
         await asyncio.gather(*(self._load_or_drop(server) for server in self.serving))
         await self.wait()
 
@@ -279,4 +277,6 @@ class ServerPool:
             except OutageError:
                 return False
             server.adapter = adapter.name
+            # Not before it is there: other requests may be under way.
+            server.policy.use_model(adapter.name)
         return True

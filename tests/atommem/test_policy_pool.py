@@ -97,6 +97,28 @@ async def test_a_server_that_is_back_gets_the_current_adapter_before_any_request
     await pool.close()
 
 
+async def test_requests_ask_for_an_adapter_only_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asynchronous training publishes while episodes run."""
+    cluster = Cluster("a")
+    pool = pool_of(cluster)
+    await pool.use_adapter(Adapter("v1", "/adapters/v1"))
+    load = pool.servers[0].control.load_adapter
+    may_load = asyncio.Event()
+
+    async def slow(name: str, path: str) -> None:
+        await may_load.wait()
+        await load(name, path)
+
+    monkeypatch.setattr(pool.servers[0].control, "load_adapter", slow)
+    publishing = asyncio.create_task(pool.use_adapter(Adapter("v2", "/adapters/v2")))
+    await complete(pool, 2)
+    may_load.set()
+    await publishing
+    await complete(pool, 1)
+    assert cluster["a"].asked == ["v1", "v1", "v2"]
+    assert pool.lost == 0
+
+
 async def test_a_server_restarted_between_two_requests_gets_its_adapter_again() -> None:
     """Nobody saw it die: it answers 404 for a model that it has forgotten."""
     cluster = Cluster("a")
