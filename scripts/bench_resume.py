@@ -133,7 +133,7 @@ def killed(arguments: list[str], out: Path, log: Path, moments: list[float]) -> 
         process.send_signal(signal.SIGKILL)
         if process.wait() != -signal.SIGKILL:
             raise SystemExit("the run ended before it could be killed: give more --updates")
-        reached.append(len(read_metrics(out / METRICS_FILE)))
+        reached.append(sum("loss" in entry for entry in read_metrics(out / METRICS_FILE)))
         print(f"  killed {len(reached):>2}: {moment:4.1f} s into training, {reached[-1]} updates logged", flush=True)
     uninterrupted(arguments, out, log)
     return reached
@@ -184,7 +184,7 @@ def main() -> int:
         print(f"{given.updates} updates without interruption: {seconds:.1f} s of training", flush=True)
         rng = random.Random(given.seed)
         # On average each start gets so far that the last kill comes near the end.
-        moments = [rng.uniform(0, 3 * seconds / (given.kills + 4)) for _ in range(given.kills)]
+        moments = [rng.uniform(0, 2.4 * seconds / (given.kills + 4)) for _ in range(given.kills)]
         reached = killed(command(folder, parts, given.updates, given.seed), parts, log, moments)
         figures = compare(whole, parts, given.updates)
     figures |= {"kills": len(reached), "updates_at_kill": reached, "tolerance": TOLERANCE}

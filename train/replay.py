@@ -137,11 +137,18 @@ class Inspection(TrainerCallback):
     def __init__(self) -> None:
         self.bad: list[str] = []
 
-    def look(self, model: Any) -> None:
-        """Note the parameters without finite gradients."""
-        self.bad = [
-            name for name, p in model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())
-        ]
+    def watch(self, trainer: Any) -> None:
+        """Look at the gradients as soon as they are there: clipping by a norm that is NaN makes all of them NaN."""
+        training_step = trainer.training_step
+
+        def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = training_step(model, *args, **kwargs)
+            self.bad = [
+                name for name, p in model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())
+            ]
+            return loss
+
+        trainer.training_step = watched
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called after the update."""
@@ -197,12 +204,12 @@ def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callabl
     trainer = grpo_trainer(
         args, *others, make_backend=lambda _: RecordedBackend(RecordedRunner(run.episodes)), callbacks=[inspection]
     )
+    inspection.watch(trainer)
     say(f"update {run.update + 1} stopped the run: {run.error}")
     outcome: dict[str, Any] = {"loss": math.nan, "grad_norm": None, "error": None, "not_finite": []}
     try:
         trainer.train(resume_from_checkpoint=run.checkpoint)
     except DivergedError as error:
-        inspection.look(trainer.model)
         outcome |= {"error": str(error.__cause__), "not_finite": inspection.bad}
         say(f"it diverged again; {len(inspection.bad)} parameters have gradients that are not finite, the first ones:")
         for name in inspection.bad[:_SHOWN]:
