@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.base import Embedder
@@ -58,6 +59,10 @@ class EpisodeRunner:
         limits: Bounds of one episode.
         max_in_flight: Most episodes at the same time; unset runs all at once.
         chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
+
+    Attributes:
+        activity: Seconds in which at least one episode waited for a completion (``generate``) or for
+            embeddings (``embed``), and seconds of searching stores (``retrieve``).
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class EpisodeRunner:
         self.sampling = sampling
         self.limits = limits or Limits()
         self.max_in_flight = max_in_flight
+        self.activity = ActivityClock()
         self.dialect = get_dialect(memory.dialect, memory.templates)
         self.prompts = PromptBuilder(tokenizer, self.dialect, memory, chat_template_kwargs)
 
@@ -134,7 +140,8 @@ class EpisodeRunner:
         return [episode for episode in episodes if episode is not None]
 
     async def _steps(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
-        memory = Memory(self.embedder, self.tokenizer, self.memory, self.dialect.templates.cut_marker)
+        marker = self.dialect.templates.cut_marker
+        memory = Memory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
         observation: Observation | None = environment.reset(task)
         sampled = 0
         limit = self.limits.max_seconds
@@ -150,7 +157,8 @@ class EpisodeRunner:
             prompt_ids = self.prompts.build(observation, view)
             try:
                 async with asyncio.timeout_at(ends) as clock:
-                    completion = await self.policy.complete(prompt_ids, self._sampling_of(episode, index, sampled))
+                    with self.activity.busy("generate"):
+                        completion = await self.policy.complete(prompt_ids, self._sampling_of(episode, index, sampled))
             except TimeoutError:
                 if not clock.expired():  # the policy's own
                     raise

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from atommem.actions import MEMORY_ACTIONS, Action, ActionKind
+from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.embedding.base import Embedder, Vectors
 from atommem.records import MemoryView, Operation, Outcome, Retrieved
@@ -22,9 +23,18 @@ class Memory:
         tokenizer: Measures the scratchpad.
         config: Limits, retention rule, disabled actions.
         cut_marker: Ends a scratchpad that was cut at its limit.
+        activity: Measures the time of ``embed`` and ``retrieve``, for all episodes that share it.
     """
 
-    def __init__(self, embedder: Embedder, tokenizer: Tokenizer, config: MemoryConfig, cut_marker: str = "") -> None:
+    def __init__(
+        self,
+        embedder: Embedder,
+        tokenizer: Tokenizer,
+        config: MemoryConfig,
+        cut_marker: str = "",
+        activity: ActivityClock | None = None,
+    ) -> None:
+        self._activity = activity or ActivityClock()
         self._embedder = embedder
         self._tokenizer = tokenizer
         self._config = config
@@ -93,7 +103,10 @@ class Memory:
         async def query() -> Vectors | None:
             return await self._embedder.embed(queries, "query") if queries else None
 
-        stored, asked = await asyncio.gather(entries(), query())
+        if not writes and not queries:
+            return {}, None
+        with self._activity.busy("embed"):
+            stored, asked = await asyncio.gather(entries(), query())
         vectors = {} if stored is None else {i: stored[row] for row, (i, _) in enumerate(writes)}
         return vectors, None if asked is None else asked[0]
 
@@ -130,7 +143,8 @@ class Memory:
     def _look(self, step: int) -> MemoryView:
         retrieved: tuple[Retrieved, ...] = ()
         if self._query_vector is not None:
-            found = self.store.search(self._query_vector, self._config.retrieve_k)
+            with self._activity.busy("retrieve"):
+                found = self.store.search(self._query_vector, self._config.retrieve_k)
             self.store.mark_used([entry.id for entry, _ in found], step)
             retrieved = tuple(
                 Retrieved(handle, entry.id, entry.text, score) for handle, (entry, score) in enumerate(found, start=1)

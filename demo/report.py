@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from eval.records import EvalResult, compare
+from envs.records import EvalResult, compare
 
 SUMMARY_FILE = "summary.json"
 

@@ -30,12 +30,12 @@ from demo.tiny_policy import make_model, make_tokenizer
 from envs.base import Task
 from envs.files import save_tasks
 from envs.longdoc import LongDocConfig, LongDocEnvironments
+from envs.records import EvalResult
 from envs.synthetic.expert import Expert
 from envs.synthetic.expert_policy import ExpertPolicy
 from envs.synthetic.prose import get_prose
 from envs.synthetic.world import generate
 from eval.output import TRACES
-from eval.records import EvalResult
 from eval.runner import evaluate
 from train.backends.local import local_backend
 from train.callbacks import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console

@@ -26,7 +26,7 @@ from eval.runner import evaluate
 if TYPE_CHECKING:
     from atommem.policy.local import LocalPolicy
     from atommem.policy.server import ServerPolicy
-    from eval.records import EvalResult
+    from envs.records import EvalResult
 
 EXIT_TOO_MANY_FAILED = 3
 EXIT_INTERRUPTED = 130

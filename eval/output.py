@@ -24,7 +24,7 @@ from atommem.errors import ConfigError, DataError
 from atommem.records import Episode
 from atommem.trace import write_trace
 from envs.base import Task
-from eval.records import EpisodeRecord
+from envs.records import EpisodeRecord
 
 MANIFEST = "run.json"
 EPISODES = "episodes.jsonl"

@@ -15,8 +15,8 @@ from atommem.episode import EpisodeRunner
 from atommem.errors import ConfigError, DataError
 from atommem.records import Episode
 from envs.base import Task
+from envs.records import EpisodeRecord, EvalResult, record_of
 from eval.output import OutputFolder
-from eval.records import EpisodeRecord, EvalResult, record_of
 
 
 async def evaluate(

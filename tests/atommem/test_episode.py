@@ -261,3 +261,11 @@ async def test_a_scripted_policy_sees_the_prompt_and_ends_like_a_model() -> None
     run.policy = ScriptedPolicy(run.tokenizer, lambda prompt: "one two three")
     episode = await run.run(TASK)
     assert (episode.steps[0].text, episode.steps[0].finish_reason) == ("one", "length")
+
+
+async def test_time_is_noted_by_what_was_waited_for() -> None:
+    run = runner(["<create_memory>Ann lives in Rome</create_memory>", "<read_memory>Ann</read_memory>", ANSWER])
+    await run.run(TASK)
+    seconds = run.activity.take()
+    assert seconds.keys() == {"generate", "embed", "retrieve"}
+    assert all(value > 0 for value in seconds.values())

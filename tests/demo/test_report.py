@@ -12,7 +12,7 @@ from atommem.episode_stats import episode_sums
 from atommem.records import StopReason
 from demo.plot import plot_training
 from demo.report import ABLATIONS, check_bars, print_outcome, results_table, summarize, write_summary
-from eval.records import EpisodeRecord, EvalResult, QuestionRecord
+from envs.records import EpisodeRecord, EvalResult, QuestionRecord
 
 ISSUE_FIELDS = {
     "em_before",

@@ -17,9 +17,9 @@ import pytest
 from atommem.errors import AtomMemError, ConfigError
 from atommem.trace_view import main as trace_main
 from envs.files import save_tasks
+from envs.records import summarize
 from eval import cli
 from eval.config import EvalConfig
-from eval.records import summarize
 from eval.report import report_table
 from tests.eval.toys import ToyPolicy, make_task
 from tests.fakes import WordTokenizer

@@ -14,10 +14,10 @@ from atommem.errors import ConfigError, DataError, PolicyError
 from atommem.policy.base import Sampling
 from atommem.trace import read_trace
 from envs.base import Task
+from envs.records import EpisodeRecord, compare
+from envs.statistics import wilson_interval
 from eval.output import OutputFolder, file_stem
-from eval.records import EpisodeRecord, compare
 from eval.runner import evaluate, tasks_digest
-from eval.statistics import wilson_interval
 from tests.eval.toys import make_runner, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]

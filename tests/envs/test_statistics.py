@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.statistics import clustered_estimate, effective_sample_size, sign_test, wilson_interval
+from envs.statistics import clustered_estimate, effective_sample_size, sign_test, wilson_interval
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 1), (0, 10), (10, 10), (1, 3), (37, 200), (199, 200), (5000, 7405)])

@@ -12,7 +12,7 @@ from atommem.errors import DataError
 from atommem.records import Episode, StopReason
 from envs.base import Task
 from envs.rewards import exact_match, f1, f1_rule
-from eval.statistics import clustered_estimate, sign_test
+from envs.statistics import clustered_estimate, sign_test
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
 
     Returns:
         episodes, failed: counts; failed episodes are in neither score nor mean.
-        em, f1: `eval.statistics.Estimate` as a dict (mean, low, high, n, clusters, effective_n); None when there
+        em, f1: `envs.statistics.Estimate` as a dict (mean, low, high, n, clusters, effective_n); None when there
             is nothing to score.
         means: `atommem.episode_stats.means`: action rates per step, tokens, model calls (``steps``), retrievals,
             seconds and store size per episode, stop reasons.

@@ -1,0 +1,67 @@
+"""The clock against times worked out by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from atommem.activity import ActivityClock
+
+
+def test_the_union_of_intervals() -> None:
+    """Two of one kind over 1..4 and 3..6, one more over 8..9; another kind over 2..5."""
+    now = 0.0
+    clock = ActivityClock(lambda: now)
+    first, second, other = clock.busy("generate"), clock.busy("generate"), clock.busy("embed")
+    for now, act in (  # noqa: B007  # the clock reads it
+        (1.0, first.__enter__),
+        (2.0, other.__enter__),
+        (3.0, second.__enter__),
+        (4.0, lambda: first.__exit__(None, None, None)),
+        (5.0, lambda: other.__exit__(None, None, None)),
+        (6.0, lambda: second.__exit__(None, None, None)),
+    ):
+        act()
+    now = 8.0
+    with clock.busy("generate"):
+        now = 9.0
+    assert clock.take() == {"generate": 6.0, "embed": 3.0}
+    assert clock.take() == {}
+
+
+def test_what_goes_on_is_split_where_it_is_read() -> None:
+    now = 0.0
+    clock = ActivityClock(lambda: now)
+    with clock.busy("generate"):
+        now = 2.0
+        assert clock.take() == {"generate": 2.0}
+        now = 5.0
+    assert clock.take() == {"generate": 3.0}
+
+
+def test_what_fails_ends_too() -> None:
+    now = 0.0
+    clock = ActivityClock(lambda: now)
+
+    def fail() -> None:
+        nonlocal now
+        with clock.busy("generate"):
+            now = 1.0
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    now = 7.0
+    assert clock.take() == {"generate": 1.0}
+
+
+async def test_coroutines_that_overlap() -> None:
+    clock = ActivityClock()
+
+    async def wait() -> None:
+        with clock.busy("generate"):
+            await asyncio.sleep(0.05)
+
+    await asyncio.gather(*(wait() for _ in range(20)))
+    assert 0.04 < clock.take()["generate"] < 0.5
