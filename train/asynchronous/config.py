@@ -81,6 +81,16 @@ class AsyncTrainConfig(AsyncGRPOConfig):
     episode_max_seconds: float | None = field(
         default=None, metadata={"help": "Longest wall-clock time of an episode; it ends there and is scored."}
     )
+    overlong_filtering: bool = field(
+        default=False,
+        metadata={"help": "Do not train on episodes that a limit of tokens, time or context cut short (DAPO's)."},
+    )
+    max_failed_fraction: float = field(
+        default=0.5,
+        metadata={
+            "help": "Stop when more than this fraction of an update's episodes failed (servers gone, time-outs)."
+        },
+    )
     save_traces: bool = field(
         default=False, metadata={"help": "Write every training episode to output_dir/traces/step-N/."}
     )
@@ -140,6 +150,8 @@ class AsyncTrainConfig(AsyncGRPOConfig):
             raise ConfigError(f"max_staleness is {self.max_staleness}: give 0 (on-policy) or more.")
         if self.max_inflight_tasks == 0 or self.max_inflight_tasks < -1:
             raise ConfigError(f"max_inflight_tasks is {self.max_inflight_tasks}: give at least 1, or -1 for no limit.")
+        if not 0 <= self.max_failed_fraction <= 1:
+            raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a fraction from 0 to 1.")
         for name in ("token_budget", "weight_sync_steps", "rollout_batch_size", "rollout_batch_tokens"):
             if (getattr(self, name) or 0) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")

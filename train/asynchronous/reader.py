@@ -22,10 +22,10 @@ class GroupReader:
         max_staleness: How much older a group's oldest step may be.
         stale_after_s: Seconds without a completion after which waiting is given up.
         metrics: The trainer's; lists by name.
+        stopped: Whether the run was asked to stop: waiting ends then.
 
     Attributes:
         wait_s: Seconds spent waiting since TRL last read and reset it.
-        taken: Indices of the groups that were taken, trained on or not.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class GroupReader:
         max_staleness: int,
         stale_after_s: float,
         metrics: MutableMapping[str, list[Any]],
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._worker = worker
         self._version = version
@@ -42,10 +43,13 @@ class GroupReader:
         self._stale_after_s = stale_after_s
         self._metrics = metrics
         self.wait_s = 0.0
-        self.taken: set[int] = set()
+        self._stopped = stopped
+        self._taken: dict[int, int] = {}  # index of a group, trained on or too old -> update
 
-    def take(self, count: int) -> list[Group]:
+    def take(self, count: int, update: int) -> list[Group]:
         """The next `count` groups that are fresh enough, in the order in which they ended; waits for them.
+
+        Fewer when the run was asked to stop. `update` is the number of the update that they are for.
 
         Raises:
             OutageError: No completion came for too long.
@@ -56,7 +60,9 @@ class GroupReader:
         stale = 0
         while len(groups) < count:
             group = self._next()
-            self.taken.add(group.index)
+            if group is None:
+                break
+            self._taken[group.index] = update
             if self._version() - group.oldest > self._max_staleness:
                 stale += 1
                 self._worker.replace_group()
@@ -67,21 +73,28 @@ class GroupReader:
         self._log_staleness(groups)
         return groups
 
-    def position(self) -> tuple[int, list[int]]:
-        """The first group after all that were taken, and those before it that were not: they were in flight."""
-        following = max(self.taken, default=-1) + 1
-        return following, sorted(set(range(following)) - self.taken)
+    def position(self, updates: int) -> tuple[int, list[int]]:
+        """Where a run goes on after `updates` of them.
+
+        Returns:
+            The first group after all that these updates took, and the groups before it that they did not:
+            those were in flight.
+        """
+        taken = {index for index, update in self._taken.items() if update < updates}
+        following = max(taken, default=-1) + 1
+        return following, sorted(set(range(following)) - taken)
 
     def resume_at(self, next_group: int, pending: list[int]) -> None:
         """Count all groups before `next_group`, but for the `pending` ones, as taken."""
-        self.taken = set(range(next_group)) - set(pending)
+        self._taken = dict.fromkeys(set(range(next_group)) - set(pending), -1)
 
-    def _next(self) -> Group:
-        while True:
+    def _next(self) -> Group | None:
+        while not self._stopped():
             try:
                 return self._worker.rollout_buffer.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 self._worker.check_health(self._stale_after_s)
+        return None
 
     def _log_staleness(self, groups: list[Group]) -> None:
         version = self._version()

@@ -32,7 +32,7 @@ class Sampler:
     Attributes:
         loop: Where its episodes run.
         runner: Runs them.
-        weights: A ``WeightTransferProtocol``; an `AdapterPublisher` for LoRA on vLLM servers; None for TRL's
+        weights: A ``WeightTransferProtocol``; an `AdapterTransfer` for LoRA on vLLM servers; None for TRL's
             own transfer of full weights over NCCL.
     """
 
@@ -87,7 +87,7 @@ class CopyTransfer:
             self._policy.lock.release()
 
 
-class AdapterPublisher:
+class AdapterTransfer:
     """Makes LoRA adapters known to the servers of a pool; each version has a name of its own.
 
     Requests in flight keep the version that they asked for, so sampling is not paused. The versions
@@ -180,12 +180,13 @@ def make_sampler(
             policy = pool = ServerPool(
                 args.vllm_server_urls,
                 tokenizer=tokenizer,
+                send_seeds=False,  # as on-policy: they slow vLLM down, and do not make it deterministic
                 timeout=args.request_timeout,
                 patience=args.vllm_server_timeout,
             )
             if lora:
                 # One more than may be asked for: a version is loaded before the oldest one goes.
-                weights = AdapterPublisher(loop, pool, kept=args.max_staleness + 2)
+                weights = AdapterTransfer(loop, pool, kept=args.max_staleness + 2)
         runner = EpisodeRunner(
             policy=policy,
             embedder=embedder,

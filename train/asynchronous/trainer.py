@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 from atommem.episode_stats import episode_sums, means
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from train.advantages import zero_variance_fraction
 from train.asynchronous.attention import has_flash_attention_3, use_torch_tree_attention
 from train.asynchronous.config import AsyncTrainConfig
@@ -128,6 +129,8 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         if adapter_only:
             trl_async.validate_lora_for_vllm_sync(unwrapped)
             self._lora_sync = True
+            # A server may have outlived another run, and keeps the adapters that it has by their names.
+            self._lora_name = f"atommem-{secrets.token_hex(4)}"
         self._reader = None
         if worker is not None:
             self._reader = GroupReader(
@@ -136,6 +139,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 args.max_staleness,
                 args.heartbeat_stale_after_s,
                 self._metrics["train"],
+                lambda: self.stop_request.requested,
             )
             # TRL reads and resets the reader's `wait_s` after each update.
             self._rollout_dataset = self._reader
@@ -157,11 +161,17 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
     def _next_update(self) -> list[dict[str, torch.Tensor]]:
         """The micro-batches of the next update: every rank's own row of each, the same number on all ranks."""
         payload: list[Any] = [None]
+        outage: OutageError | None = None
         if self._reader is not None:
             try:
-                payload = [self._plan(self._reader.take(self.groups_per_update))]
-            except Exception as error:  # raised on every rank: the others wait in the broadcast
+                groups = self._reader.take(self.groups_per_update, self.state.global_step)
+                if len(groups) == self.groups_per_update:
+                    payload = [self._plan(groups)]
+            except OutageError as error:
+                outage = error
+            except Exception as error:  # whatever it is, it is raised on every rank: the others wait for this one
                 payload = [error]
+        self.meet(outage)
         if self.accelerator.num_processes > 1:
             broadcast_object_list(payload)
         if isinstance(payload[0], Exception):
@@ -171,12 +181,13 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
 
     def _plan(self, groups: Sequence[Group]) -> list[dict[str, torch.Tensor]]:
         """Micro-batches as TRL's collator gives them, one row per rank, with the update's normaliser."""
-        update = make_update(groups, str(self.args.scale_rewards), self.args.normalization)
+        self._log_groups(groups)
+        args = self.args
+        update = make_update(groups, str(args.scale_rewards), args.normalization, args.overlong_filtering)
         planned = plan_micro_batches(update.samples, self.accelerator.num_processes, self.args.token_budget or 0)
         micro_batches = [self._collate([rows]) for rows in planned]
         for micro_batch in micro_batches:
             micro_batch["normalizer"] = torch.full((self.accelerator.num_processes,), update.normalizer)
-        self._log_groups(groups)
         return micro_batches
 
     def _log_groups(self, groups: Sequence[Group]) -> None:
@@ -189,8 +200,10 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         summary["num_tokens"] = float(self.state.num_input_tokens_seen)
         for key, value in summary.items():
             self._metrics["train"][key].append(value)
+        self.failed_step(self.state.global_step, episodes)
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
+        self.check_failed_fraction(int(sums["failed"]), len(episodes), self.args.max_failed_fraction)
 
     # Update ---------------------------------------------------------------------------------------
 
@@ -270,7 +283,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
     def save_extra_state(self, folder: Path) -> None:
         """What the worker has yet to sample, where TRL's own worker would have left it."""
         if self._reader is not None:
-            following, pending = self._reader.position()
+            following, pending = self._reader.position(self.state.global_step)
             state = {
                 "prompt_index": following,
                 "pending": pending,

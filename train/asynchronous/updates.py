@@ -54,7 +54,9 @@ class Update:
     normalizer: float
 
 
-def make_update(groups: Sequence[Group], scale_rewards: str, normalization: str) -> Update:
+def make_update(
+    groups: Sequence[Group], scale_rewards: str, normalization: str, overlong_filtering: bool = False
+) -> Update:
     """Advantages over each whole group, one sample per step, and the loss normaliser of all groups together.
 
     The token weights of `normalization` are put into the advantages: the clipped loss is linear in a
@@ -64,16 +66,16 @@ def make_update(groups: Sequence[Group], scale_rewards: str, normalization: str)
         groups: The groups of one update, each of the same number of episodes.
         scale_rewards: As in `train.advantages.group_advantages`.
         normalization: As in `train.sequences.normalizer`.
+        overlong_filtering: Leave out episodes that a limit cut short.
     """
     size = len(groups[0].episodes)
     episodes = [episode for group in groups for episode in group.episodes]
     versions = [steps for group in groups for steps in group.versions]
     advantages = group_advantages([episode.reward for episode in episodes], size, scale_rewards)
-    sizes = [EpisodeSize.of(episode) for episode in episodes]
+    sizes = [EpisodeSize.of(episode, overlong_filtering) for episode in episodes]
     samples: list[Sample] = []
-    for row, version in _versioned(
-        episode_rows(episodes, advantages, normalization, longest(sizes)), episodes, versions
-    ):
+    rows = episode_rows(episodes, advantages, normalization, longest(sizes), overlong_filtering)
+    for row, version in _versioned(rows, episodes, versions):
         samples.append(_sample(row, groups[row.episode // size].index, version))
     return Update(samples, normalizer(sizes, normalization))
 

@@ -11,7 +11,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.packing import TreeRow
 
 from train.asynchronous.config import FIXED
-from train.asynchronous.samplers import AdapterPublisher, CopyTransfer
+from train.asynchronous.samplers import AdapterTransfer, CopyTransfer
 from train.asynchronous.worker import RolloutWorker
 
 
@@ -62,7 +62,7 @@ def test_protocols() -> None:
         assert list(ours.parameters) == list(theirs.parameters)
     for name in ("init_weight_transfer", "pause", "send_weights", "resume", "destroy"):
         theirs = inspect.signature(getattr(trl_async.WeightTransferProtocol, name))
-        for transfer in (CopyTransfer, AdapterPublisher):
+        for transfer in (CopyTransfer, AdapterTransfer):
             assert list(inspect.signature(getattr(transfer, name)).parameters) == list(theirs.parameters)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import TrainerCallback
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import EpisodeRunner
 from atommem.errors import ConfigError, PolicyError
+from atommem.records import Episode
 from tests.train.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer, make_real_trainer, make_tasks
 from tests.train.toys import make_model
 from train.asynchronous.config import AsyncTrainConfig
@@ -20,6 +22,8 @@ from train.asynchronous.run import ASYNC_COLUMNS
 from train.asynchronous.samplers import make_sampler
 from train.asynchronous.trainer import ROLLOUT_STATE, AsyncMemoryGRPOTrainer
 from train.callbacks import METRICS_FILE, read_metrics, use_console
+from train.faults import RolloutFailedError
+from train.interrupts import TrainingInterrupted
 
 SHARED = {"max_completion_length": 4, "max_grad_norm": 1.0, "seed": 3, "learning_rate": 1e-2, "max_steps": 3}
 
@@ -84,6 +88,17 @@ def test_without_staleness_it_is_on_policy_training(tmp_path: Path, model_folder
         torch.testing.assert_close(trained[name], parameter, atol=1e-5, rtol=0)
 
 
+class StopIt(TrainerCallback):
+    """Stops the run as SIGTERM does, while the second update waits for its groups."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            self.trainer.stop_request.signal = signal.SIGTERM
+
+
 class SlowTrainer(TrainerCallback):
     """Lets the worker run as far ahead as it may before each update."""
 
@@ -140,6 +155,30 @@ def test_a_resumed_run_goes_on_with_the_next_groups(tmp_path: Path, model_folder
     parameters = dict(resumed.model.named_parameters())
     for name, parameter in whole.model.named_parameters():
         torch.testing.assert_close(parameters[name], parameter, atol=1e-6, rtol=0)
+
+
+def test_a_run_that_is_stopped_leaves_its_position(tmp_path: Path, model_folder: Path) -> None:
+    stop = StopIt()
+    stop.trainer = make_trainer(model_folder, tmp_path / "async", [stop], max_staleness=1)
+    with pytest.raises(TrainingInterrupted, match="stopped before update 2"):
+        stop.trainer.train()
+    state = json.loads((tmp_path / "async" / "checkpoint-1" / ROLLOUT_STATE).read_text())
+    assert state["updates"] == 1
+    assert state["prompt_index"] - len(state["pending"]) == 2  # the groups of the first update, whichever ended first
+    assert not stop.trainer.rollout_worker.loop.loop.is_running()
+
+
+def test_an_outage_that_lasts_ends_training_as_an_outage(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(self: EpisodeRunner, task: Any, sample: int = 0) -> Episode:
+        return Episode(task.id, sample, error="no server has answered")
+
+    monkeypatch.setattr(EpisodeRunner, "run", down)
+    monkeypatch.setattr("train.asynchronous.reader.POLL_SECONDS", 0.01)
+    trainer = make_trainer(model_folder, tmp_path / "async", heartbeat_stale_after_s=0.2)
+    with pytest.raises(RolloutFailedError, match=r"no completion has come for 0 s .* no server has answered"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(

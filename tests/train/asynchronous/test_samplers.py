@@ -13,7 +13,7 @@ import torch
 from atommem.policy.base import Sampling
 from atommem.policy.pool import Adapter
 from tests.train.toys import make_model, make_tokenizer
-from train.asynchronous.samplers import AdapterPublisher, CopyPolicy, CopyTransfer
+from train.asynchronous.samplers import AdapterTransfer, CopyPolicy, CopyTransfer
 from train.asynchronous.worker import LoopThread
 
 GREEDY = Sampling(temperature=0.0, max_tokens=4)
@@ -70,7 +70,7 @@ class FakePool:
 
 def test_adapters_that_no_request_may_name_are_removed(tmp_path: Path) -> None:
     loop, pool = LoopThread(), FakePool()
-    publisher: Any = AdapterPublisher(loop, pool, kept=2)  # type: ignore[arg-type]
+    publisher: Any = AdapterTransfer(loop, pool, kept=2)  # type: ignore[arg-type]
     for version in (1, 2, 3):
         (tmp_path / f"v{version}").mkdir()
         publisher.publish(f"v{version}", tmp_path / f"v{version}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atommem.records import Episode
+from atommem.records import Episode, StopReason
 from tests.train.toys import make_episode
 from train.asynchronous.updates import Group, make_update
 
@@ -36,6 +36,14 @@ def test_a_failed_episode_counts_nowhere() -> None:
     update = make_update([group(0, 1.0, None, 0.0, 0.0)], "none", "token")
     assert [sample["advantage"] for sample in update.samples] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
     assert update.normalizer == 6.0
+
+
+def test_overlong_episodes_count_in_the_mean_but_are_not_trained_on() -> None:
+    one = group(0, 1.0, 0.0)
+    one.episodes[1].stop_reason = StopReason.TOKEN_LIMIT
+    update = make_update([one], "none", "token", overlong_filtering=True)
+    assert [sample["advantage"] for sample in update.samples] == [0.5]
+    assert update.normalizer == 2.0
 
 
 def test_weights_are_part_of_the_advantage() -> None:
