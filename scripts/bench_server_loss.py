@@ -1,0 +1,192 @@
+"""One of two vLLM servers is killed in the middle of a run, and started again later.
+
+    python scripts/bench_server_loss.py [--out DIR] [--cold_start DIR]
+
+The same episodes run twice, greedily: undisturbed, and with ``kill -9`` of one server after a third of them and its
+return after another part. The run must go on with the server that is left; no episode may fail or score otherwise
+than undisturbed; and once the server is back, completions must come as fast as before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tiny_policy import RECIPE, cold_start
+from transformers import AutoTokenizer
+from vllm_process import VllmServer
+
+from atommem.embedding import make_embedder
+from atommem.episode import EpisodeRunner
+from atommem.policy.base import Completion, Sampling
+from atommem.policy.pool import ServerPool
+from atommem.records import Episode
+from demo.run import load_settings
+from envs.longdoc import LongDocEnvironments
+from envs.synthetic.world import generate
+
+LEAST_RECOVERY = 0.8
+"""Throughput once both servers work again, as a part of that before the loss."""
+IN_FLIGHT = 64
+TASKS = 4
+"""The stream of tasks of this bench: none that the policy was trained on."""
+
+
+@dataclass
+class Clock:
+    """A policy that notes when each completion came, around the pool."""
+
+    pool: ServerPool
+    times: list[float] = field(default_factory=list)
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """The pool's."""
+        completion = await self.pool.complete(prompt_ids, sampling)
+        self.times.append(time.perf_counter())
+        return completion
+
+    async def close(self) -> None:
+        """The pool's."""
+        await self.pool.close()
+
+    def rate(self, start: float, end: float) -> float:
+        """Completions per second between two moments."""
+        return sum(start <= moment < end for moment in self.times) / (end - start)
+
+
+class Run:
+    """Episodes on both servers.
+
+    Args:
+        servers: Running.
+        model: The policy's folder.
+    """
+
+    def __init__(self, servers: Sequence[VllmServer], model: Path, out: Path) -> None:
+        self.servers = servers
+        settings = load_settings(out / "unused", 0, None)
+        tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        self.clock = Clock(
+            ServerPool([server.url for server in servers], "policy", tokenizer=tokenizer, max_in_flight=1024)
+        )
+        self.runner = EpisodeRunner(
+            policy=self.clock,
+            embedder=make_embedder(settings.embedder),
+            tokenizer=tokenizer,
+            environment_factory=LongDocEnvironments(tokenizer, settings.environment),
+            memory=settings.memory,
+            sampling=Sampling(temperature=0.0, max_tokens=48),
+            max_in_flight=IN_FLIGHT,
+        )
+
+    async def episodes(self, tasks: Sequence[Any], watch: asyncio.Event | None = None, after: int = 0) -> list[Episode]:
+        """Run one episode of each task; `watch` is set when `after` of them have ended."""
+        ended = 0
+
+        def count(index: int, episode: Episode) -> None:
+            nonlocal ended
+            ended += 1
+            if watch is not None and ended == after:
+                watch.set()
+
+        return await self.runner.run_all([(task, 0) for task in tasks], count)
+
+
+async def disturbed(run: Run, tasks: Sequence[Any]) -> tuple[list[Episode], dict[str, float]]:
+    """The run with the loss. Returns its episodes, and the throughput before, during and after."""
+    first = asyncio.Event()
+    began = time.perf_counter()
+    work = asyncio.create_task(run.episodes(tasks, first, len(tasks) // 4))
+    await first.wait()
+    killed = time.perf_counter()
+    run.servers[0].kill()
+    print(f"killed {run.servers[0].url} after {killed - began:.0f} s", flush=True)
+    # The rate of one server alone, before the other one's start takes its part of the processors.
+    await asyncio.sleep(killed - began)
+    restarted = time.perf_counter()
+    await asyncio.to_thread(run.servers[0].start)
+    while len(run.clock.pool.serving) < 2 and not work.done():
+        await asyncio.sleep(0.1)
+    back = time.perf_counter()
+    print(f"it serves again after {back - killed:.0f} s", flush=True)
+    episodes = await work
+    # The last episodes of a run leave the servers half idle: they are no measure.
+    end = run.clock.times[-IN_FLIGHT]
+    rate = run.clock.rate
+    return episodes, {
+        "before": rate(began, killed),
+        "lost": rate(killed, restarted),
+        "restarting": rate(restarted, back),
+        "after": rate(back, end) if end > back else 0.0,
+        "seconds_after": end - back,
+    }
+
+
+def main() -> int:
+    """Run both, print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench_server_loss"))
+    parser.add_argument("--cold_start", type=Path, help="A policy of scripts/tiny_policy.py (unset: made in OUT).")
+    parser.add_argument("--episodes", type=int, default=3000)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    model = options.cold_start or cold_start(options.out / "policy", 0)
+    tasks = list(generate(RECIPE.world, options.episodes, TASKS))
+    flags = ["--max-model-len", "256", "--max-num-seqs", "128", "--block-size", "32", "--disable-uvicorn-access-log"]
+    servers = [
+        VllmServer(model, options.out / f"server{i}.log", *flags, env={"OMP_NUM_THREADS": "1"}) for i in range(2)
+    ]
+
+    async def both() -> tuple[list[Episode], list[Episode], dict[str, float], int]:
+        run = Run(servers, model, options.out)
+        await run.episodes(tasks[:200])  # vLLM compiles at its first requests
+        calm = await run.episodes(tasks)
+        run.clock.times.clear()
+        episodes, rates = await disturbed(run, tasks)
+        await run.clock.close()
+        return calm, episodes, rates, run.clock.pool.lost
+
+    try:
+        for server in servers:
+            server.start(wait=False)
+        for server in servers:
+            server.wait()
+        calm, episodes, rates, lost = asyncio.run(both())
+    finally:
+        for server in servers:
+            server.kill()
+    for phase in ("before", "lost", "restarting", "after"):
+        print(f"completions per second {phase:<12}{rates[phase]:>8.1f}")
+    result: dict[str, Any] = {
+        "episodes": len(episodes),
+        "servers_lost": lost,
+        "failed": sum(episode.failed for episode in episodes),
+        "em_undisturbed": sum(episode.reward or 0.0 for episode in calm) / len(calm),
+        "em": sum(episode.reward or 0.0 for episode in episodes) / len(episodes),
+        "scored_lower": sum(
+            (now.reward or 0.0) < (then.reward or 0.0) for now, then in zip(episodes, calm, strict=True)
+        ),
+        "completions_per_second": {name: round(value, 1) for name, value in rates.items()},
+        "recovery": rates["after"] / rates["before"],
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    result["holds"] = (
+        lost >= 1
+        and result["failed"] == 0
+        and result["scored_lower"] == 0
+        and rates["seconds_after"] > 5
+        and result["recovery"] >= LEAST_RECOVERY
+    )
+    print(json.dumps(result))
+    return 0 if result["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

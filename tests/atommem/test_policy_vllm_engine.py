@@ -1,0 +1,129 @@
+"""The policy of a colocated engine, with a fake engine that steps like vLLM's `LLMEngine`."""
+
+import asyncio
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atommem.errors import PolicyError, PromptTooLongError
+from atommem.policy.base import Completion, Sampling
+from atommem.policy.pool import Adapter
+from atommem.policy.vllm_engine import VllmEnginePolicy
+from tests.fakes import WordTokenizer
+
+SAMPLING = Sampling(temperature=1.0, max_tokens=3, seed=5)
+
+
+class FakeEngine:
+    """One token per request and step: the prompt's first id. Keeps how many requests each step had."""
+
+    def __init__(self) -> None:
+        self.model_config = SimpleNamespace(max_model_len=16)
+        self.requests: dict[str, Any] = {}
+        self.batches: list[int] = []
+        self.aborted: list[str] = []
+        self.adapters: list[Any] = []
+        self.error: Exception | None = None
+
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
+        self.requests[name] = SimpleNamespace(ids=prompt["prompt_token_ids"], params=params, sampled=[])
+        self.adapters.append(lora_request)
+
+    def abort_request(self, names: list[str]) -> None:
+        self.aborted += names
+        for name in names:
+            self.requests.pop(name, None)
+
+    def step(self) -> list[Any]:
+        if self.error:
+            raise self.error
+        self.batches.append(len(self.requests))
+        outputs = []
+        for name, request in list(self.requests.items()):
+            request.sampled.append(request.ids[0])
+            finished = len(request.sampled) == request.params.max_tokens
+            logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in request.sampled]
+            sampled = SimpleNamespace(token_ids=request.sampled, logprobs=logprobs, finish_reason="length")
+            outputs.append(
+                SimpleNamespace(
+                    request_id=name,
+                    finished=finished,
+                    prompt_token_ids=request.ids,
+                    num_cached_tokens=1,
+                    outputs=[sampled],
+                )
+            )
+            if finished:
+                del self.requests[name]
+        return outputs
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands where vLLM's two classes would."""
+    for name, attribute in (("vllm", "SamplingParams"), ("vllm.lora.request", "LoRARequest")):
+        module = ModuleType(name)
+        setattr(module, attribute, lambda *args, **fields: SimpleNamespace(args=args, **fields))
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def make() -> tuple[VllmEnginePolicy, FakeEngine]:
+    engine = FakeEngine()
+    tokenizer = WordTokenizer()
+    tokenizer.encode("one two three four five six seven eight")
+    return VllmEnginePolicy(engine, tokenizer), engine
+
+
+async def test_requests_join_while_others_are_sampled() -> None:
+    policy, engine = make()
+
+    async def later() -> Completion:
+        while not engine.batches:
+            await asyncio.sleep(0)
+        return await policy.complete([7, 8], SAMPLING)
+
+    first, second, third = await asyncio.gather(policy.complete([5], SAMPLING), policy.complete([6], SAMPLING), later())
+    assert [c.token_ids for c in (first, second, third)] == [[5] * 3, [6] * 3, [7] * 3]
+    assert (first.logprobs, first.finish_reason) == ([-0.5] * 3, "length")
+    assert engine.batches[0] == 2
+    assert max(engine.batches) == 3
+    assert policy.take_counts() == {"vllm/prompt_tokens": 4.0, "vllm/prefix_cache_hits": 3.0}
+    assert policy.take_counts()["vllm/prompt_tokens"] == 0.0
+
+
+async def test_a_request_that_is_cancelled_is_aborted() -> None:
+    policy, engine = make()
+    running = asyncio.create_task(policy.complete([5], SAMPLING))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert engine.aborted == ["0"]
+    assert len((await policy.complete([6], SAMPLING)).token_ids) == 3
+
+
+async def test_what_the_engine_raises_reaches_all_who_wait() -> None:
+    policy, engine = make()
+    engine.error = RuntimeError("out of memory")
+    results = await asyncio.gather(*(policy.complete([5], SAMPLING) for _ in range(3)), return_exceptions=True)
+    assert [str(result) for result in results] == ["out of memory"] * 3
+
+
+async def test_requests_name_the_adapter_that_is_current() -> None:
+    policy, engine = make()
+    await policy.complete([5], SAMPLING)
+    policy.use_adapter(Adapter("v1", "/a/v1"))
+    await policy.complete([5], SAMPLING)
+    policy.use_adapter(Adapter("v2", "/a/v2"))
+    await policy.complete([5], SAMPLING)
+    assert [a and a.args for a in engine.adapters] == [None, ("v1", 1, "/a/v1"), ("v2", 2, "/a/v2")]
+
+
+async def test_what_the_engine_cannot_sample_is_refused() -> None:
+    policy, _ = make()
+    with pytest.raises(PromptTooLongError, match="exceeds the context of 16"):
+        await policy.complete([5] * 14, SAMPLING)
+    with pytest.raises(PolicyError, match="temperature is -1"):
+        await policy.complete([5], Sampling(temperature=-1))
