@@ -113,15 +113,18 @@ def optimizer_bytes(model: ModelShape, precision: Precision, launch: Launch, opt
 def layer_bytes_per_token(model: ModelShape, stream: int) -> float:
     """What a layer without gradient checkpointing keeps of a token for its backward pass (bytes)::
 
-    2 h b                residual before attention and before the MLP
-    2 * 8 h              both norms: normalised, and scaled (in half precision, the float32 copy too)
-    (q + k) * (8 + b)    with query and key norm: likewise, and rotated; without it: (q + k) b
-    k b + 2 q b          values; attention's output as it comes, and in the order of the tokens
-    4 i b                gate, its activation, up, and their product
+        2 h b                residual before attention and before the MLP
+        2 * 8 h              both norms: normalised, and scaled (in half precision, the float32 copy too)
+        (q + k) * (8 + b)    with query and key norm: likewise, and rotated; without it: (q + k) b
+        k b + 2 q b          values; attention's output as it comes, and in the order of the tokens
+        4 i b                gate, its activation, up, and their product
+
+    With LoRA a norm's weights are frozen, so that what they scaled is not kept: 4 instead of 8.
     """
     h, i, q, k, b = model.hidden, model.intermediate, model.query, model.key_value, stream
-    rotated = (q + k) * (8 + b if model.query_norm else b)
-    return 2 * h * b + 16 * h + rotated + k * b + 2 * q * b + 4 * i * b
+    norm = 4 if model.lora else 8
+    rotated = (q + k) * (norm + b if model.query_norm else b)
+    return 2 * h * b + 2 * norm * h + rotated + k * b + 2 * q * b + 4 * i * b
 
 
 def activation_bytes(model: ModelShape, tokens: int, stream: int, gradient_checkpointing: bool) -> float:
@@ -184,7 +187,7 @@ def key_value_bytes_per_token(model: ModelShape, element: int) -> int:
 
 
 def local_rollout_bytes(
-    model: ModelShape, precision: Precision, *, batch_tokens: int, batch_size: int, longest_row: int, episodes: int
+    model: ModelShape, precision: Precision, *, batch_tokens: int, batch_size: int, row: int, episodes: int
 ) -> float:
     """Sampling from the training model (`atommem.policy.local`): cache, pass over the prompts, logits.
 
@@ -193,10 +196,10 @@ def local_rollout_bytes(
     each of R V logits.
     """
     b = precision.compute
-    rows = max(1, min(batch_size, episodes, batch_tokens // longest_row))
-    tokens = rows * longest_row
+    rows = max(1, min(batch_size, episodes, batch_tokens // row))
+    tokens = rows * row
     cache = tokens * key_value_bytes_per_token(model, b) * (1 + 1 / model.layers)
-    prompts = tokens * (4 * model.hidden + 3 * model.intermediate) * b + rows * longest_row**2 * (1 + b)
+    prompts = tokens * (4 * model.hidden + 3 * model.intermediate) * b + rows * row**2 * (1 + b)
     return cache + max(prompts, rows * model.vocabulary * 32)
 
 

@@ -223,7 +223,7 @@ def _rollout_bytes(
         precision,
         batch_tokens=args.rollout_batch_tokens,
         batch_size=args.rollout_batch_size,
-        longest_row=min(load.longest_row, model.context),
+        row=min(load.sampled_row, model.context),
         episodes=min(load.episodes, getattr(args, "max_in_flight", None) or load.episodes),
     )
 

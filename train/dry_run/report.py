@@ -100,7 +100,7 @@ def _batch_rows(plan: Plan) -> list[tuple[str, ...]]:
         ("longest row", f"{load.longest_row:,}", f"tokens, of a context of {plan.model.context:,}"),
         ("raw tokens", f"{load.raw_tokens:,}", f"{load.raw_tokens * load.processes:,} on all processes"),
         *sharing,
-        ("micro-batches", f"{load.micro_batches:,}", f"of up to {load.micro_batch:,} tokens"),
+        ("micro-batches", f"{load.micro_batches:,}", f"of about {load.micro_batch:,} tokens"),
     ]
 
 

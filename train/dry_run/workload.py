@@ -23,11 +23,12 @@ class Workload:
         most_steps: Bound of both together.
         prompt_tokens: Of a step, mean over both kinds.
         completion_tokens: Of a step.
-        longest_row: Tokens of prompt and completion at their limits.
+        sampled_row: Tokens of the longest prompt with an expected memory, and of the longest completion.
+        longest_row: The same with a memory at its limits.
         rows: Steps of all episodes: what is trained on.
         raw_tokens: Prompts and completions of all rows.
         unique_tokens: The same when what a group shares counts once.
-        micro_batch: Tokens of a full micro-batch.
+        micro_batch: Tokens of a micro-batch.
         micro_batches: Forward and backward passes.
     """
 
@@ -41,6 +42,7 @@ class Workload:
     most_steps: float
     prompt_tokens: float
     completion_tokens: float
+    sampled_row: int
     longest_row: int
     rows: int
     raw_tokens: int
@@ -113,6 +115,10 @@ def grpo_workload(
         answering_shared / mine + prompt.memory + completion_tokens
     )
     steps = data.chunks + answering
+    without_memory = max(
+        prompt.reading + questions + data.chunk_tokens,
+        prompt.answering + data.question_tokens,
+    )
     counted = unique if share_prefixes else raw
     micro_batches = max(1, ceil(episodes * counted / micro_batch_tokens))
     return Workload(
@@ -126,18 +132,13 @@ def grpo_workload(
         most_steps=data.chunks + data.questions * (max_reads + 1),
         prompt_tokens=raw / steps - completion_tokens,
         completion_tokens=completion_tokens,
-        longest_row=ceil(
-            max(
-                prompt.reading + questions + data.chunk_tokens,
-                prompt.answering + data.question_tokens,
-            )
-            + prompt.longest_memory
-            + max_completion_tokens
-        ),
+        sampled_row=ceil(without_memory + prompt.memory + max_completion_tokens),
+        longest_row=ceil(without_memory + prompt.longest_memory + max_completion_tokens),
         rows=round(episodes * steps),
         raw_tokens=round(episodes * raw),
         unique_tokens=round(episodes * unique),
-        micro_batch=min(micro_batch_tokens, round(episodes * counted)),
+        # As few as the budget allows, of about the same size.
+        micro_batch=ceil(episodes * counted / micro_batches),
         micro_batches=micro_batches,
     )
 
@@ -185,6 +186,7 @@ def sft_workload(
         most_steps=steps,
         prompt_tokens=mean,
         completion_tokens=completion_tokens,
+        sampled_row=0,
         longest_row=ceil(max(reading, answering) - prompt.memory + prompt.longest_memory + max_completion_tokens),
         rows=total,
         raw_tokens=round(total * (mean + completion_tokens)),

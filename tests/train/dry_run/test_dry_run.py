@@ -1,0 +1,213 @@
+"""`--dry_run` from the command line: what it reads, refuses and reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from atommem.config import save_config
+from atommem.errors import ConfigError
+from tests.train.test_end_to_end import SETTINGS, make_element_tokenizer
+from tests.train.toys import make_model
+from train.cli import main
+from train.dry_run.architecture import find_config, measure, parameters_of
+from train.dry_run.launcher import Launch, read_launch
+
+MINIMUM = ["--model_name_or_path", "Qwen/Qwen3-8B", "--data", "nowhere.parquet"]
+
+
+def dry(tmp_path: Path, *flags: str, stage: str = "grpo") -> dict[str, Any]:
+    out = tmp_path / "plan.json"
+    assert main([stage, "--dry_run", "--dry_run_json", str(out), *flags]) == 0
+    plan: dict[str, Any] = json.loads(out.read_text())
+    return plan
+
+
+def model_config(name: str, **fields: Any) -> Any:
+    from trl import ModelConfig
+
+    return ModelConfig(model_name_or_path=name, **fields)
+
+
+def test_everything_without_weights_data_or_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = dry(tmp_path, *MINIMUM, "--dry_run_processes", "8", "--per_device_train_batch_size", "32")
+    assert plan["model"]["parameters"] == 8_190_735_360
+    assert (plan["launch"]["name"], plan["launch"]["processes"]) == ("ddp", 8)
+    assert not plan["memory"]["fits"]
+    assert any("exceeds the 80 GB of h100" in warning for warning in plan["warnings"])
+    assert any("nowhere.parquet is not there yet" in warning for warning in plan["warnings"])
+    text = capsys.readouterr().out
+    for shown in (
+        "8.19 G parameters",
+        "unique tokens",
+        "activations",
+        "micro-batches",
+        "learning_rate=1e-06",
+        "warning",
+    ):
+        assert shown in text
+
+
+def test_the_source_of_every_setting(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tokenizer = make_element_tokenizer()
+    make_model(vocabulary=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_config(folder, *SETTINGS)
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"model_name_or_path": str(folder), "data": "d", "chunk_tokens": 77, "beta": 0.5}))
+    plan = dry(tmp_path, "--config", str(file), "--beta", "0.25", "--num_generations=4", "--hub_token", "secret")
+    found = {name: (item["value"], item["source"]) for name, item in plan["settings"].items()}
+    assert found["beta"] == (0.25, "flag")
+    assert found["num_generations"] == (4, "flag")
+    assert found["chunk_tokens"] == (77, "file")
+    assert found["templates"] == ("compact", "model folder")
+    assert found["learning_rate"] == (1e-6, "default")
+    assert found["bf16"] == (True, "device")
+    assert found["hub_token"] == ("(hidden)", "flag")
+    assert plan["model"]["source"] == "folder"
+    assert any("the model folder's tokenizer" in line for line in plan["assumptions"])
+
+
+def test_a_batch_is_checked_for_the_processes_that_it_is_for(tmp_path: Path) -> None:
+    """Eight episodes are half a group: right for two processes, not for one or three."""
+    flags = [*MINIMUM, "--per_device_train_batch_size", "8"]
+    assert dry(tmp_path, *flags, "--dry_run_processes", "2")["workload"]["tasks"] == 1
+    for processes in ("1", "3"):
+        with pytest.raises(ConfigError, match="divisible by num_generations"):
+            dry(tmp_path, *flags, "--dry_run_processes", processes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--dry_run_device", "abacus"], "dry_run_device is 'abacus'"),
+        (["--dry_run_utilisation", "0"], "dry_run_utilisation is 0"),
+        (["--dry_run_processes", "0"], "dry_run_processes is 0"),
+        (["--dry_run_questions", "0"], "dry_run_questions is 0"),
+        (["--dry_run_launcher", "nowhere.yaml"], "dry_run_launcher is 'nowhere.yaml'"),
+        (["--model_name_or_path", "nobody/nothing"], "the architecture of 'nobody/nothing' is not on this machine"),
+        (["--dialect", "memagent"], "templates 'full' explain tags"),
+        (["--loss_type", "grpo"], "loss_type is 'grpo'"),
+        (["--dry_run_tasks", "2"], "2 tasks are fewer than the 4 groups"),
+        (["--use_peft", "--lora_target_modules", "nothing"], "the adapter does not fit"),
+    ],
+)
+def test_what_a_run_would_stumble_over_is_refused(tmp_path: Path, flags: list[str], message: str) -> None:
+    from atommem.errors import AtomMemError
+
+    with pytest.raises(AtomMemError, match=message):
+        dry(tmp_path, *MINIMUM, *flags)
+
+
+def test_weights_that_would_lose_their_updates_are_warned_of(tmp_path: Path) -> None:
+    def rounding(*flags: str) -> bool:
+        return any("rounding" in warning for warning in dry(tmp_path, *MINIMUM, *flags)["warnings"])
+
+    assert rounding("--dtype", "bfloat16")
+    assert not rounding()
+    assert not rounding("--dtype", "bfloat16", "--use_peft")
+
+
+def test_where_episodes_are_sampled(tmp_path: Path) -> None:
+    base = dry(tmp_path, *MINIMUM)
+    colocate = dry(tmp_path, *MINIMUM, "--use_vllm", "--vllm_mode", "colocate", "--vllm_gpu_memory_utilization", "0.3")
+    server = dry(tmp_path, *MINIMUM, "--use_vllm", "--vllm_mode", "server")
+    assert [plan["rollout"] for plan in (base, colocate, server)] == ["local", "colocate", "server"]
+    assert colocate["memory"]["parts"]["rollout"] == pytest.approx(0.3 * 80e9)
+    assert "rollout" not in server["memory"]["parts"]
+    assert colocate["compute"]["rollout_seconds"] < base["compute"]["rollout_seconds"]
+
+
+def test_other_stages(tmp_path: Path) -> None:
+    sft = dry(tmp_path, *MINIMUM, stage="sft")
+    assert (sft["rollout"], sft["compute"]["rollout_seconds"]) == ("none", 0)
+    assert "embedder" not in sft["memory"]["parts"]
+    own = dry(tmp_path, *MINIMUM, stage="async")
+    assert own["memory"]["parts"]["sampling model"] > 1e10
+    assert (
+        "sampling model"
+        not in dry(tmp_path, *MINIMUM, "--use_vllm", "--vllm_server_base_url", "http://x", stage="async")["memory"][
+            "parts"
+        ]
+    )
+
+
+def test_architectures() -> None:
+    assert parameters_of("Qwen/Qwen3-Embedding-0.6B") == 595_776_512
+    shape = measure(model_config("HuggingFaceTB/SmolLM2-135M-Instruct"))
+    assert (shape.parameters, shape.trainable, shape.tied, shape.query_norm) == (134_515_008, 134_515_008, True, False)
+    assert shape.layers * shape.layer + shape.embedding + shape.hidden == shape.parameters
+    lora = measure(model_config("Qwen/Qwen3-0.6B", use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"]))
+    # A is (4, 1024), B is (2048, 4) and (1024, 4), in each of 28 layers.
+    assert lora.trainable == 28 * 4 * (1024 + 2048 + 1024 + 1024)
+    assert lora.lora
+    assert find_config("Qwen/Qwen3-8B")[1] == "shipped architecture"
+
+
+def test_an_adapter_is_measured_with_its_base(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    model = make_model()
+    model.save_pretrained(base)
+    model.name_or_path = str(base)
+    peft_model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    peft_model.peft_config["default"].base_model_name_or_path = str(base)
+    peft_model.save_pretrained(adapter)
+    shape = measure(model_config(str(adapter)))
+    assert shape.trainable == 2 * 2 * (16 + 16)
+    assert shape.lora
+
+
+def write_launcher(folder: Path, **fields: object) -> str:
+    path = folder / "launcher.yaml"
+    path.write_text(yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", "num_machines": 1, **fields}))
+    return str(path)
+
+
+def test_launchers(tmp_path: Path) -> None:
+    assert read_launch(None, None) == Launch("single", 1)
+    assert read_launch(None, 3).name == "ddp"
+    path = write_launcher(tmp_path, distributed_type="MULTI_GPU", num_processes=4)
+    assert (read_launch(path, None).processes, read_launch(path, 1).name) == (4, "single")
+    path = write_launcher(tmp_path, distributed_type="DEEPSPEED", num_processes=4, deepspeed_config={"zero_stage": 2})
+    launch = read_launch(path, None)
+    assert (launch.name, launch.weights, launch.gradients, launch.optimizer) == ("zero2", False, True, True)
+    assert (launch.share(True), launch.share(False)) == (0.25, 1.0)
+    hybrid = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 2}
+    path = write_launcher(
+        tmp_path,
+        distributed_type="FSDP",
+        num_processes=4,
+        fsdp_config={"fsdp_version": 2},
+        parallelism_config=hybrid,
+    )
+    assert read_launch(path, None).shards == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"distributed_type": "MULTI_GPU"}, "has no num_processes"),
+        ({"distributed_type": "MULTI_GPU", "num_processes": 3, "num_machines": 2}, "3 processes cannot be spread"),
+        ({"distributed_type": "XLA", "num_processes": 3}, "distributed_type XLA is not supported"),
+        ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 1}}, "fsdp_version is not 2"),
+        (
+            {
+                "distributed_type": "FSDP",
+                "num_processes": 2,
+                "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True},
+            },
+            "set gradient_checkpointing in the recipe",
+        ),
+        ({"distributed_type": "MULTI_GPU", "num_gpus": 3}, "is no accelerate config"),
+    ],
+)
+def test_launchers_that_are_refused(tmp_path: Path, fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_launch(write_launcher(tmp_path, **fields), None)

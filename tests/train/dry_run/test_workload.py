@@ -1,0 +1,173 @@
+"""The workload of an update by hand, and from episodes that have been run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atommem.config import MemoryConfig
+from atommem.errors import ConfigError
+from envs.base import Document, Question, Task
+from envs.files import save_tasks
+from envs.longdoc import LongDocConfig
+from tests.fakes import WordTokenizer
+from tests.train.dry_run.test_memory import LORA, MODEL
+from train.dry_run.compute import decode_seconds, estimate_compute, forward_flops, training_flops
+from train.dry_run.data import DataShape, EstimatingTokenizer, PromptShape, measure_data, measure_prompt
+from train.dry_run.devices import Device
+from train.dry_run.settings import DryRunConfig
+from train.dry_run.workload import Workload, grpo_workload, sft_workload
+
+DATA = DataShape("test", tasks=100, chunks=3, chunk_tokens=1000, questions=2, question_tokens=10)
+PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
+
+
+def grpo(data: DataShape = DATA, prompt: PromptShape = PROMPT, **changes: object) -> Workload:
+    settings: dict[str, object] = {
+        "processes": 2,
+        "episodes": 8,
+        "group": 4,
+        "max_reads": 3,
+        "completion_tokens": 20,
+        "max_completion_tokens": 200,
+        "micro_batch_tokens": 5000,
+        "max_steps": -1,
+        "epochs": 2,
+    }
+    return grpo_workload(data, prompt, **{**settings, **changes})  # type: ignore[arg-type]
+
+
+def test_grpo_by_hand() -> None:
+    load = grpo()
+    # Reading: 100 + 2*10 + 1000 shared, 50 + 20 own. Answering, twice for each of two questions: 80 + 10 and 50 + 20.
+    raw = 3 * (1120 + 70) + 4 * (90 + 70)
+    unique = 3 * (1120 / 4 + 70) + 4 * (90 / 4 + 70)
+    assert (load.tasks, load.episodes, load.group, load.rows) == (4, 8, 4, 8 * 7)
+    assert (load.reading_steps, load.answering_steps, load.steps, load.most_steps) == (3, 4, 7, 3 + 2 * 4)
+    assert (load.raw_tokens, load.unique_tokens) == (8 * raw, round(8 * unique))
+    assert load.prompt_tokens == pytest.approx(raw / 7 - 20)
+    assert load.micro_batches == 3  # 11,360 unique tokens
+    assert load.micro_batch == pytest.approx(11_360 / 3, abs=1)
+    assert (load.sampled_row, load.longest_row) == (1120 + 50 + 200, 1120 + 300 + 200)
+    assert load.updates == 2 * (100 // 4)
+
+
+def test_what_is_not_shared_counts_for_every_episode() -> None:
+    assert grpo(share_prefixes=False).micro_batches == -(-grpo().raw_tokens // 5000)
+    behind = grpo(prompt=replace(PROMPT, is_chunk_first=False))
+    assert behind.raw_tokens == grpo().raw_tokens
+    assert behind.unique_tokens > 2 * grpo().unique_tokens
+    # A group that is spread over processes shares what is on each.
+    assert grpo(episodes=2).group == 2
+
+
+def test_limits() -> None:
+    assert grpo(max_steps=7).updates == 7
+    assert grpo(max_reads=0).answering_steps == 2
+    with pytest.raises(ConfigError, match="3 processes x per_device_train_batch_size 6 are 18 episodes: no multiple"):
+        grpo(processes=3, episodes=6)
+    with pytest.raises(ConfigError, match="100 tasks are fewer than the 200 groups"):
+        grpo(episodes=400)
+
+
+def test_a_cold_start() -> None:
+    load = sft_workload(
+        DATA,
+        PROMPT,
+        processes=2,
+        rows=4,
+        accumulation=3,
+        completion_tokens=20,
+        max_completion_tokens=200,
+        max_steps=0,
+        epochs=3,
+    )
+    assert (load.rows, load.micro_batches, load.steps) == (12, 3, 5)
+    assert load.micro_batch == 4 * (1120 + 50 + 20)  # padded to a reading row
+    assert load.prompt_tokens == pytest.approx((3 * 1170 + 2 * 140) / 5)
+    assert load.updates == int(3 * 100 * 5 / 24)
+
+
+def test_data_that_is_not_there_is_supposed() -> None:
+    settings = DryRunConfig(dry_run_documents=50, dry_run_questions=2, dry_run_tasks=9)
+    data = measure_data("nowhere.parquet", LongDocConfig(chunk_tokens=4000), None, settings)
+    assert (data.tasks, data.chunks, data.chunk_tokens, data.questions) == (9, 2, 3500, 2)
+    assert "nowhere.parquet is not there" in data.source
+    assert measure_data("no", LongDocConfig(chunking="documents"), None, settings).chunks == 50
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_data_that_is_there_is_counted(tmp_path: Path, suffix: str) -> None:
+    tasks = [
+        Task(f"t{i}", (Question("a b c", ("x",)),) * (1 + i % 2), (Document("", "one two three"), Document("", "four")))
+        for i in range(40)
+    ]
+    path = tmp_path / f"tasks.{suffix}"
+    save_tasks(tasks, path)
+    data = measure_data(str(path), LongDocConfig(chunking="documents"), WordTokenizer(), DryRunConfig())
+    assert (data.tasks, data.chunks, data.chunk_tokens) == (40, 2, 2)
+    assert (data.questions, data.question_tokens) == (1.5, 3)
+    data = measure_data(str(path), LongDocConfig(chunk_tokens=2), WordTokenizer(), DryRunConfig())
+    assert data.chunks * data.chunk_tokens == 4
+
+
+def test_prompts_are_built_and_counted() -> None:
+    prompt = measure_prompt(MemoryConfig(retrieve_k=2, scratchpad_tokens=100), WordTokenizer(), {})
+    assert prompt.reading > 200
+    assert (prompt.memory, prompt.longest_memory) == (2 * 50 + 15 + 25, 2 * 50 + 15 + 100)
+    alone = measure_prompt(
+        MemoryConfig(scratchpad_tokens=100, disabled_actions=["create", "read"], layout="paper"), WordTokenizer(), {}
+    )
+    assert (alone.memory, alone.is_chunk_first) == (25, False)
+    assert alone.reading < prompt.reading
+    memagent = measure_prompt(MemoryConfig(dialect="memagent", templates="memagent"), EstimatingTokenizer(), {})
+    assert memagent.longest_memory == 1024
+
+
+def test_the_estimated_tokens_cover_the_text() -> None:
+    tokenizer = EstimatingTokenizer()
+    text = "x" * 420
+    spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    assert len(spans) == 100 == len(tokenizer.encode(text))
+    assert (spans[0][0], spans[-1][1]) == (0, 420)
+
+
+def test_flops() -> None:
+    # 2 * 5 layers * 100 weights + 4 * 8 * 7 context * 5 layers, for 3 tokens; 2 * 10 * 20 for each of 2 scored.
+    forward = 3 * (1000 + 1120) + 2 * 400
+    assert forward_flops(MODEL, 3, 2, 7) == forward
+    assert training_flops(MODEL, 3, 2, 7, checkpointing=False) == 3 * forward
+    assert training_flops(MODEL, 3, 2, 7, checkpointing=True) == 4 * forward
+    assert training_flops(LORA, 3, 2, 7, checkpointing=True) == 3 * forward
+
+
+def test_decoding_reads_weights_and_caches() -> None:
+    slow = Device("test", flops=1e30, memory=1, bandwidth=1000)
+    load = grpo()
+    read = 1000 * 2 + 8 * (load.prompt_tokens + 10) * 80
+    assert decode_seconds(MODEL, load, slow, 0.5, 2) == pytest.approx(7 * 20 * read / 600)
+    busy = Device("test", flops=1000, memory=1, bandwidth=1e30)
+    flops = 8 * forward_flops(MODEL, 1, 1, load.prompt_tokens + 10)
+    assert decode_seconds(MODEL, load, busy, 0.5, 2) == pytest.approx(7 * 20 * flops / 500)
+
+
+def test_the_run_takes_its_updates() -> None:
+    device, load = Device("test", 1e9, 1, 1e9), grpo()
+
+    def hours(**changes: object) -> float:
+        settings = {"utilisation": 0.5, "element": 2, "gradient_checkpointing": False, "beta": 0.0}
+        switches = {"share_prefixes": True, "cached_prefixes": True, "local_rollout": False}
+        one = estimate_compute(MODEL, load, device, **{**settings, **switches, **changes})  # type: ignore[arg-type]
+        total = one.rollout_seconds + one.training_seconds + one.reference_seconds
+        if changes.get("overlap"):
+            total = max(one.rollout_seconds, one.training_seconds + one.reference_seconds)
+        assert one.hours == pytest.approx(50 * total / 3600)
+        return one.hours
+
+    assert hours(beta=0.1) > hours()
+    assert hours(share_prefixes=False) > hours()
+    assert hours(cached_prefixes=False) > hours()
+    assert hours(local_rollout=True) > hours()
+    assert hours(overlap=True) < hours()
