@@ -46,6 +46,7 @@ class LocalBackend:
             ),
             torch.no_grad(),
             trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
+            _unsharded(trainer),
         ):
             yield
 
@@ -56,6 +57,28 @@ class LocalBackend:
     async def close(self) -> None:
         """End the policy's thread."""
         await self.runner.policy.close()
+
+
+@contextmanager
+def _unsharded(trainer: MemoryGRPOTrainer) -> Iterator[None]:
+    """Under FSDP2, every parameter in whole until the end: a forward pass would gather them, which is
+    collective, and ranks run different numbers of forward passes.
+    """
+    if not trainer.accelerator.is_fsdp2:
+        yield
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = [module for module in trainer.model_wrapped.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in sharded:
+            module.reshard()
+            module.set_reshard_after_forward(trainer.accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
 
 
 def local_backend(

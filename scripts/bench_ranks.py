@@ -1,0 +1,206 @@
+"""Do two processes train what one trains?
+
+    python scripts/bench_ranks.py [--modes ddp fsdp2 zero3]
+
+Three updates of a small random Qwen3 on the synthetic world, every process sampling its own episodes, on CPU (gloo):
+alone, and with the same tasks and seeds on two processes under
+
+    ddp     accelerate's, as configs/accelerate/ddp.yaml
+    fsdp2   accelerate's own preparation, which ends in torch's `fully_shard`. accelerate offers it to accelerators
+            only; the bench tells it that these CPU processes are one
+    zero3   DeepSpeed stage 3, where it is installed (pip install deepspeed; its CPU build needs a C++ compiler)
+
+An episode's reward is the share of even token ids that it sampled, so that a random model's groups have variance. The
+last line is one JSON object; the exit code is 0 if and only if its "holds" is true: all parameters agree with those of
+the run alone to 1e-5 (ddp, fsdp2), and zero3 made its steps, unless it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LIMIT = 1e-5
+UPDATES = 3
+MODES = ("ddp", "fsdp2", "zero3")
+ZERO3 = {
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+}
+
+
+def use_fsdp2_on_cpu() -> None:
+    """Make accelerate prepare CPU processes as it prepares GPUs under FSDP2."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+    os.environ.update(
+        ACCELERATE_USE_FSDP="true",
+        FSDP_VERSION="2",
+        FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
+        FSDP_TRANSFORMER_CLS_TO_WRAP="Qwen3DecoderLayer",
+        FSDP_CPU_RAM_EFFICIENT_LOADING="false",
+    )
+    original = AcceleratorState.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type = DistributedType.FSDP
+            self.fsdp_plugin = kwargs.get("fsdp_plugin") or FullyShardedDataParallelPlugin()
+
+    AcceleratorState.__init__ = init
+
+
+def worker(mode: str, out: Path) -> None:
+    """Train; the first process writes parameters and rewards to `out`."""
+    if mode == "fsdp2":
+        use_fsdp2_on_cpu()
+    from accelerate import PartialState
+
+    from atommem.config import MemoryConfig
+    from atommem.embedding.hashing import HashingEmbedder
+    from atommem.episode import EpisodeRunner
+    from atommem.policy.base import Sampling
+    from atommem.policy.local import LocalPolicy
+    from atommem.records import Episode
+    from demo.recipe import PolicySize
+    from demo.tiny_policy import make_model, make_tokenizer
+    from envs.longdoc import LongDocConfig, LongDocEnvironments
+    from envs.synthetic.world import WorldConfig, generate
+    from train.backends.local import LocalBackend
+    from train.config import TrainConfig
+    from train.trainer import MemoryGRPOTrainer
+
+    class EvenTokens(EpisodeRunner):
+        async def run(self, task: Any, sample: int = 0) -> Episode:
+            episode = await super().run(task, sample)
+            tokens = [token for step in episode.steps for token in step.token_ids]
+            episode.reward = sum(token % 2 == 0 for token in tokens) / len(tokens)
+            return episode
+
+    world = WorldConfig(prose="compact", names=16, facts_per_document=2)
+    memory = MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2)
+    tokenizer = make_tokenizer(world, memory)
+    torch.manual_seed(0)
+    model = make_model(PolicySize(), tokenizer)
+    start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    rewards: list[float] = []
+
+    def make_backend(training: Any) -> LocalBackend:
+        runner = EvenTokens(
+            policy=LocalPolicy(training, tokenizer),
+            embedder=HashingEmbedder(16),
+            tokenizer=tokenizer,
+            environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunking="documents", max_reads=0)),
+            memory=memory,
+            sampling=Sampling(temperature=1.0, max_tokens=8),
+        )
+        return LocalBackend(runner)
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    config = TrainConfig(
+        output_dir=str(out.parent / mode),
+        use_cpu=True,
+        per_device_train_batch_size=16 // processes,
+        num_generations=4,
+        max_steps=UPDATES,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        micro_batch_tokens=400,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        deepspeed=ZERO3 if mode == "zero3" else None,
+    )
+    trainer = MemoryGRPOTrainer(
+        model=model,
+        args=config,
+        tasks=list(generate(world, 16, 0)),
+        processing_class=tokenizer,
+        make_backend=make_backend,
+        on_episodes=lambda _, episodes: rewards.extend(episode.reward or 0.0 for episode in episodes),
+    )
+    trainer.train()
+    weights = {
+        name: full(weight) for name, weight in trainer.accelerator.unwrap_model(trainer.model).named_parameters()
+    }
+    if PartialState().is_main_process:
+        moved = max(float((weights[name] - start[name]).abs().max()) for name in start)
+        kind = type(next(iter(trainer.model.parameters()))).__name__
+        torch.save({"weights": weights, "rewards": rewards, "moved": moved, "kind": kind}, out)
+
+
+def full(weight: Any) -> torch.Tensor:
+    """The whole of a parameter that may be sharded. Collective."""
+    if hasattr(weight, "full_tensor"):
+        return weight.full_tensor().detach().clone()
+    if hasattr(weight, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([weight]):
+            return weight.detach().clone()
+    return weight.detach().clone()
+
+
+def launch(mode: str, folder: Path) -> dict[str, Any]:
+    """Run the processes of one mode and read what they trained."""
+    out = folder / f"{mode}.pt"
+    command = [sys.executable, __file__, "--worker", mode, "--out", str(out)]
+    if mode != "alone":
+        command[1:2] = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", __file__]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{mode} failed:\n{done.stderr[-3000:]}")
+    return torch.load(out)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.worker:
+        worker(arguments.worker, arguments.out)
+        return 0
+    result: dict[str, Any] = {"bench": "ranks", "updates": UPDATES}
+    holds = True
+    with tempfile.TemporaryDirectory() as name:
+        alone = launch("alone", Path(name))
+        print(f"alone   parameters moved by up to {alone['moved']:.1e}; mean reward {_mean(alone['rewards']):.3f}")
+        result["moved"] = alone["moved"]
+        for mode in arguments.modes:
+            if mode == "zero3" and find_spec("deepspeed") is None:
+                print("zero3   not run: deepspeed is not installed")
+                result[mode] = "not run: deepspeed is not installed"
+                continue
+            both = launch(mode, Path(name))
+            difference = max(float((both["weights"][n] - w).abs().max()) for n, w in alone["weights"].items())
+            print(f"{mode:6}  largest difference {difference:.1e} ({both['kind']} on two processes)")
+            result[mode] = difference
+            holds &= difference <= LIMIT
+    print(json.dumps({**result, "limit": LIMIT, "holds": holds}))
+    return 0 if holds else 1
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Is prefix-tree training exact?
+
+    python scripts/bench_tree_exact.py [--model DIR] [--tries 40]
+
+Log-probabilities and gradients from one packed row (`train.packing`, `train.tree_attention`) against the same
+rows in a plain padded batch, in fp32, each with and without LoRA:
+
+    random tries   rows that share prefixes of random lengths, on a small random Qwen3
+    a real group   what 8 episodes of SmolLM2-135M-Instruct on one task of the synthetic world saw and sampled in
+                   two steps
+
+SmolLM2 is made by scripts/smollm2.py (from PyPI) or comes from --model. The last line is one JSON object; the exit
+code is 0 if and only if its "holds" is true: log-probabilities differ by at most 1e-4, gradients by at most 1e-4 of
+their norm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from atommem.config import MemoryConfig
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.episode import EpisodeRunner, Limits
+from atommem.policy.base import Sampling
+from atommem.policy.local import LocalPolicy
+from envs.longdoc import LongDocConfig, LongDocEnvironments
+from envs.synthetic.world import WorldConfig, generate
+from train.batching import pad_rows
+from train.lm_head import tune_lm_head_for_cpu
+from train.packing import pack_rows
+from train.sequences import Row
+from train.tree_attention import register_tree_attention, use_tree_attention
+
+LIMIT = 1e-4
+CACHE = Path(".cache/smollm2-135m-instruct")
+
+
+def random_rows(rng: random.Random) -> list[Row]:
+    """Up to 12 rows that branch off one another at random places."""
+
+    def make_row(prompt: list[int]) -> Row:
+        completion = rng.choices(range(60), k=rng.randint(1, 20))
+        return Row(prompt, completion, [0.0] * len(completion), 0, 1.0, 1.0)
+
+    rows = [make_row(rng.choices(range(60), k=rng.randint(20, 60)))]
+    for _ in range(rng.randint(1, 11)):
+        kept = rng.choice(rows).prompt_ids
+        rows.append(make_row(kept[: rng.randint(1, len(kept))] + rng.choices(range(60), k=rng.randint(0, 20))))
+    return rows
+
+
+def real_rows(model: Any, tokenizer: Any) -> list[Row]:
+    """The first two steps of a group of 8 episodes: real prompts of the full templates, real completions."""
+    task = next(iter(generate(WorldConfig(prose="plain", distractors=4), 1, 0)))
+    memory = MemoryConfig()
+    runner = EpisodeRunner(
+        policy=LocalPolicy(model, tokenizer),
+        embedder=HashingEmbedder(64),
+        tokenizer=tokenizer,
+        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=150, max_reads=0)),
+        memory=memory,
+        sampling=Sampling(temperature=1.0, max_tokens=16, seed=0),
+        limits=Limits(max_steps=2),
+    )
+    episodes = asyncio.run(runner.run_all([(task, sample) for sample in range(8)]))
+    return [Row(s.prompt_ids, s.token_ids, s.logprobs, i, 1, 1) for i, e in enumerate(episodes) for s in e.steps]
+
+
+def padded(model: Any, rows: Sequence[Row]) -> torch.Tensor:
+    """Log-probabilities of all completion tokens, rows one after the other, from padded batches of four."""
+    found = []
+    for start in range(0, len(rows), 4):
+        part = rows[start : start + 4]
+        batch = pad_rows(part, len(part), 0)
+        ids = torch.cat([torch.from_numpy(batch.prompt_ids), torch.from_numpy(batch.completion_ids)], 1)
+        mask = torch.cat([torch.from_numpy(batch.prompt_mask), torch.from_numpy(batch.completion_mask)], 1)
+        out = model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100), fused_lm_head=True)
+        found += [logps[len(logps) - len(row.completion_ids) :] for row, logps in zip(part, out.log_probs, strict=True)]
+    return torch.cat(found)
+
+
+def packed(model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, float]:
+    """The same from one packed row, and how many tokens it saves."""
+    trie = pack_rows(rows)
+    out = model(
+        input_ids=trie.input_ids,
+        position_ids=trie.position_ids,
+        shift_labels=trie.shift_labels,
+        fused_lm_head=True,
+        tree=trie.tree,
+    )
+    return out.log_probs.flatten()[trie.token_index], sum(map(len, rows)) / trie.tree.length
+
+
+def compare(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> tuple[float, float, float]:
+    """Largest difference of log-probabilities, relative difference of gradients, packing ratio."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    expected = padded(model, rows)
+    wanted = torch.autograd.grad((expected * weights[: len(expected)]).sum(), parameters, allow_unused=True)
+    with use_tree_attention(model):
+        got, ratio = packed(model, rows)
+        found = torch.autograd.grad((got * weights[: len(got)]).sum(), parameters, allow_unused=True)
+    pairs = [(a, b) for a, b in zip(found, wanted, strict=True) if a is not None and b is not None]
+    error = sum((a - b).pow(2).sum() for a, b in pairs) ** 0.5 / sum(b.pow(2).sum() for _, b in pairs) ** 0.5
+    return float((got - expected).detach().abs().max()), float(error), ratio
+
+
+def with_lora(model: Any) -> Any:
+    """An adapter whose two halves are both random, so that it changes what the model computes."""
+    torch.manual_seed(0)
+    return get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help=f"folder of SmolLM2 (default: {CACHE}, made when it is missing)")
+    parser.add_argument("--tries", type=int, default=40)
+    arguments = parser.parse_args(argv)
+    folder = arguments.model or CACHE
+    if arguments.model is None:
+        subprocess.run([sys.executable, Path(__file__).with_name("smollm2.py"), str(folder)], check=True)
+    register_tree_attention()
+    tune_lm_head_for_cpu("cpu")
+    torch.manual_seed(0)
+    weights = torch.randn(100_000)
+    small = Qwen3Config(
+        vocab_size=60, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
+    )  # fmt: skip
+    tiny, smol = Qwen3ForCausalLM(small), AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    group = real_rows(smol, AutoTokenizer.from_pretrained(folder))
+    worst: dict[str, dict[str, float]] = {}
+    for name, model in (("random", tiny), ("real", smol)):
+        add_fused_lm_head(model)
+        for suffix, lora in (("", False), ("_lora", True)):
+            model = with_lora(model) if lora else model
+            rng = random.Random(0)
+            cases = [random_rows(rng) for _ in range(arguments.tries)] if name == "random" else [group]
+            results = [compare(model, rows, weights) for rows in cases]
+            logp, gradient, ratio = (max(values) for values in zip(*results, strict=True))
+            worst[name + suffix] = {"logp": logp, "gradient": gradient, "packing_ratio": round(ratio, 2)}
+            print(
+                f"{name + suffix:12}  {len(cases):3} tries  log-prob {logp:.1e}  gradient {gradient:.1e}  "
+                f"packing up to {ratio:.2f}x"
+            )
+    holds = all(case["logp"] <= LIMIT and case["gradient"] <= LIMIT for case in worst.values())
+    print(json.dumps({"bench": "tree_exact", **worst, "limit": LIMIT, "holds": holds}))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
