@@ -11,11 +11,13 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from atommem.errors import ConfigError
 from atommem.policy.pool import Adapter
 from tests.train.harness import make_config
 from tests.train.toys import Closable, ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
 from train.backends.adapters import AdapterPublisher
-from train.backends.colocate import ColocateBackend
+from train.backends.colocate import ColocateBackend, colocate_backend
+from train.backends.runner import Rollouts
 from train.trainer import MemoryGRPOTrainer
 
 
@@ -96,6 +98,12 @@ def test_full_weights_are_loaded_before_every_update(tmp_path: Path, sleeps: boo
         assert calls == ["load", "reset", "reset"]
     assert trainer.state.log_history[0]["vllm/prompt_tokens"] == 7.0
     trainer.close()
+
+
+def test_full_weights_on_cpu_say_to_use_lora(tmp_path: Path) -> None:
+    rollouts = Rollouts(make_config(tmp_path, use_vllm=True), None, None, None, None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="use_peft: true"):
+        colocate_backend(rollouts)(make_model())
 
 
 def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(tmp_path: Path) -> None:

@@ -100,6 +100,11 @@ def colocate_backend(rollouts: Rollouts) -> Callable[[Any], ColocateBackend]:
         adapted = isinstance(model, PeftModel)
         if adapted:
             check_servable(model)
+        elif model.device.type == "cpu":
+            raise ConfigError(
+                "vLLM on CPU repacks its weights and cannot take new ones: train a LoRA adapter (use_peft: true), or "
+                "sample locally (use_vllm: false)."
+            )
         engine = make_engine(args, model)
         policy = VllmEnginePolicy(engine, rollouts.tokenizer)
         publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
