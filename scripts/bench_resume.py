@@ -122,19 +122,32 @@ def uninterrupted(arguments: list[str], out: Path, log: Path) -> float:
     return time.perf_counter() - started
 
 
+def logged_updates(out: Path) -> int:
+    """Updates in the run's log."""
+    return sum("loss" in entry for entry in read_metrics(out / METRICS_FILE))
+
+
 def killed(arguments: list[str], out: Path, log: Path, moments: list[float]) -> list[int]:
-    """Run, kill at each of `moments` (seconds after training has begun), resume; returns the updates begun then."""
+    """Run, kill, resume, for each of `moments`; returns the updates that were logged at each kill.
+
+    A moment is counted in updates since the process began to train: 2.7 is after two, and then 0.7 of the time that
+    an update took.
+    """
     reached = []
     for moment in moments:
         process = launch(arguments, log)
         if not wait_for_training(process, out):
             raise SystemExit(f"ended before it was killed:\n{log.read_text()[-4000:]}")
-        time.sleep(moment)
+        first, began, ended = logged_updates(out), time.perf_counter(), time.perf_counter()
+        while process.poll() is None and logged_updates(out) < first + int(moment):
+            time.sleep(0.005)
+            ended = time.perf_counter()
+        time.sleep(moment % 1 * (ended - began) / max(1, int(moment)))
         process.send_signal(signal.SIGKILL)
         if process.wait() != -signal.SIGKILL:
             raise SystemExit("the run ended before it could be killed: give more --updates")
-        reached.append(sum("loss" in entry for entry in read_metrics(out / METRICS_FILE)))
-        print(f"  killed {len(reached):>2}: {moment:4.1f} s into training, {reached[-1]} updates logged", flush=True)
+        reached.append(logged_updates(out))
+        print(f"  killed {len(reached):>2}: {moment:.2f} updates after its start, {reached[-1]} in the log", flush=True)
     uninterrupted(arguments, out, log)
     return reached
 
@@ -183,8 +196,8 @@ def main() -> int:
         seconds = uninterrupted(command(folder, whole, given.updates, given.seed), whole, log)
         print(f"{given.updates} updates without interruption: {seconds:.1f} s of training", flush=True)
         rng = random.Random(given.seed)
-        # On average each start gets so far that the last kill comes near the end.
-        moments = [rng.uniform(0, 2.4 * seconds / (given.kills + 4)) for _ in range(given.kills)]
+        # Up to two updates are lost with each kill: so the last ones come near the end.
+        moments = [rng.uniform(0, 2 * given.updates / given.kills) for _ in range(given.kills)]
         reached = killed(command(folder, parts, given.updates, given.seed), parts, log, moments)
         figures = compare(whole, parts, given.updates)
     figures |= {"kills": len(reached), "updates_at_kill": reached, "tolerance": TOLERANCE}

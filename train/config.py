@@ -20,7 +20,6 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "steps_per_generation": (1, "training is fully on-policy"),
     "loss_type": ("dapo", "the loss is a weighted sum over tokens; `normalization` sets the weights"),
     "importance_sampling_level": ("token", "the ratio is per token"),
-    "eval_strategy": ("no", "evaluate checkpoints with `atommem eval`"),
     "fp16": (False, "a batch without variance has no gradients to unscale: use bf16"),
     "vllm_structured_outputs_regex": (None, "what is sampled must be the distribution that is trained"),
     "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port by themselves"),
@@ -59,6 +58,13 @@ class TrainConfig(GRPOConfig):
     """
 
     data: str = field(default="", metadata={"help": "File of training tasks (`atommem data build`)."})
+    eval_data: str | None = field(
+        default=None,
+        metadata={"help": "File of held-out tasks, for evaluation during training (eval_strategy, eval_steps)."},
+    )
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Sampling temperature of evaluation: 0 is greedy, unset is that of training."}
+    )
     normalization: str = field(
         default="token",
         metadata={
@@ -113,6 +119,9 @@ class TrainConfig(GRPOConfig):
 
     # GRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
     output_dir: str = field(default="runs/train", metadata={"help": "Where checkpoints and logs go."})
+    num_generations_eval: int | None = field(
+        default=None, metadata={"help": "Episodes per held-out task in evaluation; unset is 1."}
+    )
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate."})
     num_generations: int | None = field(default=16, metadata={"help": "Episodes per task: the group size G."})
     per_device_train_batch_size: int = field(
@@ -152,7 +161,16 @@ class TrainConfig(GRPOConfig):
     def __post_init__(self) -> None:
         hardware_defaults(self)
         check_group(self.num_generations, self.per_device_train_batch_size)
+        if self.num_generations_eval is None:
+            self.num_generations_eval = 1
+        # Held-out episodes run all at once; TRL only wants the two to fit.
+        self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
+        if (str(self.eval_strategy.value) != "no") != bool(self.eval_data):
+            raise ConfigError(
+                f"eval_strategy is {str(self.eval_strategy.value)!r} and eval_data is {self.eval_data!r}: evaluation "
+                "needs both, a file of held-out tasks and eval_strategy: steps with eval_steps."
+            )
         check_fixed(self, _FIXED)
         json_object("chat_template_kwargs", self.chat_template_kwargs)
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))

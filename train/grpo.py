@@ -86,6 +86,7 @@ def grpo_trainer(
         processing_class=tokenizer,
         make_backend=make_backend,
         on_episodes=TraceWriter(Path(args.output_dir) / "traces", tasks, memory) if args.save_traces else None,
+        held_out=load_tasks(args.eval_data) if args.eval_data else (),
         settings=[memory, embedder, environment, generation],
         failed_step=FailedStep(recorded_command(command)),
         callbacks=list(callbacks),

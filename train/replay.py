@@ -21,6 +21,7 @@ import yaml
 from accelerate import PartialState
 from transformers import TrainerCallback
 
+from atommem.activity import ActivityClock
 from atommem.errors import ConfigError, DataError
 from atommem.policy.base import Sampling
 from atommem.records import Episode
@@ -89,6 +90,7 @@ class RecordedRunner:
     def __init__(self, episodes: Mapping[tuple[str, int], Episode]) -> None:
         self.episodes = episodes
         self.sampling = Sampling()
+        self.activity = ActivityClock()
         self.policy = self.embedder = SimpleNamespace(close=_nothing)
 
     async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:

@@ -199,6 +199,15 @@ class ResumableTrainer(Trainer):
                 f"max_failed_fraction {most:g}: {reasons[0] if reasons else 'see the other processes'}"
             )
 
+    def check_loss(self, loss: float) -> None:
+        """End the run at a loss that is no number; `loss` has to be the same on all ranks.
+
+        Raises:
+            DivergedError: `loss` is NaN or infinite.
+        """
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss of update {self.state.global_step + 1} is {loss}")
+
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """The gradient norm, before the optimizer steps.
 

@@ -16,11 +16,10 @@ each distinct token of a micro-batch once (`train.packing`, `train.tree_attentio
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -32,8 +31,7 @@ from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, use_adapter
 
-from atommem.episode_stats import add_sums, episode_sums, means
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import ConfigError
 from atommem.records import Episode
 from train.advantages import group_advantages, has_variance, zero_variance_fraction
 from train.backends.base import Backend
@@ -44,15 +42,12 @@ from train.lm_head import tune_lm_head_for_cpu
 from train.micro_batches import MicroBatchPlanner
 from train.packing import Packed, pack_rows
 from train.planning import pair_cost
-from train.resumable import ResumableTrainer
+from train.rollouts import EpisodesHook, RolloutTrainer
 from train.sequences import EpisodeSize, Row, episode_rows, longest, merge_equal_rows, normalizer
 from train.tree_attention import ATTENTION_NAME, register_tree_attention, use_tree_attention, why_no_tree
 
 _Result = TypeVar("_Result")
 logger = logging.get_logger(__name__)
-
-EpisodesHook = Callable[[int, Sequence[Episode]], None]
-"""Called after each rollout with the update's number (from 0) and this rank's episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +75,7 @@ class EpochSampler(RepeatSampler):
         return super().__iter__()
 
 
-class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
+class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
     """Trains a policy on whole episodes.
 
     Args:
@@ -91,6 +86,7 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         make_backend: Gets the training model (unwrapped, with its adapter) and returns what samples
             episodes from its weights.
         on_episodes: Sees the episodes of every update.
+        held_out: Tasks to evaluate on, as `eval_strategy` says.
         kwargs: Further arguments of `ResumableTrainer` and `GRPOTrainer` (settings, failed_step, peft_config,
             quantization_config, callbacks, optimizers).
 
@@ -109,6 +105,7 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         processing_class: Any,
         make_backend: Callable[[Any], Backend],
         on_episodes: EpisodesHook | None = None,
+        held_out: Sequence[Any] = (),
         **kwargs: Any,
     ) -> None:
         groups = (args.generation_batch_size or 0) // (args.num_generations or 1)
@@ -124,6 +121,8 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
             reward_funcs=_environment_reward,
             args=args,
             train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks), "task": list(range(len(tasks)))}),
+            # Only that there is one: `evaluate` is ours.
+            eval_dataset=Dataset.from_dict({"prompt": [""] * len(held_out)}) if held_out else None,
             processing_class=processing_class,
             **kwargs,
         )
@@ -139,23 +138,10 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         # TRL's own vLLM client gathers all ranks' prompts at every call; our backends do not. What stays of the setting
         # is the correction for the sampler's slightly different probabilities, in TRL's loss.
         self.use_vllm = args.use_vllm
-        self.tasks = tasks
-        self.on_episodes = on_episodes
-        self.backend = make_backend(self.model)
-        self._loop = asyncio.Runner()
+        self.set_up_rollouts(make_backend(self.model), tasks, held_out, on_episodes)
         self._trained_logps: torch.Tensor | None = None
         self._packed: Packed | None = None
         self._micro_batch_inputs: dict[str, torch.Tensor] = {}
-
-    def close(self) -> None:
-        """Free what the backend and the embedder hold. The trainer cannot train afterwards."""
-        self.run_async(self.backend.close())
-        self.run_async(self.backend.runner.embedder.close())
-        self._loop.close()
-
-    def run_async(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run a coroutine in the event loop that the episodes run in."""
-        return self._loop.run(work)
 
     def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
         """TRL's sampler, made to continue where a resumed run stopped (`EpochSampler`)."""
@@ -184,8 +170,8 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         # Seeds depend on the run's seed and the update, not on the state of a generator: a resumed run repeats them.
         runner = self.backend.runner
         runner.sampling = replace(runner.sampling, seed=self.args.seed * 1_000_003 + self.state.global_step)
-        self._publish()
-        everything = episodes = self._run_episodes(jobs)
+        self.publish()
+        everything = episodes = self.run_episodes(jobs)
         rewards, sizes = self._gather_outcomes(episodes)
         self._log_variance(rewards)
         for round_ in range(self.args.dynamic_sampling_rounds):
@@ -193,7 +179,7 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
             if replaced is None:
                 break
             again = sorted(replaced)
-            for i, episode in zip(again, self._run_episodes([replaced[i] for i in again]), strict=True):
+            for i, episode in zip(again, self.run_episodes([replaced[i] for i in again]), strict=True):
                 everything, jobs[i] = [*everything, episode], replaced[i]
                 episodes = [*episodes[:i], episode, *episodes[i + 1 :]]
             rewards, sizes = self._gather_outcomes(episodes)
@@ -208,27 +194,8 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
             longest(sizes),
             self.args.overlong_filtering,
         )
-        self._log_rollout(everything, seconds)
-        self.failed_step(self.state.global_step, everything)
-        self.check_failed_fraction(rewards.count(None), len(rewards), self.args.max_failed_fraction)
-        if self.on_episodes is not None:
-            self.on_episodes(self.state.global_step, everything)
+        self.end_rollout(everything, rewards, seconds)
         return Rollout(rows, normalizer(sizes, normalization))
-
-    def _run_episodes(self, jobs: Sequence[tuple[Any, int]]) -> list[Episode]:
-        with self.backend.rollout(self):
-            episodes = self.run_async(self.stop_request.guard(self.backend.runner.run_all(jobs)))
-        self.meet()
-        assert episodes is not None, "a rank that gave up its rollout made all of them stop"
-        return episodes
-
-    def _publish(self) -> None:
-        outage = None
-        try:
-            self.backend.publish(self)
-        except OutageError as error:
-            outage = error
-        self.meet(outage)
 
     def _replacements(
         self, rewards: Sequence[float | None], jobs: Sequence[tuple[Any, int]], round_: int, first: int
@@ -268,16 +235,6 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
     def _log_variance(self, rewards: Sequence[float | None]) -> None:
         fraction = zero_variance_fraction(rewards, self.num_generations)
         self._metrics["train"]["frac_reward_zero_std"].append(fraction)
-
-    def _log_rollout(self, episodes: Sequence[Episode], seconds: float) -> None:
-        sums = add_sums(gather_object([episode_sums(episodes)]))
-        summary = means(sums)
-        summary["seconds/rollout"] = seconds
-        summary |= add_sums(gather_object([self.backend.metrics()]))
-        for key, value in summary.items():
-            self._metrics["train"][key].append(value)
-        self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
-        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
 
     # Update -------------------------------------------------------------------------------------
 
@@ -381,7 +338,8 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
 
     def _log_update(self, totals: torch.Tensor, seconds: float) -> None:
         metrics = self._metrics["train"]
-        difference, tokens, raw, computed = self.accelerator.reduce(totals[1:], reduction="sum").tolist()
+        loss, difference, tokens, raw, computed = self.accelerator.reduce(totals, reduction="sum").tolist()
+        self.check_loss(loss)
         # A policy reports log-probabilities of the unscaled distribution: comparable at temperature 1 only.
         if tokens and self.temperature == 1.0:
             metrics["sampling/sampling_logp_difference/mean"].append(difference / tokens)

@@ -7,13 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from train.callbacks import ConsoleTable, MetricsFile, read_metrics
+from train.callbacks import ConsoleTable, MetricsFile, read_metrics, time_left
 
 
-def state(step: int, *, main: bool = True) -> Any:
-    return SimpleNamespace(global_step=step, is_world_process_zero=main)
+def state(step: int, *, main: bool = True, history: list[dict[str, Any]] | None = None) -> Any:
+    return SimpleNamespace(global_step=step, is_world_process_zero=main, max_steps=100, log_history=history or [])
 
 
 def test_one_line_an_entry_under_a_heading() -> None:
@@ -24,10 +25,29 @@ def test_one_line_an_entry_under_a_heading() -> None:
     table.on_log(None, state(2), None, logs={"train_runtime": 1.0})
     table.on_log(None, state(3, main=False), None, logs={"loss": 0.1, "reward": 0.5})
     assert out.getvalue().splitlines() == [
-        "  step   reward  a long heading",
-        "     1    0.250             3.0",
-        "     2    0.500               -",
+        "  step      left   reward  a long heading",
+        "     1         -    0.250             3.0",
+        "     2         -    0.500               -",
     ]
+
+
+def test_the_time_left_is_that_at_the_pace_so_far() -> None:
+    """Resumed at 10: ten updates took 300 s, eighty are to come."""
+    out = io.StringIO()
+    now = 1000.0
+    table = ConsoleTable([], Console(file=out, width=80), lambda: now)
+    table.on_train_begin(None, state(10), None)
+    now += 300
+    table.on_log(None, state(20), None, logs={"loss": 0.1})
+    assert out.getvalue().splitlines()[1].split() == ["20", "0:40:00"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00:00"), (59.6, "0:01:00"), (86_399, "23:59:59"), (100_000, "1 d 3 h"), (-1, "0:00:00")],
+)
+def test_times(seconds: float, text: str) -> None:
+    assert time_left(seconds) == text
 
 
 def test_the_heading_comes_again() -> None:
@@ -38,9 +58,9 @@ def test_the_heading_comes_again() -> None:
     assert out.getvalue().count("reward") == 2
 
 
-def write(folder: Path, start: int, steps: list[int]) -> list[dict[str, Any]]:
+def write(folder: Path, start: Any, steps: list[int]) -> list[dict[str, Any]]:
     file, args = MetricsFile(), SimpleNamespace(output_dir=str(folder))
-    file.on_train_begin(args, state(start), None)
+    file.on_train_begin(args, start, None)
     for step in steps:
         file.on_log(args, state(step), None, logs={"loss": float(step)})
     file.on_log(args, state(steps[-1], main=False), None, logs={"loss": -1.0})
@@ -48,13 +68,18 @@ def write(folder: Path, start: int, steps: list[int]) -> list[dict[str, Any]]:
 
 
 def test_a_resumed_run_replaces_the_steps_that_it_repeats(tmp_path: Path) -> None:
-    assert [entry["step"] for entry in write(tmp_path / "run", 0, [1, 2, 3])] == [1, 2, 3]
+    written = write(tmp_path / "run", state(0), [1, 2, 3])
+    assert [entry["step"] for entry in written] == [1, 2, 3]
     # Killed while it wrote.
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')
-    assert [entry["step"] for entry in write(tmp_path / "run", 2, [3, 4])] == [1, 2, 3, 4]
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl") == written
+    history = [{"loss": float(step), "step": step} for step in (1, 2)]
+    assert write(tmp_path / "run", state(2, history=history), [3, 4]) == [*written, {"step": 4, "loss": 4.0}]
+    # The history is the checkpoint's: another folder gets it too.
+    assert len(write(tmp_path / "elsewhere", state(2, history=history), [3])) == 3
 
 
 def test_a_fresh_run_begins_the_file_anew(tmp_path: Path) -> None:
-    write(tmp_path, 0, [1, 2])
-    assert [entry["step"] for entry in write(tmp_path, 0, [1])] == [1]
+    write(tmp_path, state(0), [1, 2])
+    assert [entry["step"] for entry in write(tmp_path, state(0), [1])] == [1]

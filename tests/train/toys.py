@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from atommem.activity import ActivityClock
 from atommem.policy.base import Sampling
 from atommem.records import Episode, MemoryView, Observation, Step, StopReason
 
@@ -74,11 +75,12 @@ class WrittenRunner:
     def __init__(self, write: Callable[[str, int], Episode]) -> None:
         self.write = write
         self.sampling = Sampling(temperature=1.0)
+        self.activity = ActivityClock()
         self.policy = self.embedder = Closable()
         self.jobs: list[tuple[str, int]] = []
         self.seeds: list[int | None] = []
 
-    async def run_all(self, jobs: Sequence[tuple[Any, int]]) -> list[Episode]:
+    async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:
         self.seeds.append(self.sampling.seed)
         self.jobs += [(task.id, sample) for task, sample in jobs]
         return [self.write(task.id, sample) for task, sample in jobs]

@@ -1,0 +1,62 @@
+"""Scores by source and the time split, from sums worked out by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from atommem.activity import ActivityClock
+from atommem.episode_stats import add_sums
+from tests.train.toys import make_episode
+from train.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
+
+
+def log_at(times: list[float]) -> RolloutLog:
+    tasks = [SimpleNamespace(id=f"t{i}", source=source) for i, source in enumerate(["hotpotqa", "musique", ""])]
+    log = RolloutLog(tasks)
+    log.clock = ActivityClock(iter(times).__next__)
+    return log
+
+
+def test_scores_by_source() -> None:
+    """Two ranks; a failed episode and a task without a source count for no source."""
+    first = [make_episode("t0", 0, 1.0, []), make_episode("t0", 1, 0.0, []), make_episode("t1", 0, 0.5, [])]
+    second = [make_episode("t0", 2, 1.0, []), make_episode("t1", 1, None, []), make_episode("t2", 0, 1.0, [])]
+    parts = [log_at([0.0]).sums(episodes, ActivityClock()) for episodes in (first, second)]
+    means = {key: value for key, value in rollout_means(add_sums(parts), 2).items() if "seconds" not in key}
+    assert means == pytest.approx(
+        {"reward/hotpotqa": 2 / 3, "em/hotpotqa": 2 / 3, "reward/musique": 0.5, "em/musique": 0.5}
+    )
+
+
+def test_the_time_split() -> None:
+    """One rank: 2 s of sync, 10 s of episodes of which 6 generating, 1 s of waiting. The other: 2, 11, 8, 0."""
+
+    def sums(seconds: dict[str, float], own: dict[str, float]) -> dict[str, float]:
+        times: list[float] = []
+        for value in own.values():
+            times += [0.0, value]
+        log = log_at([*times, 99.0])
+        for stage in own:
+            with log.clock.busy(stage):
+                pass
+        now = iter([x for value in seconds.values() for x in (0.0, value)] + [99.0])
+        activity = ActivityClock(now.__next__)
+        for stage in seconds:
+            with activity.busy(stage):
+                pass
+        return log.sums([], activity)
+
+    first = sums({"generate": 6.0, "embed": 1.0}, {SYNC: 2.0, EPISODES: 10.0, WAIT: 1.0})
+    second = sums({"generate": 8.0, "embed": 3.0, "retrieve": 0.5}, {SYNC: 2.0, EPISODES: 11.0, WAIT: 0.0})
+    means = rollout_means(add_sums([first, second]), 2)
+    assert means == {
+        "seconds/sync": 2.0,
+        "seconds/generate": 7.0,
+        "seconds/embed": 2.0,
+        "seconds/retrieve": 0.25,
+        "seconds/idle": 4.0,  # (10 - 6 + 1 + 11 - 8) / 2
+    }
+    # sync + generate + idle: 2 + 7 + 4 is the rollout of both ranks, 2 + 11.
+    assert means["seconds/sync"] + means["seconds/generate"] + means["seconds/idle"] == 13.0
