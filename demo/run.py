@@ -23,7 +23,6 @@ from atommem.policy.base import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.records import Episode
 from demo.copying import pretrain_copying
-from demo.plot import PLOT_FILE, plot_training
 from demo.recipe import GRPO_CONFIG, Recipe
 from demo.report import ABLATIONS, LABELS, SUMMARY_FILE, print_outcome, results_table, summarize, write_summary
 from demo.tiny_policy import make_model, make_tokenizer
@@ -42,6 +41,7 @@ from train.callbacks import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metric
 from train.checkpoint import GenerationSettings, save_final
 from train.config import ColdStartConfig, TrainConfig
 from train.demonstrations import demonstrations
+from train.plot import PLOT_FILE, plot_training
 from train.sft import make_sft_trainer, sft_dataset
 from train.trainer import MemoryGRPOTrainer
 
@@ -256,8 +256,8 @@ def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: fl
     for name, disabled in ABLATIONS.items():
         results[name] = demo.evaluate(name, disabled)
     summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
-    metrics = [entry for entry in read_metrics(out / "grpo" / METRICS_FILE) if "reward" in entry]
-    plot = plot_training(metrics, summary["em_before"], summary["em_after"], out / PLOT_FILE)
+    lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
+    plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
     written = write_summary(summary, out)
     console.print()
     console.print(results_table(results))

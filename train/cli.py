@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from train.config import ColdStartConfig, TrainConfig
 
 STAGES = ("grpo", "sft", "async")
+_REPORTERS = ("wandb", "trackio", "tensorboard")
 _RESUME = ["--resume_from_checkpoint", "auto"]
 USAGE = """usage: atommem train [grpo|sft|async] [--config FILE.yaml] [--FIELD VALUE ...]
 
@@ -29,7 +31,8 @@ stages:
   grpo   reinforcement learning on a task file (the default)
   sft    cold start: supervised fine-tuning on traces
   async  as grpo, but episodes are sampled while the trainer steps
-after a failure:
+of a run:
+  plot RUN     scores, action rates and store size over training (RUN: its output folder)
   replay DIR   repeat the update that stopped a GRPO run on the episodes that it had (DIR: failed/step-N)
 
 A flag wins over the YAML file, that over the atommem_config.json of the model folder (a cold-started
@@ -52,6 +55,10 @@ def main(argv: list[str] | None = None) -> int:
         print(USAGE)
         return 0 if argv else 2
     stage, arguments = (argv[0], argv[1:]) if not argv[0].startswith("-") else ("grpo", argv)
+    if stage == "plot":
+        from train.plot import main as plot
+
+        return plot(arguments)
     if stage == "replay":
         from train.replay import main as replay
 
@@ -172,7 +179,7 @@ def run_sft(
     from train.models import load_tokenizer, model_arguments
     from train.sft import make_sft_trainer, sft_dataset
 
-    use_wandb_offline(args)
+    prepare_reporters(args)
     tokenizer = load_tokenizer(model_config)
     rows = trace_demonstrations(args.data, tokenizer, memory, args.min_reward, args.template_kwargs)
     resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
@@ -223,11 +230,18 @@ def _parse(argv: Sequence[str], config_class: type, stage: str, model_class: typ
     return (args, *others)
 
 
-def use_wandb_offline(args: Any) -> None:
-    """Keep wandb's files in the output folder: without an account it would ask for one, and wait.
+def prepare_reporters(args: Any) -> None:
+    """Check that what ``report_to`` names is installed, and keep wandb's files in the output folder.
 
-    ``WANDB_MODE=online`` in the environment sends them.
+    Without an account wandb would ask for one, and wait: it runs offline; ``WANDB_MODE=online`` in the environment
+    sends them.
+
+    Raises:
+        ConfigError: A service is not installed.
     """
+    for name in args.report_to:
+        if name in _REPORTERS and find_spec(name) is None:
+            raise ConfigError(f"report_to names {name}, which is not installed: pip install {name}, or leave it out.")
     if "wandb" in args.report_to:
         Path(args.output_dir).mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("WANDB_MODE", "offline")

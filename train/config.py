@@ -11,6 +11,7 @@ from trl import GRPOConfig, SFTConfig
 from atommem.config import check_choice
 from atommem.errors import ConfigError
 from envs.settings import json_object
+from train.credit import CREDITS
 from train.sequences import NORMALIZATIONS
 
 # Fields of GRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
@@ -36,7 +37,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "off_policy_mask_threshold": (None, "training is fully on-policy"),
     "reward_weights": (None, "an episode has one terminal reward"),
     "multi_objective_aggregation": ("sum_then_normalize", "an episode has one terminal reward"),
-    "log_completions": (False, "save_traces keeps whole episodes"),
+    "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
     "pad_to_multiple_of": (None, "micro-batches are padded to their longest row"),
 }
 
@@ -90,6 +91,16 @@ class TrainConfig(GRPOConfig):
             "dynamic sampling, bounded)."
         },
     )
+    credit: str = field(
+        default="uniform",
+        metadata={
+            "help": "How an episode's advantage is given to its steps: the same to all (uniform), or by what each item "
+            "of the memory did for the answer (leave_one_out, an experiment)."
+        },
+    )
+    credit_share: float = field(
+        default=0.5, metadata={"help": "Share of the advantage that credit=leave_one_out distributes, 0 to 1."}
+    )
     overlong_filtering: bool = field(
         default=False,
         metadata={"help": "Do not train on episodes that a limit of tokens, time or context cut short (DAPO's)."},
@@ -113,6 +124,10 @@ class TrainConfig(GRPOConfig):
             "help": "Stop when more than this fraction of an update's episodes failed (servers gone, time-outs)."
         },
     )
+    log_episodes: int = field(
+        default=2, metadata={"help": "Whole episodes to show in output_dir/samples (and as a table in wandb, trackio)."}
+    )
+    log_episodes_steps: int = field(default=10, metadata={"help": "Updates between two times of log_episodes."})
     save_traces: bool = field(
         default=False, metadata={"help": "Write every training episode to output_dir/traces/step-N/."}
     )
@@ -179,6 +194,9 @@ class TrainConfig(GRPOConfig):
                 f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}: a colocated engine is of one process, "
                 "because ranks ask for different numbers of completions. Use vllm_mode: server for a larger one."
             )
+        check_choice("credit", self.credit, CREDITS)
+        if not 0.0 <= self.credit_share <= 1.0:
+            raise ConfigError(f"credit_share is {self.credit_share}: give a share between 0 and 1.")
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
         if self.router_aux_loss_coef:
@@ -192,6 +210,11 @@ class TrainConfig(GRPOConfig):
                 raise ConfigError(f"{name} is {value}: give a positive number, or leave it unset.")
         if not 0 <= self.max_failed_fraction <= 1:
             raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
+        if self.log_episodes < 0 or self.log_episodes_steps < 1:
+            raise ConfigError(
+                f"log_episodes is {self.log_episodes} every {self.log_episodes_steps} updates: give 0 or more, and at "
+                "least 1 for log_episodes_steps."
+            )
         if self.dynamic_sampling_rounds < 0:
             raise ConfigError(f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}: give 0 or more.")
         for name in ("micro_batch_tokens", "rollout_batch_size", "rollout_batch_tokens"):

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding import make_embedder
+from atommem.records import Episode
 from envs.files import load_tasks
 from envs.longdoc import LongDocConfig
 from train.backends.select import select_backend
 from train.callbacks import GRPO_COLUMNS, use_console
 from train.checkpoint import GenerationSettings, resume_folder, save_final
-from train.cli import finish, use_wandb_offline
+from train.cli import finish, prepare_reporters
 from train.config import TrainConfig
 from train.faults import FailedStep
 from train.models import load_tokenizer, model_arguments
 from train.replay import recorded_command
+from train.rollouts import EpisodesHook
+from train.samples import FOLDER, SampleEpisodes
 from train.traces import TraceWriter
 from train.trainer import MemoryGRPOTrainer
 
@@ -46,7 +49,7 @@ def run_grpo(
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
     resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
-    use_wandb_offline(args)
+    prepare_reporters(args)
     trainer = grpo_trainer(args, memory, embedder, environment, model, command=command)
     use_console(trainer, GRPO_COLUMNS)
     try:
@@ -85,10 +88,36 @@ def grpo_trainer(
         tasks=tasks,
         processing_class=tokenizer,
         make_backend=make_backend,
-        on_episodes=TraceWriter(Path(args.output_dir) / "traces", tasks, memory) if args.save_traces else None,
+        on_episodes=_on_episodes(args, tasks, tokenizer, memory),
         held_out=load_tasks(args.eval_data) if args.eval_data else (),
         settings=[memory, embedder, environment, generation],
         failed_step=FailedStep(recorded_command(command)),
         callbacks=list(callbacks),
         **model_arguments(model, args),
     )
+
+
+def _on_episodes(args: TrainConfig, tasks: Sequence[Any], tokenizer: Any, memory: MemoryConfig) -> EpisodesHook:
+    """What is kept and shown of the episodes of every update."""
+    out = Path(args.output_dir)
+    hooks: list[EpisodesHook] = []
+    if args.save_traces:
+        hooks.append(TraceWriter(out / "traces", tasks, memory))
+    if args.log_episodes and args.process_index == 0:
+        hooks.append(
+            SampleEpisodes(
+                out / FOLDER,
+                tasks,
+                tokenizer,
+                memory,
+                count=args.log_episodes,
+                every=args.log_episodes_steps,
+                report_to=args.report_to,
+            )
+        )
+
+    def hook(update: int, episodes: Sequence[Episode]) -> None:
+        for one in hooks:
+            one(update, episodes)
+
+    return hook

@@ -30,10 +30,11 @@ class TraceWriter:
         """Write `episodes`, one file each: the number of the task in the data, and of the sample."""
         for episode in episodes:
             index, task = self._tasks[episode.task_id]
-            header = {
-                "id": task.id,
-                "source": task.source,
-                "questions": [{"text": item.text, "golds": list(item.answers)} for item in task.questions],
-            }
             path = self.folder / f"step-{update + 1}" / f"task-{index}.{episode.sample}.jsonl"
-            write_trace(path, episode, header, {"memory": asdict(self.memory)})
+            write_trace(path, episode, task_header(task), {"memory": asdict(self.memory)})
+
+
+def task_header(task: Any) -> dict[str, Any]:
+    """What the reader of a trace should know of its task."""
+    questions = [{"text": item.text, "golds": list(item.answers)} for item in task.questions]
+    return {"id": task.id, "source": task.source, "questions": questions}

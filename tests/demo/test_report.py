@@ -10,7 +10,6 @@ from rich.console import Console
 
 from atommem.episode_stats import episode_sums
 from atommem.records import StopReason
-from demo.plot import plot_training
 from demo.report import ABLATIONS, check_bars, print_outcome, results_table, summarize, write_summary
 from envs.records import EpisodeRecord, EvalResult, QuestionRecord
 
@@ -93,14 +92,3 @@ def test_the_table_fits_a_terminal() -> None:
     assert "0.950" in printed
     assert "0.910-0.973" in printed  # Wilson's interval of 190 of 200
     assert all(len(line) <= 80 for line in printed.splitlines())
-
-
-def test_the_plot_is_a_png(tmp_path: Path) -> None:
-    metrics = [
-        {"step": step, "reward": 0.1 * step, **{f"actions/{name}": 0.2 for name in ("create", "read", "update")}}
-        | {"actions/scratchpad": 0.3}
-        for step in range(1, 6)
-    ]
-    path = plot_training(metrics, 0.1, 0.5, tmp_path / "training.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert path.stat().st_size > 10_000

@@ -28,6 +28,11 @@ from train.config import _FIXED
             ["self", "data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"],
         ),
         (use_adapter, ["model", "adapter_name"]),
+        (Trainer._save_checkpoint, ["self", "model", "trial"]),
+        (Trainer._get_output_dir, ["self", "trial"]),
+        (Trainer._get_grad_norm, ["self", "model", "grad_norm"]),
+        (Trainer.get_batch_samples, ["self", "epoch_iterator", "num_batches", "device"]),
+        (Trainer.evaluate, ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"]),
     ],
 )
 def test_signatures(function: object, parameters: list[str]) -> None:
@@ -70,3 +75,20 @@ def test_the_tile_width_is_read_at_every_call() -> None:
 @pytest.mark.parametrize("name", sorted(_FIXED))
 def test_refused_fields_exist(name: str) -> None:
     assert name in GRPOConfig.__dataclass_fields__
+
+
+def test_an_update_begins_and_ends_where_we_think() -> None:
+    """`train.resumable` stops where batches are fetched, and takes the state of the generators where an update ends."""
+    body = inspect.getsource(Trainer._run_epoch)
+    moments = ["self.get_batch_samples(", "self.training_step(", "self._get_grad_norm(", "self.optimizer.step()"]
+    moments += ["self.state.global_step += 1", "self._maybe_log_save_evaluate("]
+    places = [body.index(moment) for moment in moments]
+    assert places == sorted(places)
+    after = inspect.getsource(Trainer._maybe_log_save_evaluate)
+    assert after.index("self.log(") < after.index("self._evaluate(") < after.index("self._save_checkpoint(")
+
+
+def test_a_checkpoint_is_written_where_the_trainer_is_told() -> None:
+    body = inspect.getsource(Trainer._save_checkpoint)
+    assert "run_dir = self._get_output_dir(trial=trial)" in body
+    assert "self.args.output_dir" not in body

@@ -12,7 +12,7 @@ from atommem.errors import ConfigError
 from envs.files import save_tasks
 from tests.train.test_end_to_end import SETTINGS, make_element_tokenizer, make_tasks
 from tests.train.toys import make_model
-from train.cli import main, parse_grpo, parse_sft
+from train.cli import main, parse_grpo, parse_sft, prepare_reporters
 from train.config import ColdStartConfig, TrainConfig
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
@@ -150,6 +150,14 @@ def test_wandb_writes_to_the_output_folder(model_folder: Path, tmp_path: Path, m
     finally:
         wandb.finish()
     assert list(out.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_a_service_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.cli.find_spec", lambda name: None)
+    args = parse_grpo([*MINIMUM, "--report_to", "none"])[0]
+    args.report_to = ["trackio"]
+    with pytest.raises(ConfigError, match="report_to names trackio, which is not installed: pip install trackio"):
+        prepare_reporters(args)
 
 
 def test_no_model_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from train.asynchronous.samplers import make_sampler
 from train.asynchronous.trainer import AsyncMemoryGRPOTrainer
 from train.callbacks import GRPO_COLUMNS, use_console
 from train.checkpoint import GenerationSettings, resume_folder, save_final
-from train.cli import finish, use_wandb_offline
+from train.cli import finish, prepare_reporters
 from train.models import load_tokenizer
 from train.traces import TraceWriter
 
@@ -49,7 +49,7 @@ def run_async(
             "train an adapter (use_peft)."
         )
     tasks = load_tasks(args.data)
-    use_wandb_offline(args)
+    prepare_reporters(args)
     resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
     generation = GenerationSettings(args.max_completion_length, args.template_kwargs)
     settings = [memory, embedder_config, environment, generation]

@@ -1,0 +1,45 @@
+"""The plot of a run's metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.errors import DataError
+from train.cli import main
+from train.plot import PLOT_FILE, plot_training
+
+PNG = b"\x89PNG"
+
+
+def metrics() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    for step in range(1, 6):
+        entries.append({"step": step, "reward": step / 10, "actions/create": 0.5, "store_size": step, "loss": 0.0})
+        if step % 2 == 0:
+            entries.append({"step": step, "eval_em": 0.5, "eval_em_low": 0.4, "eval_em_high": 0.6})
+    return entries
+
+
+def test_a_run_is_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in metrics()))
+    assert main(["plot", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / PLOT_FILE)
+    assert (tmp_path / PLOT_FILE).read_bytes().startswith(PNG)
+    assert main(["plot", str(tmp_path), "--out", str(tmp_path / "other.png")]) == 0
+    assert (tmp_path / "other.png").is_file()
+
+
+def test_lines_across(tmp_path: Path) -> None:
+    path = plot_training(metrics(), tmp_path / "x.png", {"before": 0.1, "after": 0.9})
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_nothing_to_plot(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"metrics\.jsonl is not there"):
+        main(["plot", str(tmp_path)])
+    with pytest.raises(DataError, match="no update to plot"):
+        plot_training([{"step": 1, "loss": 0.1}], tmp_path / "x.png")

@@ -1,0 +1,85 @@
+"""Sample episodes as text and as a table, from real episodes of a scripted policy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atommem.config import MemoryConfig
+from atommem.oplog import Contents
+from atommem.records import Episode
+from tests.atommem.test_episode import ANSWER, TASK, runner
+from tests.train.toys import make_episode
+from train.samples import COLUMNS, SampleEpisodes, best_and_worst, describe
+
+MEMORY = MemoryConfig()
+CREATE = "<create_memory>Ann lives in Rome</create_memory><update_scratchpad>look for Ann</update_scratchpad>"
+
+
+class Words:
+    """Decodes to the number of tokens."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return f"{len(token_ids)} tokens"
+
+
+@pytest.fixture
+async def episode() -> Episode:
+    return await runner([CREATE, "<read_memory>Ann</read_memory><create_memory>", ANSWER]).run(TASK, sample=4)
+
+
+def samples(folder: Path, **settings: Any) -> SampleEpisodes:
+    return SampleEpisodes(folder, [TASK], Words(), MEMORY, **{"count": 2, "every": 10, **settings})
+
+
+async def test_rows_tell_what_the_memory_was_before_and_after(tmp_path: Path, episode: Episode) -> None:
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in samples(tmp_path).rows(7, episode)]
+    empty = describe(Contents())
+    filled = "scratchpad: look for Ann\nquery: (none)\nentry 1: Ann lives in Rome"
+    assert [row["memory_before"] for row in rows] == [empty, filled, filled.replace("(none)", "Ann")]
+    assert rows[0]["memory_after"] == filled
+    assert rows[0]["actions"] == "create: applied, scratchpad: applied"
+    assert "malformed: " in rows[1]["actions"]
+    assert [row["phase"] for row in rows] == ["reading", "reading", "answering"]
+    assert {(row["update"], row["task"], row["sample"], row["reward"], row["stop"]) for row in rows} == {
+        (7, "t1", 4, 1.0, "answered")
+    }
+    assert rows[0]["completion"] == CREATE
+
+
+async def test_files_come_with_the_first_update_and_every_so_many(tmp_path: Path, episode: Episode) -> None:
+    hook = samples(tmp_path)
+    for update in range(21):
+        hook(update, [episode])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1.txt", "step-10.txt", "step-20.txt"]
+    text = (tmp_path / "step-10.txt").read_text()
+    assert "Where does Ann live?" in text
+    assert "Ann lives in Rome" in text
+    assert "\x1b" not in text
+
+
+def test_the_best_and_the_worst() -> None:
+    rewards = [0.2, None, 1.0, 0.0, 0.5]
+    episodes = [make_episode("t", sample, reward, [(1, 1)]) for sample, reward in enumerate(rewards)]
+    assert [episode.reward for episode in best_and_worst(episodes, 3)] == [1.0, 0.0, 0.5]
+    assert len(best_and_worst(episodes, 9)) == 4
+    assert best_and_worst(episodes, 0) == []
+
+
+async def test_tables_go_to_the_services_that_are_asked_for(
+    tmp_path: Path, episode: Episode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[tuple[Any, dict[str, Any]]] = []
+    fake = SimpleNamespace(
+        Table=lambda dataframe: dataframe, log=lambda values, **options: logged.append((values["episodes"], options))
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    samples(tmp_path, report_to=["wandb", "tensorboard"])(0, [episode])
+    ((table, options),) = logged
+    assert options == {"commit": False}
+    assert list(table.columns) == list(COLUMNS)
+    assert len(table) == 3
