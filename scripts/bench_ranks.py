@@ -69,74 +69,33 @@ def worker(mode: str, out: Path) -> None:
     if mode == "fsdp2":
         use_fsdp2_on_cpu()
     from accelerate import PartialState
+    from toy_training import WORLD, toy_trainer
 
-    from atommem.config import MemoryConfig
-    from atommem.embedding.hashing import HashingEmbedder
-    from atommem.episode import EpisodeRunner
-    from atommem.policy.base import Sampling
-    from atommem.policy.local import LocalPolicy
-    from atommem.records import Episode
-    from demo.recipe import PolicySize
-    from demo.tiny_policy import make_model, make_tokenizer
-    from envs.longdoc import LongDocConfig, LongDocEnvironments
-    from envs.synthetic.world import WorldConfig, generate
-    from train.backends.local import LocalBackend
-    from train.config import TrainConfig
-    from train.trainer import MemoryGRPOTrainer
+    from envs.longdoc import LongDocConfig
+    from envs.synthetic.world import generate
 
-    class EvenTokens(EpisodeRunner):
-        async def run(self, task: Any, sample: int = 0) -> Episode:
-            episode = await super().run(task, sample)
-            tokens = [token for step in episode.steps for token in step.token_ids]
-            episode.reward = sum(token % 2 == 0 for token in tokens) / len(tokens)
-            return episode
-
-    world = WorldConfig(prose="compact", names=16, facts_per_document=2)
-    memory = MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2)
-    tokenizer = make_tokenizer(world, memory)
-    torch.manual_seed(0)
-    model = make_model(PolicySize(), tokenizer)
-    start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     rewards: list[float] = []
-
-    def make_backend(training: Any) -> LocalBackend:
-        runner = EvenTokens(
-            policy=LocalPolicy(training, tokenizer),
-            embedder=HashingEmbedder(16),
-            tokenizer=tokenizer,
-            environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunking="documents", max_reads=0)),
-            memory=memory,
-            sampling=Sampling(temperature=1.0, max_tokens=8),
-        )
-        return LocalBackend(runner)
-
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    config = TrainConfig(
-        output_dir=str(out.parent / mode),
-        use_cpu=True,
-        per_device_train_batch_size=16 // processes,
-        num_generations=4,
-        max_steps=UPDATES,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        micro_batch_tokens=400,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        deepspeed=ZERO3 if mode == "zero3" else None,
-    )
-    trainer = MemoryGRPOTrainer(
-        model=model,
-        args=config,
-        tasks=list(generate(world, 16, 0)),
-        processing_class=tokenizer,
-        make_backend=make_backend,
+    trainer = toy_trainer(
+        {
+            "output_dir": str(out.parent / mode),
+            "per_device_train_batch_size": 16 // processes,
+            "num_generations": 4,
+            "max_steps": UPDATES,
+            "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant",
+            "micro_batch_tokens": 400,
+            "deepspeed": ZERO3 if mode == "zero3" else None,
+        },
+        list(generate(WORLD, 16, 0)),
+        LongDocConfig(chunking="documents", max_reads=0),
+        max_tokens=8,
         on_episodes=lambda _, episodes: rewards.extend(episode.reward or 0.0 for episode in episodes),
     )
+    start = {name: full(weight) for name, weight in trainer.model.named_parameters()}
     trainer.train()
-    weights = {
-        name: full(weight) for name, weight in trainer.accelerator.unwrap_model(trainer.model).named_parameters()
-    }
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    weights = {name: full(weight) for name, weight in trained.named_parameters()}
     if PartialState().is_main_process:
         moved = max(float((weights[name] - start[name]).abs().max()) for name in start)
         kind = type(next(iter(trainer.model.parameters()))).__name__

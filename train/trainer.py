@@ -37,11 +37,12 @@ from train.advantages import group_advantages, has_variance, zero_variance_fract
 from train.backends.base import Backend
 from train.batching import Padded, filler_row, pad_rows
 from train.config import TrainConfig
+from train.credit import leave_one_out_weights
 from train.importance import importance_ratio
 from train.lm_head import tune_lm_head_for_cpu
 from train.micro_batches import MicroBatchPlanner
-from train.packing import Packed, pack_rows
-from train.planning import pair_cost
+from train.packing import Packed, pack_rows, shared_prefixes
+from train.planning import cut, lexicographic, pair_cost
 from train.rollouts import EpisodesHook, RolloutTrainer
 from train.sequences import EpisodeSize, Row, episode_rows, longest, merge_equal_rows, normalizer
 from train.tree_attention import ATTENTION_NAME, register_tree_attention, use_tree_attention, why_no_tree
@@ -129,6 +130,11 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         args.use_vllm = use_vllm
         tune_lm_head_for_cpu(self.accelerator.device.type)
         self._prefix_sharing = args.prefix_sharing and self._can_share_prefixes()
+        if args.credit != "uniform" and not (self._prefix_sharing and self._is_whole()):
+            raise ConfigError(
+                f"credit is {args.credit!r}: it needs prefix_sharing and a model that is whole in every process "
+                "(no FSDP, no ZeRO-3)."
+            )
         self._planner = MicroBatchPlanner(
             pair_cost(self.accelerator.unwrap_model(self.model).config.get_text_config()),
             args.micro_batch_tokens,
@@ -187,12 +193,9 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
 
         advantages = group_advantages(rewards, self.num_generations, self.args.scale_rewards)
         normalization = self.args.normalization
+        own = advantages[first : first + len(inputs)]
         rows = episode_rows(
-            episodes,
-            advantages[first : first + len(inputs)],
-            normalization,
-            longest(sizes),
-            self.args.overlong_filtering,
+            episodes, own, normalization, longest(sizes), self.args.overlong_filtering, self._credit(episodes, own)
         )
         self.end_rollout(everything, rewards, seconds)
         return Rollout(rows, normalizer(sizes, normalization))
@@ -216,6 +219,40 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         groups = {i: (first + i) // size for i in range(len(jobs))}
         self._metrics["train"]["dynamic_sampling/replaced_groups"].append(float(len(drawn)))
         return {i: (drawn[group], jobs[i][1]) for i, group in groups.items() if group in drawn}
+
+    def _credit(self, episodes: Sequence[Episode], advantages: Sequence[float]) -> list[list[float]] | None:
+        """Weights of steps where credit is not uniform (`train.credit`)."""
+        if self.args.credit == "uniform":
+            return None
+        started = time.perf_counter()
+        weights = leave_one_out_weights(
+            episodes,
+            advantages,
+            self.num_generations,
+            self.backend.runner.prompts,
+            self._completion_logps,
+            self.args.credit_share,
+        )
+        self._metrics["train"]["seconds/credit"].append(time.perf_counter() - started)
+        return weights
+
+    @torch.no_grad()
+    def _completion_logps(self, rows: Sequence[Row]) -> list[float]:
+        """Log-probability of each row's completion under the current policy."""
+        model = self.accelerator.unwrap_model(self.model)
+        ordered = lexicographic(rows)
+        lengths = [len(row) for row in ordered]
+        found: dict[int, float] = {}
+        start = 0
+        with use_tree_attention(model):
+            for count in cut(lengths, shared_prefixes(ordered), self._planner.pair_cost, self.args.micro_batch_tokens):
+                part, start = ordered[start : start + count], start + count
+                packed = pack_rows(part).to(self.accelerator.device)
+                width = max(len(row.completion_ids) for row in part)
+                target = torch.empty(len(part), width, device=self.accelerator.device)
+                logps, _, _ = self._packed_logps_and_entropies(model, target, packed)
+                found.update(zip(map(id, part), logps.sum(1).tolist(), strict=True))
+        return [found[id(row)] for row in rows]
 
     def _gather_outcomes(self, episodes: Sequence[Episode]) -> tuple[list[float | None], list[EpisodeSize]]:
         """Reward (None: failed) and size of every episode of the global batch, in its order."""
@@ -351,6 +388,9 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         if last or self.accelerator.distributed_type == DistributedType.DEEPSPEED:
             return nullcontext()
         return self.accelerator.no_sync(model)
+
+    def _is_whole(self) -> bool:
+        return self.accelerator.distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
     def _can_share_prefixes(self) -> bool:
         reason = why_no_tree(self.accelerator.unwrap_model(self.model))

@@ -1,0 +1,105 @@
+"""Does the cost of training grow linearly with the length of the stream?
+
+    python scripts/bench_scaling.py [--documents 50 100 200 400] [--updates 3]
+
+GRPO on streams of 50 to 400 documents, everything else the same: a group of 16 episodes that read chunks of 64 tokens,
+with a tiny random model on CPU, every size in a process of its own. Reported for each: seconds per episode (rollout
+and training, median over the updates after the first), and the peak memory of the process. The last line is one JSON
+object; the exit code is 0 if and only if its "holds" is true: seconds fit a line over documents with R2 >= 0.98, and
+the peak memory at the most documents is at most 1.10 of that at the fewest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+from toy_training import WORLD, toy_trainer
+
+from envs.base import Task
+from envs.longdoc import LongDocConfig
+from envs.synthetic.world import generate
+
+GROUP = 16
+LEAST_R2, MOST_GROWTH = 0.98, 1.10
+
+
+def make_task(documents: int) -> Task:
+    """A task whose stream has so many documents: those of many worlds, one after the other."""
+    tasks = list(generate(WORLD, documents, 0))
+    stream = list(chain.from_iterable(task.documents for task in tasks))
+    return replace(tasks[0], documents=tuple(stream[:documents]))
+
+
+def measure(documents: int, updates: int) -> None:
+    """Run in a process of its own: prints one JSON object."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = toy_trainer(
+            {
+                "output_dir": folder,
+                "per_device_train_batch_size": GROUP,
+                "num_generations": GROUP,
+                "num_train_epochs": updates + 1,
+                "learning_rate": 1e-6,
+                "micro_batch_tokens": 4096,
+            },
+            [make_task(documents)],
+            LongDocConfig(chunk_tokens=64, max_reads=0),
+            max_tokens=16,
+        )
+        trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry][1:]
+    seconds = [(entry["seconds/rollout"] + entry["seconds/train"]) / GROUP for entry in logged]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found = {"seconds": statistics.median(seconds), "peak_mb": peak, "steps": logged[-1]["steps"]}
+    print(json.dumps(found))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run all sizes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", nargs="+", type=int, default=[50, 100, 200, 400])
+    parser.add_argument("--updates", type=int, default=3)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.one:
+        measure(arguments.one, arguments.updates)
+        return 0
+    rows = []
+    for documents in arguments.documents:
+        command = [sys.executable, __file__, "--one", str(documents), "--updates", str(arguments.updates)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        row = json.loads(done.stdout.splitlines()[-1])
+        rows.append(row)
+        print(
+            f"{documents:4} documents  {row['steps']:5.0f} steps  {row['seconds']:6.3f} s per episode  "
+            f"peak {row['peak_mb']:5.0f} MB"
+        )
+    x, y = np.array(arguments.documents, float), np.array([row["seconds"] for row in rows])
+    slope, intercept = np.polyfit(x, y, 1)
+    r2 = 1 - ((y - slope * x - intercept) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    growth = rows[-1]["peak_mb"] / rows[0]["peak_mb"]
+    holds = bool(r2 >= LEAST_R2 and growth <= MOST_GROWTH)
+    result = {
+        "bench": "scaling",
+        "documents": arguments.documents,
+        "seconds_per_episode": [round(row["seconds"], 4) for row in rows],
+        "peak_mb": [round(row["peak_mb"]) for row in rows],
+        "r2": round(float(r2), 4),
+        "memory_growth": round(growth, 3),
+        "holds": holds,
+    }
+    print(json.dumps(result))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""GRPO on a tiny random model, for benches: real rollouts, real updates, and a reward that random models differ in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from atommem.config import MemoryConfig
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.episode import EpisodeRunner
+from atommem.policy.base import Sampling
+from atommem.policy.local import LocalPolicy
+from atommem.records import Episode
+from demo.recipe import PolicySize
+from demo.tiny_policy import make_model, make_tokenizer
+from envs.base import Task
+from envs.longdoc import LongDocConfig, LongDocEnvironments
+from envs.synthetic.world import WorldConfig
+from train.backends.local import LocalBackend
+from train.config import TrainConfig
+from train.trainer import MemoryGRPOTrainer
+
+WORLD = WorldConfig(prose="compact", names=16, facts_per_document=2)
+MEMORY = MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2)
+
+
+class EvenTokens(EpisodeRunner):
+    """The one loop; the reward is the share of even token ids among those that an episode sampled."""
+
+    async def run(self, task: Any, sample: int = 0) -> Episode:
+        """Run one episode and score it."""
+        episode = await super().run(task, sample)
+        tokens = [token for step in episode.steps for token in step.token_ids]
+        episode.reward = sum(token % 2 == 0 for token in tokens) / len(tokens)
+        return episode
+
+
+def toy_trainer(
+    settings: dict[str, Any],
+    tasks: Sequence[Task],
+    environment: LongDocConfig,
+    max_tokens: int,
+    on_episodes: Callable[[int, Sequence[Episode]], None] | None = None,
+) -> MemoryGRPOTrainer:
+    """A trainer on CPU that saves nothing.
+
+    Args:
+        settings: Of `TrainConfig`.
+        tasks: From `WORLD`.
+        environment: How documents are cut.
+        max_tokens: Longest completion.
+        on_episodes: Of the trainer.
+    """
+    tokenizer = make_tokenizer(WORLD, MEMORY)
+    torch.manual_seed(0)
+    model = make_model(PolicySize(), tokenizer)
+
+    def make_backend(training: Any) -> LocalBackend:
+        runner = EvenTokens(
+            policy=LocalPolicy(training, tokenizer),
+            embedder=HashingEmbedder(16),
+            tokenizer=tokenizer,
+            environment_factory=LongDocEnvironments(tokenizer, environment),
+            memory=MEMORY,
+            sampling=Sampling(temperature=1.0, max_tokens=max_tokens),
+        )
+        return LocalBackend(runner)
+
+    quiet = {"use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    return MemoryGRPOTrainer(
+        model=model,
+        args=TrainConfig(**{**quiet, **settings}),
+        tasks=tasks,
+        processing_class=tokenizer,
+        make_backend=make_backend,
+        on_episodes=on_episodes,
+    )
