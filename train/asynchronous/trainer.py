@@ -40,7 +40,8 @@ from train.asynchronous.updates import Group, make_update
 from train.asynchronous.worker import RolloutWorker
 from train.lm_head import tune_lm_head_for_cpu
 from train.resumable import ResumableTrainer
-from train.trainer import EpisodesHook
+from train.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
+from train.rollouts import EpisodesHook
 from train.tree_attention import why_no_tree
 
 ROLLOUT_STATE = "rollout_state.json"
@@ -131,6 +132,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             self._lora_sync = True
             # A server may have outlived another run, and keeps the adapters that it has by their names.
             self._lora_name = f"atommem-{secrets.token_hex(4)}"
+        self._rollout_log = RolloutLog(tasks)
         self._reader = None
         if worker is not None:
             self._reader = GroupReader(
@@ -164,7 +166,8 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         outage: OutageError | None = None
         if self._reader is not None:
             try:
-                groups = self._reader.take(self.groups_per_update, self.state.global_step)
+                with self._rollout_log.clock.busy(WAIT):
+                    groups = self._reader.take(self.groups_per_update, self.state.global_step)
                 if len(groups) == self.groups_per_update:
                     payload = [self._plan(groups)]
             except OutageError as error:
@@ -193,7 +196,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
         sums = episode_sums(episodes)
-        summary = means(sums)
+        # In the worker's thread: its clock is running there.
+        timed = self.rollout_worker.call(self._rollout_log.sums, episodes, self.rollout_worker.runner.activity)
+        summary = means(sums) | rollout_means(timed, 1)
         rewards = [episode.reward for episode in episodes]
         summary["frac_reward_zero_std"] = zero_variance_fraction(rewards, self.args.num_generations)
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
@@ -241,6 +246,10 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             values = self._metrics["train"][name]
             values[-1] = (values[-1] * count, count)
         return loss
+
+    def _sync_weight(self) -> None:
+        with self._rollout_log.clock.busy(SYNC):
+            super()._sync_weight()
 
     def _sync_weight_lora(self, t0: float) -> tuple[float, float, float]:
         """Publish the adapter under the name of its version; requests in flight keep theirs, nothing pauses."""

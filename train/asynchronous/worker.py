@@ -181,6 +181,14 @@ class RolloutWorker:
         self.indices = chain(sorted(pending), count(next_group))
         self._total -= trained
 
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """The result of `function`, called in the thread that episodes run in."""
+
+        async def run() -> Result:
+            return function(*arguments)
+
+        return self.loop.spawn(run()).result()
+
     def replace_group(self) -> None:
         """A group was too old to be trained on: one more may start, with the current weights."""
         self._grant(1, 1)
