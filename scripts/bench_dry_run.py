@@ -96,7 +96,7 @@ def make_inputs(folder: Path) -> list[str]:
         *("--model_name_or_path", str(folder / "model"), "--data", str(folder / "tasks.jsonl")),
         *("--templates", "compact", "--embedder", "hashing", "--chunk_tokens", "400", "--max_reads", "0"),
         *("--scratchpad_tokens", "32", "--retrieve_k", "1", "--micro_batch_tokens", "2048"),
-        *("--num_generations", "4", "--per_device_train_batch_size", "8", "--max_steps", "3"),
+        *("--num_generations", "4", "--per_device_train_batch_size", "8", "--max_steps", "2"),
         *("--max_completion_length", str(COMPLETION), "--learning_rate", "1e-5", "--save_strategy", "no"),
         *("--report_to", "none", "--disable_tqdm", "true", "--use_cpu"),
     ]

@@ -216,6 +216,7 @@ def estimate_memory(
     embedder: float,
     rollout: float,
     on_cpu: bool,
+    samples_itself: bool = False,
     second_model: bool = False,
 ) -> MemoryEstimate:
     """All parts, for an update that is not the first (the optimizer has its states).
@@ -230,10 +231,13 @@ def estimate_memory(
         embedder: Bytes of the embedding model on this device.
         rollout: Bytes that sampling takes on this device while it runs.
         on_cpu: No CUDA context; narrow tiles.
+        samples_itself: Episodes are sampled from the training model.
         second_model: Sampling goes on all the time, from a copy of the weights.
     """
     reference, gathered_reference = reference_bytes(model, precision, launch, beta)
     resident = 0.0 if launch.offload else 1.0
+    # Processes sample different numbers of tokens, so that none can wait for others to gather a layer.
+    whole = model.parameters * precision.compute if samples_itself and launch.weights else 0.0
     parts = (
         Part("weights", resident * weight_bytes(model, precision, launch), PHASES),
         Part("optimizer", resident * optimizer_bytes(model, precision, launch, optim), PHASES),
@@ -247,7 +251,8 @@ def estimate_memory(
             ("training",),
         ),
         Part("LM head", head_bytes(model, scored, precision, launch, on_cpu), ("training",)),
-        Part("gathered weights", gathered_bytes(model, precision, launch), ("rollout", "training")),
+        Part("gathered weights", gathered_bytes(model, precision, launch), ("training",)),
+        Part("weights gathered for sampling", whole, ("rollout",)),
         Part("weights cast for autocast", autocast_bytes(model, precision, launch), ("training",)),
         Part("gathered reference model", gathered_reference, ("reference",)),
         Part("sampling model", model.parameters * precision.frozen if second_model else 0.0, PHASES),

@@ -123,6 +123,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
             beta=beta,
             embedder=_embedder_bytes(embedder, device) if rollout != "none" else 0.0,
             rollout=_rollout_bytes(rollout, args, model, precision, load, device),
+            samples_itself=stage == "grpo" and rollout == "local",
             second_model=stage == "async" and rollout == "local",
             on_cpu=device.is_cpu,
         ),

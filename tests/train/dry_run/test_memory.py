@@ -149,6 +149,27 @@ def test_what_is_gathered_or_cast() -> None:
     assert autocast_bytes(MODEL, Precision(4, 4, 2, 2), FSDP) == 0
 
 
+def test_sampling_from_shared_weights_needs_all_of_them() -> None:
+    settings = {"micro_batch": 1, "scored": 1, "gradient_checkpointing": True, "optim": "sgd", "beta": 0.0}
+
+    def gathered(launch: Launch, samples_itself: bool) -> float:
+        estimate = estimate_memory(
+            MODEL,
+            Precision(4, 2, 2, 2),
+            launch,
+            **settings,  # type: ignore[arg-type]
+            embedder=0.0,
+            rollout=0.0,
+            on_cpu=True,
+            samples_itself=samples_itself,
+        )
+        return sum(part.bytes for part in estimate.parts if part.name == "weights gathered for sampling")
+
+    assert gathered(FSDP, samples_itself=True) == 2000
+    assert gathered(FSDP, samples_itself=False) == 0
+    assert gathered(ONE, samples_itself=True) == 0
+
+
 def test_the_reference_model() -> None:
     half = Precision(4, 2, 2, 2)
     assert reference_bytes(MODEL, half, FSDP, beta=0.0) == (0, 0)
