@@ -180,15 +180,21 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         everything = episodes = self.run_episodes(jobs)
         rewards, sizes = self._gather_outcomes(episodes)
         self._log_variance(rewards)
+        count = 0
         for round_ in range(self.args.dynamic_sampling_rounds):
-            replaced = self._replacements(rewards, jobs, round_, first)
-            if replaced is None:
+            drawn = self._replacements(rewards, jobs, round_)
+            if not drawn:
                 break
+            count += len(drawn)
+            groups = {i: (first + i) // self.num_generations for i in range(len(jobs))}
+            replaced = {i: (drawn[group], jobs[i][1]) for i, group in groups.items() if group in drawn}
             again = sorted(replaced)
             for i, episode in zip(again, self.run_episodes([replaced[i] for i in again]), strict=True):
                 everything, jobs[i] = [*everything, episode], replaced[i]
                 episodes = [*episodes[:i], episode, *episodes[i + 1 :]]
             rewards, sizes = self._gather_outcomes(episodes)
+        if self.args.dynamic_sampling_rounds:
+            self._metrics["train"]["dynamic_sampling/replaced_groups"].append(float(count))
         seconds = time.perf_counter() - started
 
         advantages = group_advantages(rewards, self.num_generations, self.args.scale_rewards)
@@ -201,24 +207,19 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         return Rollout(rows, normalizer(sizes, normalization))
 
     def _replacements(
-        self, rewards: Sequence[float | None], jobs: Sequence[tuple[Any, int]], round_: int, first: int
-    ) -> dict[int, tuple[Any, int]] | None:
-        """New jobs, by their place in `jobs`, for groups that teach nothing; None where every group does.
+        self, rewards: Sequence[float | None], jobs: Sequence[tuple[Any, int]], round_: int
+    ) -> dict[int, Any]:
+        """New tasks for groups that teach nothing, by the group's number in the global batch.
 
-        The tasks are drawn from those that this update has not seen, by the seed, the update and the
+        They are drawn from those that this update has not seen, by the seed, the update and the
         round: every rank draws the same, and so does a resumed run.
         """
         size = self.num_generations
         flat = [i for i in range(len(rewards) // size) if not has_variance(rewards[i * size : (i + 1) * size])]
         seen = set(gather_object([task.id for task, _ in jobs]))
         unseen = [task for task in self.tasks if task.id not in seen]
-        if not flat or not unseen:
-            return None
         rng = random.Random(f"{self.args.seed}/{self.state.global_step}/{round_}")
-        drawn = dict(zip(flat, rng.sample(unseen, min(len(flat), len(unseen))), strict=False))
-        groups = {i: (first + i) // size for i in range(len(jobs))}
-        self._metrics["train"]["dynamic_sampling/replaced_groups"].append(float(len(drawn)))
-        return {i: (drawn[group], jobs[i][1]) for i, group in groups.items() if group in drawn}
+        return dict(zip(flat, rng.sample(unseen, min(len(flat), len(unseen))), strict=False))
 
     def _credit(self, episodes: Sequence[Episode], advantages: Sequence[float]) -> list[list[float]] | None:
         """Weights of steps where credit is not uniform (`train.credit`)."""

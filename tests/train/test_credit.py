@@ -40,7 +40,7 @@ def applied(step: int, kind: ActionKind, entry: int | None = None) -> Operation:
 
 
 def make_episode(sample: int, reward: float, task: str = "t") -> Episode:
-    """Entry 10 is created at step 0, updated at step 2; entry 11 and the scratchpad are written at step 1; read at 2."""
+    """Entry 10 is created at step 0 and updated at 2; entry 11 and the scratchpad are written at 1; read at 2."""
     steps = [
         make_step(0, [applied(0, ActionKind.CREATE, 10), Operation(0, ActionKind.UPDATE, Outcome.UNKNOWN_HANDLE)]),
         make_step(1, [applied(1, ActionKind.CREATE, 11), applied(1, ActionKind.SCRATCHPAD)]),
