@@ -81,25 +81,31 @@ def find_tokenizer(name: str) -> tuple[Any, str]:
     return EstimatingTokenizer(), f"an estimate of {CHARACTERS_A_TOKEN} characters a token"
 
 
+def supposed_data(environment: LongDocConfig, settings: DryRunConfig, reason: str) -> DataShape:
+    """The tasks that `settings` describe, for want of a file; `reason` says why."""
+    tokens = settings.dry_run_documents * DOCUMENT_TOKENS
+    chunks = settings.dry_run_documents
+    if environment.chunking == "tokens":
+        chunks = -(-tokens // environment.chunk_tokens)
+    return DataShape(
+        f"supposed, as {reason}: {settings.dry_run_documents} documents of {DOCUMENT_TOKENS} tokens, "
+        f"{settings.dry_run_questions:g} questions (--dry_run_documents, --dry_run_questions, --dry_run_tasks)",
+        settings.dry_run_tasks,
+        chunks,
+        tokens / chunks,
+        settings.dry_run_questions,
+        QUESTION_TOKENS,
+    )
+
+
 def measure_data(path: str, environment: LongDocConfig, tokenizer: Any, settings: DryRunConfig) -> DataShape:
-    """Means over the first tasks of the file, or the numbers of `settings` when it is not there.
+    """Means over the first tasks of the file, or `supposed_data` when it is not there.
 
     Raises:
         DataError: The file is no task file.
     """
     if not Path(path).is_file():
-        tokens = settings.dry_run_documents * DOCUMENT_TOKENS
-        chunks = settings.dry_run_documents
-        if environment.chunking == "tokens":
-            chunks = -(-tokens // environment.chunk_tokens)
-        return DataShape(
-            f"assumed, as {path} is not there: {settings.dry_run_documents} documents of {DOCUMENT_TOKENS} tokens",
-            settings.dry_run_tasks,
-            chunks,
-            tokens / chunks,
-            settings.dry_run_questions,
-            QUESTION_TOKENS,
-        )
+        return supposed_data(environment, settings, f"{path} is not there")
     tasks = list(islice(iter_tasks(path), SAMPLED_TASKS))
     chunks_of, tokens_of, questions = [], [], []
     for task in tasks:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.errors import ConfigError
 from envs.longdoc import LongDocConfig
 from train.dry_run.architecture import ModelShape, measure, parameters_of
 from train.dry_run.compute import ComputeEstimate, estimate_compute
-from train.dry_run.data import DataShape, PromptShape, find_tokenizer, measure_data, measure_prompt
+from train.dry_run.data import DataShape, PromptShape, find_tokenizer, measure_data, measure_prompt, supposed_data
 from train.dry_run.devices import DEVICES, Device
 from train.dry_run.launcher import Launch, read_launch
 from train.dry_run.memory import (
@@ -93,14 +94,15 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
     precision = precision_of(dtype, bool(args.bf16), launch, model.lora)
     tokenizer, counted_by = find_tokenizer(model.name)
     data = (
-        measure_data(args.data, environment, tokenizer, settings)
-        if stage != "sft"
-        else _supposed(settings, environment)
+        supposed_data(environment, settings, "traces are not read")
+        if stage == "sft"
+        else measure_data(args.data, environment, tokenizer, settings)
     )
     prompt = measure_prompt(memory, tokenizer, args.template_kwargs)
     rollout = _rollout(stage, args)
     load = _workload(stage, args, environment, launch, data, prompt, settings)
     beta = float(getattr(args, "beta", 0.0))
+    embedder_bytes = _embedder_bytes(embedder, device) if rollout != "none" else 0.0
     share_prefixes = stage == "async" or bool(getattr(args, "prefix_sharing", False))
     plan = Plan(
         stage=stage,
@@ -121,7 +123,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
             gradient_checkpointing=bool(args.gradient_checkpointing),
             optim=str(getattr(args.optim, "value", args.optim)),
             beta=beta,
-            embedder=_embedder_bytes(embedder, device) if rollout != "none" else 0.0,
+            embedder=embedder_bytes or 0.0,
             rollout=_rollout_bytes(rollout, args, model, precision, load, device),
             samples_itself=stage == "grpo" and rollout == "local",
             second_model=stage == "async" and rollout == "local",
@@ -144,6 +146,10 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
         assumptions=_assumptions(stage, settings, data, counted_by, load),
         warnings=[],
     )
+    if embedder_bytes is None:
+        plan.assumptions.append(
+            f"the embedder {embedder.embedder_model} is not on this machine: its memory is left out"
+        )
     plan.warnings.extend(_warnings(plan, args, dtype, memory, embedder))
     return plan
 
@@ -158,11 +164,6 @@ def _use_device_defaults(args: Any, argv: Sequence[str], device: Device, found: 
         for item in found
         if item.name != "use_cpu"
     ]
-
-
-def _supposed(settings: DryRunConfig, environment: LongDocConfig) -> DataShape:
-    """For a cold start: its rows are traces, whose tasks are supposed to be those of the settings."""
-    return measure_data("traces", environment, None, settings)
 
 
 def _rollout(stage: str, args: Any) -> str:
@@ -229,10 +230,14 @@ def _rollout_bytes(
     )
 
 
-def _embedder_bytes(config: EmbedderConfig, device: Device) -> float:
+def _embedder_bytes(config: EmbedderConfig, device: Device) -> float | None:
+    """None for a model that is not known here: a run may still be able to load it."""
     if config.embedder != "sentence_transformer":
         return 0.0
-    return parameters_of(config.embedder_model) * BYTES["float32" if device.is_cpu else "bfloat16"]
+    try:
+        return parameters_of(config.embedder_model) * BYTES["float32" if device.is_cpu else "bfloat16"]
+    except ConfigError:
+        return None
 
 
 def _assumptions(stage: str, settings: DryRunConfig, data: DataShape, counted_by: str, load: Workload) -> list[str]:

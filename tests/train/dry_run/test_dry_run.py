@@ -123,6 +123,14 @@ def test_where_episodes_are_sampled(tmp_path: Path) -> None:
     assert colocate["compute"]["rollout_seconds"] < base["compute"]["rollout_seconds"]
 
 
+def test_an_embedder_that_is_not_here_is_left_out(tmp_path: Path) -> None:
+    plan = dry(tmp_path, *MINIMUM, "--embedder_model", "nobody/nothing")
+    assert "embedder" not in plan["memory"]["parts"]
+    assert any("the embedder nobody/nothing is not on this machine" in line for line in plan["assumptions"])
+    assert "embedder" not in dry(tmp_path, *MINIMUM, "--embedder", "hashing")["memory"]["parts"]
+    assert dry(tmp_path, *MINIMUM)["memory"]["parts"]["embedder"] == 2 * 595_776_512
+
+
 def test_other_stages(tmp_path: Path) -> None:
     sft = dry(tmp_path, *MINIMUM, stage="sft")
     assert (sft["rollout"], sft["compute"]["rollout_seconds"]) == ("none", 0)
