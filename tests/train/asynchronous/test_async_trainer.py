@@ -28,12 +28,17 @@ from train.interrupts import TrainingInterrupted
 SHARED = {"max_completion_length": 4, "max_grad_norm": 1.0, "seed": 3, "learning_rate": 1e-2, "max_steps": 3}
 
 
+def save_model(folder: Path) -> Path:
+    """A tiny model with its tokenizer, in ``folder/model``."""
+    tokenizer = make_element_tokenizer()
+    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder / "model"
+
+
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    tokenizer = make_element_tokenizer()
-    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return save_model(tmp_path)
 
 
 def make_trainer(model: Path, out: Path, callbacks: Any = None, **settings: Any) -> AsyncMemoryGRPOTrainer:
@@ -120,6 +125,7 @@ def test_staleness_is_used_and_bounded(tmp_path: Path, model_folder: Path) -> No
     assert [entry["sample/staleness_max"] for entry in entries] == [0, 1, 2, 2, 2]
     assert sum(entry["sample/dropped_stale_total"] for entry in entries) == 0
     assert entries[0]["episodes"] == 8
+    assert all(entry[f"seconds/{name}"] >= 0 for entry in entries for name in ("idle", "train", "sync", "generate"))
     # The ratio is against the weights that sampled, so it differs from 1 exactly where these are old.
     ratios = [entry["ratio"] for entry in entries if "ratio" in entry]
     assert ratios[0] == pytest.approx(1.0, abs=1e-5)
