@@ -198,22 +198,13 @@ def _environment() -> dict[str, str]:
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print both tables and the JSON line; 0 when both bars hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="only these (default: all)")
-    parser.add_argument("--no_recipes", action="store_true", help="leave out the recipes")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("flags", nargs="*", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    if arguments.measure:
-        measured_run(arguments.flags, arguments.measure)
-        return 0
+def memory_bar(cases: list[str]) -> dict[str, dict[str, float]]:
+    """Print and return estimates beside measurements, case by case."""
+    print(f"{'peak memory, MB':<32}{'dry run':>10}{'measured':>10}{'difference':>12}   (rollout, training)", flush=True)
     memory: dict[str, dict[str, float]] = {}
-    print(f"{'peak memory, MB':<32}{'dry run':>10}{'measured':>10}{'difference':>12}   (rollout, training)")
     with tempfile.TemporaryDirectory() as name:
         flags = make_inputs(Path(name))
-        for case in arguments.case or CASES:
+        for case in cases:
             found = memory[case] = compare(case, flags, Path(name))
             off = found["estimated"] / found["measured"] - 1
             print(
@@ -222,15 +213,36 @@ def main(argv: list[str] | None = None) -> int:
                 f"{found['estimated_training']:.0f} / {found['measured_training']:.0f})",
                 flush=True,
             )
-    seconds: dict[str, float] = {}
-    if not arguments.no_recipes:
-        print(f"\n{'dry run of a recipe':<32}{'seconds':>10}")
-        for path in sorted((ROOT / "configs" / "train").glob("*.yaml")):
-            seconds[path.stem] = round(recipe_seconds(path), 1)
-            print(f"{path.stem:<32}{seconds[path.stem]:>10.1f}", flush=True)
-    worst = max(abs(found["estimated"] / found["measured"] - 1) for found in memory.values())
+    return memory
+
+
+def recipes_bar() -> dict[str, float]:
+    """Print and return the seconds of every recipe's dry run."""
+    print(f"{'dry run of a recipe':<32}{'seconds':>10}", flush=True)
+    seconds = {}
+    for path in sorted((ROOT / "configs" / "train").glob("*.yaml")):
+        seconds[path.stem] = round(recipe_seconds(path), 1)
+        print(f"{path.stem:<32}{seconds[path.stem]:>10.1f}", flush=True)
+    return seconds
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print both tables and the JSON line; 0 when both bars hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=list(CASES), help="only these (default: all)")
+    parser.add_argument("--only", choices=["memory", "recipes"], help="one of the two bars (default: both)")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("flags", nargs="*", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.measure:
+        measured_run(arguments.flags, arguments.measure)
+        return 0
+    memory = memory_bar(arguments.case or list(CASES)) if arguments.only != "recipes" else {}
+    seconds = recipes_bar() if arguments.only != "memory" else {}
+    worst = max((abs(found["estimated"] / found["measured"] - 1) for found in memory.values()), default=0.0)
     holds = worst <= WITHIN and all(value < SECONDS for value in seconds.values())
-    print(json.dumps({"memory": memory, "worst": worst, "within": WITHIN, "seconds": seconds, "holds": holds}))
+    figures = {case: {name: round(value, 1) for name, value in found.items()} for case, found in memory.items()}
+    print(json.dumps({"megabytes": figures, "worst": round(worst, 3), "seconds": seconds, "holds": holds}))
     return 0 if holds else 1
 
 
