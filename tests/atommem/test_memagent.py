@@ -126,7 +126,7 @@ def test_without_a_store_the_prompt_has_no_trace_of_one() -> None:
     prompts = builder(disabled_actions=["create", "read", "update", "delete"])
     text = prompts.text(READING, MemoryView("SCRATCH"))
     assert "SCRATCH" in text
-    assert "the scratchpad, a short note" in prompts.system
+    assert "the scratchpad: a short note" in prompts.system
     for word in ("store", "query", "entries", "Memory 2"):
         assert word not in text
     answering = prompts.text(Observation("answering", ("Who?",), reads_left=2), MemoryView("SCRATCH"))
@@ -137,7 +137,7 @@ def test_without_a_scratchpad_the_prompt_has_no_trace_of_one() -> None:
     text = builder(disabled_actions=["scratchpad"]).text(READING, MemoryView("", "QUERY"))
     assert "scratchpad" not in text
     assert "QUERY" in text
-    assert "the store, a list of entries" in text
+    assert "the store: a list of entries" in text
 
 
 def test_places_have_to_be_explained_completely(tmp_path: Path) -> None:
