@@ -13,6 +13,8 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -82,6 +84,9 @@ class VllmServer:
             RuntimeError: It ended, or did not answer in time; the end of its log is in the message.
         """
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            # A script that is told to end leaves its `with` blocks then, and with them its servers.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=self._env, start_new_session=True
