@@ -68,7 +68,7 @@ SHARED_FIELDS = (
     "seed",
     "weight_decay",
 )
-_SHOWN = ("reward", "em", "tokens", "no var", "loss", "train s", "wait s", "stale", "dropped")
+_SHOWN = ("reward", "em", "tokens", "no var", "loss", "train s", "idle s", "stale", "dropped")
 
 
 class StopAfter(TrainerCallback):

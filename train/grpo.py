@@ -27,6 +27,7 @@ from train.trainer import MemoryGRPOTrainer
 if TYPE_CHECKING:
     from trl import ModelConfig
 
+    from train.asynchronous.config import AsyncTrainConfig
     from train.backends.base import Backend
 
 
@@ -88,7 +89,7 @@ def grpo_trainer(
         tasks=tasks,
         processing_class=tokenizer,
         make_backend=make_backend,
-        on_episodes=_on_episodes(args, tasks, tokenizer, memory),
+        on_episodes=episode_hooks(args, tasks, tokenizer, memory),
         held_out=load_tasks(args.eval_data) if args.eval_data else (),
         settings=[memory, embedder, environment, generation],
         failed_step=FailedStep(recorded_command(command)),
@@ -97,7 +98,9 @@ def grpo_trainer(
     )
 
 
-def _on_episodes(args: TrainConfig, tasks: Sequence[Any], tokenizer: Any, memory: MemoryConfig) -> EpisodesHook:
+def episode_hooks(
+    args: TrainConfig | AsyncTrainConfig, tasks: Sequence[Any], tokenizer: Any, memory: MemoryConfig
+) -> EpisodesHook:
     """What is kept and shown of the episodes of every update."""
     out = Path(args.output_dir)
     hooks: list[EpisodesHook] = []

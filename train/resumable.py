@@ -245,7 +245,9 @@ class ResumableTrainer(Trainer):
             rank=self.args.process_index,
             world_size=self.args.world_size,
         )
-        kept = f" Its data is in {folder}: `atommem train replay {folder}` repeats it." if folder else ""
+        kept = f" Its data is in {folder}." if folder else ""
+        if folder and self.failed_step.settings:
+            kept = f" Its data is in {folder}: `atommem train replay {folder}` repeats it."
         raise type(fault)(
             f"{str(fault).rstrip('.')}.{kept} {_resume_hint(checkpoint is not None, output_dir)}"
         ) from error

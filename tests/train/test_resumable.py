@@ -153,7 +153,7 @@ def poisoned(trainer: MemoryGRPOTrainer, update: int, value: float) -> None:
 def test_a_gradient_that_is_no_number_never_reaches_the_parameters(tmp_path: Path, whole: Any, value: float) -> None:
     trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
     poisoned(trainer, 3, value)
-    with pytest.raises(DivergedError, match=r"gradient norm of update 3 is .*train replay .*step-3.*--resume"):
+    with pytest.raises(DivergedError, match=r"gradient norm of update 3 is .*failed.step-3.*--resume"):
         trainer.train()
     trainer.close()
     assert names(tmp_path) == ["checkpoint-2"]

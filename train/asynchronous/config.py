@@ -30,8 +30,8 @@ FIXED: dict[str, tuple[Any, str]] = {
     "max_tool_calling_iterations": (None, "the environment bounds an episode"),
     "fork_threshold_tokens": (1024, "every step is a row of its own: nothing is reconciled"),
     "queue_maxsize": (1024, "max_staleness bounds what is sampled ahead"),
-    "log_completions": (False, "save_traces keeps whole episodes"),
-    "num_completions_to_print": (None, "save_traces keeps whole episodes"),
+    "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
+    "num_completions_to_print": (None, "log_episodes shows whole episodes, and save_traces keeps them"),
 }
 
 
@@ -91,6 +91,10 @@ class AsyncTrainConfig(AsyncGRPOConfig):
             "help": "Stop when more than this fraction of an update's episodes failed (servers gone, time-outs)."
         },
     )
+    log_episodes: int = field(
+        default=2, metadata={"help": "Whole episodes to show in output_dir/samples (and as a table in wandb, trackio)."}
+    )
+    log_episodes_steps: int = field(default=10, metadata={"help": "Updates between two times of log_episodes."})
     save_traces: bool = field(
         default=False, metadata={"help": "Write every training episode to output_dir/traces/step-N/."}
     )
@@ -150,6 +154,11 @@ class AsyncTrainConfig(AsyncGRPOConfig):
             raise ConfigError(f"max_staleness is {self.max_staleness}: give 0 (on-policy) or more.")
         if self.max_inflight_tasks == 0 or self.max_inflight_tasks < -1:
             raise ConfigError(f"max_inflight_tasks is {self.max_inflight_tasks}: give at least 1, or -1 for no limit.")
+        if self.log_episodes < 0 or self.log_episodes_steps < 1:
+            raise ConfigError(
+                f"log_episodes is {self.log_episodes} every {self.log_episodes_steps} updates: give 0 or more, and at "
+                "least 1 for log_episodes_steps."
+            )
         if not 0 <= self.max_failed_fraction <= 1:
             raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a fraction from 0 to 1.")
         for name in ("token_budget", "weight_sync_steps", "rollout_batch_size", "rollout_batch_tokens"):

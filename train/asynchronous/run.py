@@ -17,12 +17,11 @@ from train.asynchronous.trainer import AsyncMemoryGRPOTrainer
 from train.callbacks import GRPO_COLUMNS, use_console
 from train.checkpoint import GenerationSettings, resume_folder, save_final
 from train.cli import finish, prepare_reporters
+from train.grpo import episode_hooks
 from train.models import load_tokenizer
-from train.traces import TraceWriter
 
 ASYNC_COLUMNS = (
     *(column for column in GRPO_COLUMNS if column[0] != "roll s"),
-    ("wait s", "perf/rollout_wait_s", ".1f"),
     ("stale", "sample/staleness_mean", ".2f"),
     ("dropped", "sample/dropped_stale_total", ".0f"),
 )
@@ -63,7 +62,7 @@ def run_async(
         make_sampler=make_sampler(
             args, model, tokenizer, make_embedder(embedder_config), memory, environment, model_config.use_peft
         ),
-        on_episodes=TraceWriter(Path(args.output_dir) / "traces", tasks, memory) if args.save_traces else None,
+        on_episodes=episode_hooks(args, tasks, tokenizer, memory),
         peft_config=get_peft_config(model_config),
         settings=settings,
     )
