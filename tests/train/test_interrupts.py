@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ def test_work_is_given_up(number: signal.Signals) -> None:
         with request.installed(), asyncio.Runner() as runner:
 
             async def work() -> str:
-                os.kill(os.getpid(), number)
+                signal.raise_signal(number)
                 await asyncio.sleep(30)
                 return "done"
 
@@ -55,7 +54,7 @@ def test_nothing_begins_after_the_request() -> None:
         begun.append(2)
 
     with request.installed(), asyncio.Runner() as runner:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert runner.run(request.guard(work())) is None
     assert 2 not in begun
 
@@ -86,7 +85,7 @@ with request.installed():
     print("ready", flush=True)
     while not request.requested:
         time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGTERM)  # a launcher passes it on: the same request
+    signal.raise_signal(signal.SIGTERM)  # a launcher passes it on: the same request
     print("asked", flush=True)
     time.sleep(30)
 """

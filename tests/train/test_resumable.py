@@ -51,7 +51,7 @@ class At(TrainerCallback):
 
 
 def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def during_rollout(trainer: MemoryGRPOTrainer, update: int, action: Callable[[], None]) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from atommem.errors import ConfigError
 from tests.train.harness import completion_logps
 from tests.train.toys import EOS, make_episode, make_model, make_tokenizer
 from train.callbacks import METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
+from train.checkpoint_files import last_checkpoint
 from train.config import ColdStartConfig
 from train.demonstrations import demonstrations
+from train.interrupts import TrainingInterrupted
 from train.sft import make_sft_trainer, sft_dataset
 
 ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS])] * 8
@@ -73,3 +78,29 @@ def test_demonstrations_are_the_steps_of_episodes_that_earned_enough() -> None:
     rows = demonstrations([good, bad, failed], min_reward=1.0)
     assert rows == [(step.prompt_ids, step.token_ids) for step in (good.steps[0], good.steps[2])]
     assert len(demonstrations([good, bad, failed])) == 3
+
+
+class _Terminate(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_sigterm_saves_and_the_cold_start_goes_on(tmp_path: Path) -> None:
+    """Three updates are an epoch: the second one is under way, and its order has to be kept."""
+    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 100}
+
+    def run(folder: Path, resume: Path | None = None, **kwargs: Any) -> Any:
+        trainer = make_sft_trainer(
+            make_model(), make_config(folder, **settings), sft_dataset(ROWS), make_tokenizer(), **kwargs
+        )
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        return trainer.model.state_dict()
+
+    expected = run(tmp_path / "whole")
+    with pytest.raises(TrainingInterrupted, match="stopped before update 5"):
+        run(tmp_path / "parts", callbacks=[_Terminate()])
+    last = last_checkpoint(tmp_path / "parts")
+    assert last == tmp_path / "parts" / "checkpoint-4"
+    resumed = run(tmp_path / "parts", last)
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
