@@ -255,6 +255,10 @@ def _assumptions(stage: str, settings: DryRunConfig, data: DataShape, counted_by
     return found
 
 
+def _is_missing(file: str | None) -> bool:
+    return file is not None and not Path(file).is_file()
+
+
 def _warnings(plan: Plan, args: Any, dtype: str, memory: MemoryConfig, embedder: EmbedderConfig) -> list[str]:
     found = []
     if plan.memory.peak > plan.device.memory:
@@ -276,8 +280,8 @@ def _warnings(plan: Plan, args: Any, dtype: str, memory: MemoryConfig, embedder:
             f"the longest prompt and completion have {plan.workload.longest_row} tokens, the model's context is "
             f"{plan.model.context}: lower chunk_tokens, scratchpad_tokens or max_completion_length."
         )
-    if plan.stage != "sft" and not Path(args.data).is_file():
-        found.append(f"{args.data} is not there yet: `atommem data build` makes it.")
+    files = [args.data, getattr(args, "eval_data", None)] if plan.stage != "sft" else []
+    found += [f"{file} is not there yet: `atommem data build` makes it." for file in files if _is_missing(file)]
     if memory.dialect == "memagent" and embedder.embedder == "sentence_transformer":
         found.append("the dialect memagent never asks the embedder: embedder: random saves loading one.")
     return found
