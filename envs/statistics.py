@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
+
+import numpy as np
+
+_BATCH = 1 << 22
+"""Most indices that a bootstrap draws at once: bounds its memory, not its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +127,112 @@ def sign_test(wins: int, losses: int) -> float:
     from scipy.stats import binomtest  # takes a second to import
 
     return float(binomtest(wins, wins + losses, 0.5).pvalue)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How much higher the second of two means on the same tasks is, with its confidence interval.
+
+    Attributes:
+        difference: Second mean minus first, in [-1, 1].
+        low, high: The interval's ends.
+        tasks: Number of tasks that both have a score of.
+    """
+
+    difference: float
+    low: float
+    high: float
+    tasks: int
+
+
+def bootstrap_difference(
+    first: Sequence[Sequence[float]],
+    second: Sequence[Sequence[float]],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Difference:
+    """Paired percentile bootstrap of mean(second) - mean(first) (Efron and Tibshirani 1993, ch. 13).
+
+    Whole tasks are drawn, each with the scores that both sides have of it: what is correlated stays together.
+
+    Args:
+        first, second: One inner sequence per task, in the same order: the scores of all its questions and episodes.
+        confidence: Of the interval.
+        resamples: Bootstrap samples.
+        seed: The same seed gives the same interval.
+
+    Raises:
+        ValueError: The two do not have the same number of tasks, there is no task, or one has no score.
+    """
+    if len(first) != len(second) or not first:
+        raise ValueError(f"{len(first)} and {len(second)} tasks: give the same ones, at least one, on both sides")
+    if not all(first) or not all(second):
+        raise ValueError("a task without a score: leave it out on both sides")
+    sums = np.array([(sum(a), len(a), sum(b), len(b)) for a, b in zip(first, second, strict=True)], dtype=float)
+    tasks = len(sums)
+    rng = np.random.default_rng(seed)
+    batch = max(1, _BATCH // tasks)
+    drawn = []
+    for start in range(0, resamples, batch):
+        rows = rng.integers(0, tasks, (min(batch, resamples - start), tasks))
+        drawn.append(_difference(sums[rows].sum(axis=1)))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(np.concatenate(drawn), (tail, 1 - tail))
+    return Difference(float(_difference(sums.sum(axis=0))), float(low), float(high), tasks)
+
+
+def _difference(totals: np.ndarray) -> np.ndarray:
+    """From (..., 4) totals of score, count, score, count."""
+    return totals[..., 2] / totals[..., 3] - totals[..., 0] / totals[..., 1]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for how many they are (Holm 1979), in the order given.
+
+    Rejecting those at most alpha errs on any true hypothesis with a probability of at most alpha, however the
+    tests depend on each other.
+
+    Raises:
+        ValueError: A value is not within [0, 1].
+    """
+    for value in p_values:
+        if not 0 <= value <= 1:
+            raise ValueError(f"a p-value is {value}: it must lie within [0, 1]")
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One score per seed.
+
+    Attributes:
+        mean: Of the seeds' scores, each counting the same.
+        sd: Their sample standard deviation (n - 1); None with one seed, which has none.
+        low, high: The lowest and the highest.
+        seeds: How many.
+    """
+
+    mean: float
+    sd: float | None
+    low: float
+    high: float
+    seeds: int
+
+
+def seed_spread(scores: Sequence[float]) -> Spread:
+    """How much a score varies from seed to seed.
+
+    Raises:
+        ValueError: There is no score.
+    """
+    if not scores:
+        raise ValueError("there is no seed's score")
+    sd = stdev(scores) if len(scores) > 1 else None
+    return Spread(fmean(scores), sd, min(scores), max(scores), len(scores))

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from envs.statistics import clustered_estimate, effective_sample_size, sign_test, wilson_interval
+from envs.statistics import (
+    bootstrap_difference,
+    clustered_estimate,
+    effective_sample_size,
+    holm,
+    seed_spread,
+    sign_test,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 1), (0, 10), (10, 10), (1, 3), (37, 200), (199, 200), (5000, 7405)])
@@ -122,3 +130,60 @@ def test_agrees_with_the_cluster_bootstrap() -> None:
     estimate = clustered_estimate(clusters)
     assert estimate.low == pytest.approx(bootstrap.low, abs=0.01)
     assert estimate.high == pytest.approx(bootstrap.high, abs=0.01)
+
+
+def test_bootstrap_equals_scipy_with_the_same_draws() -> None:
+    rng = np.random.default_rng(3)
+    counts = rng.integers(1, 6, size=40)
+    first = [rng.integers(0, 2, size=count).astype(float).tolist() for count in counts]
+    second = [rng.integers(0, 2, size=count).astype(float).tolist() for count in counts]
+    sums = [np.array([sum(scores) for scores in side]) for side in (first, second)]
+    expected = stats.bootstrap(
+        (*sums, counts),
+        lambda a, b, n, axis=-1: (b.sum(axis=axis) - a.sum(axis=axis)) / n.sum(axis=axis),
+        paired=True,
+        method="percentile",
+        n_resamples=999,
+        rng=np.random.default_rng(7),
+    ).confidence_interval
+    found = bootstrap_difference(first, second, resamples=999, seed=7)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert found.difference == pytest.approx((sums[1].sum() - sums[0].sum()) / counts.sum())
+    assert found.tasks == 40
+
+
+def test_bootstrap_in_batches_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = [[float(index % 3 == 0)] for index in range(25)], [[float(index % 2)] for index in range(25)]
+    whole = bootstrap_difference(first, second, resamples=500)
+    monkeypatch.setattr("envs.statistics._BATCH", 25 * 7)
+    assert bootstrap_difference(first, second, resamples=500) == whole
+
+
+def test_bootstrap_pairs_tasks() -> None:
+    # Every task is better by exactly 0.5, however hard it is: a paired difference has no spread at all.
+    first = [[0.1 * (index % 5)] for index in range(30)]
+    found = bootstrap_difference(first, [[score + 0.5] for (score,) in first])
+    assert (found.difference, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize(("first", "second"), [([], []), ([[1.0]], [[1.0], [0.0]]), ([[1.0]], [[]])])
+def test_bootstrap_refuses_what_is_not_paired(first: list[list[float]], second: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="task"):
+        bootstrap_difference(first, second)
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.01, 0.03, 0.04 times 3, 2, 1: 0.03, 0.06, 0.04 -> never lower than a smaller p-value's: 0.06.
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+    with pytest.raises(ValueError, match=r"1\.5"):
+        holm([0.5, 1.5])
+
+
+def test_seed_spread() -> None:
+    spread = seed_spread([0.5, 0.6, 0.7])
+    assert (spread.mean, spread.sd, spread.low, spread.high, spread.seeds) == pytest.approx((0.6, 0.1, 0.5, 0.7, 3))
+    assert seed_spread([0.5]).sd is None
+    with pytest.raises(ValueError, match="no seed"):
+        seed_spread([])
