@@ -259,11 +259,15 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         model = self.accelerator.unwrap_model(self.model)
         trl_async.save_lora_adapter(model, self.accelerator, self._adapter_name, str(folder))
         saved = time.time()
+        outage: OutageError | None = None
         if self.accelerator.is_main_process:
-            self.weight_transfer.publish(name, folder)
-            self.model_version = version
-            self.rollout_worker.update_model_version(version)
-        self.accelerator.wait_for_everyone()
+            try:
+                self.weight_transfer.publish(name, folder)
+                self.rollout_worker.update_model_version(version)
+            except OutageError as error:
+                outage = error
+        self.meet(outage)
+        self.model_version = version
         return t0, t0, saved
 
     # Position -------------------------------------------------------------------------------------

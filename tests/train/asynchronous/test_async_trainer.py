@@ -41,7 +41,14 @@ def model_folder(tmp_path: Path) -> Path:
     return save_model(tmp_path)
 
 
-def make_trainer(model: Path, out: Path, callbacks: Any = None, **settings: Any) -> AsyncMemoryGRPOTrainer:
+def make_trainer(
+    model: Path,
+    out: Path,
+    callbacks: Any = None,
+    sampler: Any = None,
+    peft_config: Any = None,
+    **settings: Any,
+) -> AsyncMemoryGRPOTrainer:
     defaults: dict[str, Any] = {
         "output_dir": str(out),
         "per_device_train_batch_size": 8,
@@ -55,13 +62,9 @@ def make_trainer(model: Path, out: Path, callbacks: Any = None, **settings: Any)
     }
     args = AsyncTrainConfig(**{**defaults, **SHARED, **settings})
     tokenizer = make_element_tokenizer()
+    copy = make_sampler(args, str(model), tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT, lora=False)
     trainer = AsyncMemoryGRPOTrainer(
-        str(model),
-        args,
-        make_tasks(),
-        tokenizer,
-        make_sampler(args, str(model), tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT, lora=False),
-        callbacks=callbacks,
+        str(model), args, make_tasks(), tokenizer, sampler or copy, callbacks=callbacks, peft_config=peft_config
     )
     use_console(trainer, ASYNC_COLUMNS)
     return trainer
