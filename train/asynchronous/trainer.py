@@ -38,6 +38,7 @@ from train.asynchronous.reader import GroupReader
 from train.asynchronous.samplers import Sampler
 from train.asynchronous.updates import Group, make_update
 from train.asynchronous.worker import RolloutWorker
+from train.backends.adapters import check_servable
 from train.lm_head import tune_lm_head_for_cpu
 from train.resumable import ResumableTrainer
 from train.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
@@ -89,21 +90,8 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self._updates_per_epoch = updates_per_epoch
         self.tasks = tasks
         self.on_episodes = on_episodes
-        order = TaskOrder(len(tasks), self.groups_per_update, args.shuffle_dataset, args.seed)
         sampler = make_sampler(args.device) if args.process_index == 0 else None
-        worker = None
-        if sampler is not None:
-            worker = RolloutWorker(
-                loop=sampler.loop,
-                runner=sampler.runner,
-                tasks=tasks,
-                order=order,
-                group_size=args.num_generations,
-                groups_per_version=self.groups_per_update * args.weight_sync_steps,
-                max_staleness=args.max_staleness,
-                total=self.groups_per_update * args.max_steps,
-                max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
-            )
+        worker = None if sampler is None else _make_worker(sampler, tasks, args, self.groups_per_update)
         adapter_only = args.use_vllm and kwargs.get("peft_config") is not None
         # TRL probes a server for adapters where it gets no transfer; other ranks need no more than a stand-in.
         transfer = sampler.weights if sampler is not None else _Elsewhere()
@@ -128,7 +116,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             use_torch_tree_attention()
         tune_lm_head_for_cpu(self.accelerator.device.type)
         if adapter_only:
-            trl_async.validate_lora_for_vllm_sync(unwrapped)
+            check_servable(unwrapped)
             self._lora_sync = True
             # A server may have outlived another run, and keeps the adapters that it has by their names.
             self._lora_name = f"atommem-{secrets.token_hex(4)}"
@@ -308,6 +296,22 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
 
 class _Elsewhere:
     """The weight transfer of a process that is not the main one: TRL never calls it there."""
+
+
+def _make_worker(
+    sampler: Sampler, tasks: Sequence[Any], args: AsyncTrainConfig, groups_per_update: int
+) -> RolloutWorker:
+    return RolloutWorker(
+        loop=sampler.loop,
+        runner=sampler.runner,
+        tasks=tasks,
+        order=TaskOrder(len(tasks), groups_per_update, args.shuffle_dataset, args.seed),
+        group_size=args.num_generations,
+        groups_per_version=groups_per_update * args.weight_sync_steps,
+        max_staleness=args.max_staleness,
+        total=groups_per_update * args.max_steps,
+        max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
+    )
 
 
 def _groups_per_update(args: AsyncTrainConfig, tasks: int) -> int:
