@@ -15,6 +15,7 @@ _SUMMARIES = {
     "data": "build and look at task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, synthetic)",
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a checkpoint or a server on a task file",
+    "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
     "trace": "replay an episode step by step in the terminal",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -190,12 +190,12 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
 
 
 def _estimate(records: Iterable[EpisodeRecord], metric: str) -> dict[str, float] | None:
-    clusters = list(_by_task(records, metric).values())
+    clusters = list(task_scores(records, metric).values())
     return asdict(clustered_estimate(clusters)) if clusters else None
 
 
-def _by_task(records: Iterable[EpisodeRecord], metric: str) -> dict[str, list[float]]:
-    """The question scores of each task that has any, over all its episodes."""
+def task_scores(records: Iterable[EpisodeRecord], metric: str = "em") -> dict[str, list[float]]:
+    """By task id, the scores of all its questions over all its episodes; tasks without any are absent."""
     scores: dict[str, list[float]] = {}
     for record in records:
         for question in record.questions:
@@ -228,13 +228,21 @@ def compare(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord], met
         before, after: `EvalResult.records` of the two.
         metric: ``em`` or ``f1``.
     """
-    first, second = _task_means(before, metric), _task_means(after, metric)
-    # Means of the same scores added up in another order may differ in the last bit.
-    differences = [second[task] - first[task] for task in first.keys() & second.keys()]
-    wins = sum(difference > 1e-9 for difference in differences)
-    losses = sum(difference < -1e-9 for difference in differences)
-    return PairedComparison(wins, losses, len(differences) - wins - losses, sign_test(wins, losses))
+    changes = task_changes(task_scores(before, metric), task_scores(after, metric))
+    wins = sum(change > 0 for change in changes.values())
+    losses = sum(change < 0 for change in changes.values())
+    return PairedComparison(wins, losses, len(changes) - wins - losses, sign_test(wins, losses))
 
 
-def _task_means(records: Iterable[EpisodeRecord], metric: str) -> dict[str, float]:
-    return {task: sum(scores) / len(scores) for task, scores in _by_task(records, metric).items()}
+def task_changes(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """By task that both have: its mean score in `after` minus that in `before`, exactly 0 where they are equal.
+
+    The tasks are in the order of `before`.
+    """
+    changes = {}
+    for task, scores in before.items():
+        if task in after:
+            change = sum(after[task]) / len(after[task]) - sum(scores) / len(scores)
+            # Means of the same scores added up in another order may differ in the last bit.
+            changes[task] = change if abs(change) > 1e-9 else 0.0
+    return changes

@@ -76,7 +76,7 @@ class OutputFolder:
 
     def trace_path(self, record: EpisodeRecord) -> Path:
         """Where the trace of `record` lies."""
-        return self.path / TRACES / f"{file_stem(record.task_id)}.{record.sample}.jsonl"
+        return trace_path(self.path, record)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Write ``summary.json``, whole or not at all."""
@@ -111,16 +111,28 @@ class OutputFolder:
         end = content.rfind(b"\n") + 1
         if end < len(content):
             self._file.truncate(end)
-        records: dict[tuple[str, int], EpisodeRecord] = {}
-        for number, line in enumerate(content[:end].splitlines(), start=1):
-            try:
-                record = EpisodeRecord.from_json(json.loads(line))
-            except (ValueError, DataError) as error:
-                raise DataError(
-                    f"{self.path / EPISODES}, line {number}: {error}. Remove the line to run its episode again."
-                ) from error
-            records[record.key] = record
-        return records
+        return parse_records(content[:end], self.path / EPISODES)
+
+
+def parse_records(content: bytes, path: Path) -> dict[tuple[str, int], EpisodeRecord]:
+    """The latest record of every episode from the whole lines of the file `path`.
+
+    Raises:
+        DataError: A line is no record.
+    """
+    records: dict[tuple[str, int], EpisodeRecord] = {}
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            record = EpisodeRecord.from_json(json.loads(line))
+        except (ValueError, DataError) as error:
+            raise DataError(f"{path}, line {number}: {error}. Remove the line to run its episode again.") from error
+        records[record.key] = record
+    return records
+
+
+def trace_path(folder: Path, record: EpisodeRecord) -> Path:
+    """Where the trace of `record` lies in an evaluation's folder."""
+    return folder / TRACES / f"{file_stem(record.task_id)}.{record.sample}.jsonl"
 
 
 def file_stem(task_id: str) -> str:

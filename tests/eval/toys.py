@@ -35,6 +35,7 @@ class ToyPolicy:
 
     Attributes:
         out_of_reach: Names of the tasks for which every request fails.
+        wrong: Names of the tasks whose questions it answers with "wrong".
         refuse: The task for which every request is refused for good.
         hang: The task for which no request is ever answered; `hanging` is set when it is asked.
         asked: Names of the tasks of all requests.
@@ -44,6 +45,7 @@ class ToyPolicy:
         self._inner = ScriptedPolicy(tokenizer, self._answer)
         self.tokenizer = tokenizer
         self.out_of_reach: set[str] = set()
+        self.wrong: set[str] = set()
         self.refuse: str | None = None
         self.hang: str | None = None
         self.hanging = asyncio.Event()
@@ -72,6 +74,8 @@ class ToyPolicy:
             return "<create_memory>seen</create_memory>"
         found = re.search(r"say-(\S+)", prompt)
         assert found is not None
+        if found[1].rsplit("-", 1)[0] in self.wrong:
+            return "<final_answer>\\boxed{wrong}</final_answer>"
         return f"<final_answer>\\boxed{{{found[1]}}}</final_answer>"
 
 

@@ -1,0 +1,199 @@
+"""``atommem compare A B``: two evaluations task by task, whether one is better, and which episodes flipped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from atommem.errors import ConfigError
+from envs.records import EpisodeRecord, task_changes, task_scores
+from envs.statistics import Difference, bootstrap_difference, sign_test
+from eval.reporting.evaluations import Evaluation, read_evaluation
+
+METRICS = ("em", "f1")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two evaluations on the tasks that both have a score of.
+
+    Attributes:
+        metric: ``em`` or ``f1``.
+        wins, losses, ties: Tasks on which the second one's mean score is higher, lower, equal.
+        p_value: Of the exact two-sided sign test over tasks (McNemar's exact test where a task has one score).
+        difference: Second minus first with the interval of the paired bootstrap; None without a common task.
+        changes: By task id, second minus first.
+        left_out: Tasks with a score on one side only (failed or absent on the other).
+    """
+
+    metric: str
+    wins: int
+    losses: int
+    ties: int
+    p_value: float
+    difference: Difference | None
+    changes: dict[str, float]
+    left_out: int
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the tasks, as JSON values."""
+        return {
+            "metric": self.metric,
+            "tasks": len(self.changes),
+            "left_out": self.left_out,
+            "wins": self.wins,
+            "losses": self.losses,
+            "ties": self.ties,
+            "p_value": self.p_value,
+            **(
+                {key: value for key, value in asdict(self.difference).items() if key != "tasks"}
+                if self.difference is not None
+                else {"difference": None, "low": None, "high": None}
+            ),
+        }
+
+
+def compare_records(
+    first: Sequence[EpisodeRecord], second: Sequence[EpisodeRecord], metric: str = "em", resamples: int = 10_000
+) -> Comparison:
+    """Pair the tasks of two evaluations by their ids.
+
+    Args:
+        first, second: Records of the two. Where their tasks may differ under the same ids, give
+            `Evaluation.paired_records`.
+        metric: ``em`` or ``f1``.
+        resamples: Of the bootstrap.
+    """
+    one, two = task_scores(first, metric), task_scores(second, metric)
+    changes = task_changes(one, two)
+    wins = sum(change > 0 for change in changes.values())
+    losses = sum(change < 0 for change in changes.values())
+    difference = None
+    if changes:
+        difference = bootstrap_difference(
+            [one[task] for task in changes], [two[task] for task in changes], resamples=resamples
+        )
+    return Comparison(
+        metric=metric,
+        wins=wins,
+        losses=losses,
+        ties=len(changes) - wins - losses,
+        p_value=sign_test(wins, losses),
+        difference=difference,
+        changes=changes,
+        left_out=len(one.keys() ^ two.keys()),
+    )
+
+
+def flips(first: Evaluation, second: Evaluation, comparison: Comparison) -> list[dict[str, Any]]:
+    """The tasks on which one is better, wins of the second first, the largest changes first.
+
+    Each with its ``task_id``, ``change``, both sides' ``answers`` and the paths of their ``traces``.
+    """
+    by_task: list[dict[str, list[EpisodeRecord]]] = [{}, {}]
+    for side, evaluation in zip(by_task, (first, second), strict=True):
+        for record in evaluation.records:
+            if not record.failed:
+                side.setdefault(record.task_id, []).append(record)
+    rows: list[dict[str, Any]] = []
+    for task, change in sorted(comparison.changes.items(), key=lambda item: (-item[1], item[0])):
+        if change:
+            sides = [side[task] for side in by_task]
+            rows.append(
+                {
+                    "task_id": task,
+                    "change": change,
+                    "golds": [list(question.golds) for question in sides[0][0].questions],
+                    "answers": [[[q.answer for q in record.questions] for record in side] for side in sides],
+                    "traces": [
+                        [str(evaluation.trace(record)) for record in side]
+                        for evaluation, side in zip((first, second), sides, strict=True)
+                    ],
+                }
+            )
+    won = [row for row in rows if row["change"] > 0]
+    return [*won, *reversed([row for row in rows if row["change"] < 0])]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of ``atommem compare``.
+
+    Raises:
+        ConfigError: A folder holds no evaluation, or the two were not given the same tasks.
+        DataError: Records are damaged.
+    """
+    parser = argparse.ArgumentParser(prog="atommem compare", description=__doc__, allow_abbrev=False)
+    parser.add_argument("first", help="Folder of an evaluation.")
+    parser.add_argument("second", help="Folder of another one on the same tasks.")
+    parser.add_argument("--metric", choices=METRICS, default="em", help="Score to compare (default: %(default)s).")
+    parser.add_argument("--show", type=int, default=10, help="Flips to print of each kind; 0 for none, -1 for all.")
+    parser.add_argument("--json", help="Also write everything to this file.")
+    given = parser.parse_args(list(argv))
+    first, second = read_evaluation(given.first), read_evaluation(given.second)
+    if first.tasks_digest != second.tasks_digest:
+        raise ConfigError(
+            f"{first.folder} and {second.folder} have different tasks (tasks.sha256 in their run.json): scores are "
+            "compared on the same tasks only. Evaluate both on one task file, with the same --limit."
+        )
+    comparison = compare_records(first.records, second.records, given.metric)
+    found = flips(first, second, comparison)
+    if given.json:
+        content = {
+            "first": str(first.folder),
+            "second": str(second.folder),
+            **comparison.to_json(),
+            "failed": [sum(record.failed for record in side.records) for side in (first, second)],
+            "flips": found,
+        }
+        Path(given.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _print(first, second, comparison, found, given.show)
+    return 0
+
+
+def _print(
+    first: Evaluation, second: Evaluation, comparison: Comparison, found: Sequence[dict[str, Any]], show: int
+) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    name = comparison.metric.upper()
+    table = Table(title=f"{name} on the {len(comparison.changes)} tasks with a score in both", title_justify="left")
+    table.add_column("")
+    table.add_column(name, justify="right")
+    table.add_column("failed", justify="right")
+    table.add_column("folder")
+    for letter, side in (("A", first), ("B", second)):
+        scores = task_scores(side.records, comparison.metric)
+        common = [score for task in comparison.changes for score in scores[task]]
+        failed = sum(record.failed for record in side.records)
+        table.add_row(letter, f"{sum(common) / len(common):.3f}" if common else "-", str(failed), str(side.folder))
+    console.print(table)
+    if comparison.difference is None:
+        console.print("No task has a score in both: there is nothing to compare.")
+        return
+    gap = comparison.difference
+    console.print(f"B - A: {gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (95%, paired bootstrap over tasks)")
+    console.print(
+        f"B is better on {comparison.wins} tasks, worse on {comparison.losses}, equal on {comparison.ties}: "
+        f"p = {comparison.p_value:.2g} (exact two-sided sign test)"
+    )
+    if comparison.left_out:
+        console.print(f"{comparison.left_out} tasks have a score on one side only and are left out.")
+    for heading, rows in (
+        ("Better in B", [row for row in found if row["change"] > 0]),
+        ("Worse in B", [row for row in found if row["change"] < 0]),
+    ):
+        shown = rows if show < 0 else rows[:show]
+        if shown:
+            more = f", the first {len(shown)}; --show -1 prints all" if len(shown) < len(rows) else ""
+            console.print(f"\n{heading} ({len(rows)}{more}); replay one with: atommem trace FILE")
+        for row in shown:
+            console.print(f"  {row['task_id']}  {row['change']:+.2f}", markup=False)
+            for letter, paths in zip("AB", row["traces"], strict=True):
+                for path in paths:
+                    console.print(f"    {letter} {path}", markup=False)

@@ -1,0 +1,109 @@
+"""Finished evaluations, read from their folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from atommem.errors import ConfigError, DataError
+from envs.records import EpisodeRecord
+from eval.output import EPISODES, MANIFEST, parse_records, trace_path
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation with what a table says of it.
+
+    Attributes:
+        folder: Its output folder.
+        method: What answered: a row of the tables, together with `setting`.
+        dataset: What was asked: a column, together with `documents`.
+        setting: What sets this row of a method apart ("without update", "k = 12"); empty for none.
+        documents: Documents in the stream of a task; None where it is not known.
+        seed: Evaluations that differ in nothing else are shown as one, with the spread between seeds.
+        manifest: Contents of ``run.json``.
+        records: One per episode, in the order of tasks and samples.
+    """
+
+    folder: Path
+    method: str
+    dataset: str
+    setting: str = ""
+    documents: int | None = None
+    seed: int = 0
+    manifest: dict[str, Any] = field(default_factory=dict, repr=False)
+    records: tuple[EpisodeRecord, ...] = field(default=(), repr=False)
+
+    @property
+    def row(self) -> str:
+        """Its row in the tables."""
+        return f"{self.method}, {self.setting}" if self.setting else self.method
+
+    @property
+    def column(self) -> tuple[str, int | None]:
+        """Its column in the tables."""
+        return self.dataset, self.documents
+
+    @property
+    def tasks_digest(self) -> str:
+        """SHA-256 of the tasks: scores are paired only where it is the same."""
+        return str(self.manifest.get("tasks", {}).get("sha256", ""))
+
+    def trace(self, record: EpisodeRecord) -> Path:
+        """Where the trace of one of `records` lies."""
+        return trace_path(self.folder, record)
+
+    def paired_records(self) -> list[EpisodeRecord]:
+        """`records` under task ids that equal those of another evaluation only if the tasks are the same."""
+        prefix = self.tasks_digest[:12]
+        return [replace(record, task_id=f"{prefix}/{record.task_id}") for record in self.records]
+
+
+def read_evaluation(
+    folder: str | Path,
+    method: str | None = None,
+    dataset: str | None = None,
+    *,
+    setting: str = "",
+    documents: int | None = None,
+    seed: int | None = None,
+) -> Evaluation:
+    """Read an evaluation's folder, also one that is not finished; nothing in it is changed.
+
+    Args:
+        folder: As ``atommem eval --out`` wrote it.
+        method: Unset is the folder's name.
+        dataset: Unset is the source of its tasks.
+        setting, documents: See `Evaluation`.
+        seed: Unset is that of the sampling.
+
+    Raises:
+        ConfigError: There is no evaluation in `folder`.
+        DataError: Its records are damaged.
+    """
+    folder = Path(folder)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content = (folder / EPISODES).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} holds no evaluation ({error.strerror}: {error.filename}): give the --out of `atommem eval`."
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{folder / MANIFEST} is not valid JSON: {error}") from error
+    found = parse_records(content[: content.rfind(b"\n") + 1], folder / EPISODES)
+    records = tuple(found[key] for key in sorted(found))
+    if seed is None:
+        seed = int(manifest.get("sampling", {}).get("seed") or 0)
+    sources = " + ".join(sorted({record.source or "unknown" for record in records}))
+    return Evaluation(
+        folder, method or folder.resolve().name, dataset or sources, setting, documents, seed, manifest, records
+    )
+
+
+def joined_records(evaluations: Sequence[Evaluation]) -> list[EpisodeRecord]:
+    """The records of several seeds, with tasks told apart by their data (`Evaluation.paired_records`)."""
+    return [record for evaluation in evaluations for record in evaluation.paired_records()]

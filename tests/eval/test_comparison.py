@@ -1,0 +1,86 @@
+"""`atommem compare`: pairs, significance and flips of two evaluation folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from atommem.cli import main
+from atommem.errors import ConfigError
+from atommem.trace import read_trace
+from envs.statistics import sign_test
+from eval.reporting.comparison import compare_records, flips
+from eval.reporting.evaluations import read_evaluation
+from eval.runner import evaluate
+from tests.eval.toys import make_runner, make_task
+
+NAMES = "abcdefgh"
+
+
+async def run(out: Path, right: str, *, gone: str = "", names: str = NAMES) -> Path:
+    """An evaluation in which the policy is right on the tasks `right` and out of reach on `gone`."""
+    runner, policy = make_runner()
+    policy.out_of_reach = set(gone)
+    tasks = [make_task(name) for name in names]
+    policy.wrong = set(names) - set(right)
+    await evaluate(tasks, runner, out, progress=False)
+    return out
+
+
+async def test_wins_losses_and_flips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = await run(tmp_path / "A", "abch", gone="f")
+    second = await run(tmp_path / "B", "abdefg", gone="h")
+    # On both sides: a to e and g. Better: d, e, g; worse: c.
+    assert main(["compare", str(first), str(second), "--json", str(tmp_path / "c.json"), "--show", "2"]) == 0
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert (found["wins"], found["losses"], found["ties"], found["tasks"]) == (3, 1, 2, 6)
+    assert found["left_out"] == 2
+    assert found["failed"] == [1, 1]
+    assert found["p_value"] == sign_test(3, 1)
+    assert found["difference"] == pytest.approx(2 / 6)
+    assert found["low"] < 2 / 6 < found["high"]
+    assert [flip["task_id"] for flip in found["flips"]] == ["d", "e", "g", "c"]
+    traces = found["flips"][0]["traces"]
+    assert [read_trace(paths[0]).episode.reward for paths in traces] == [0.0, 1.0]
+    assert found["flips"][0]["answers"] == [[["wrong"]], [["d-0"]]]
+    printed = capsys.readouterr().out
+    assert "B - A: +0.333" in printed
+    assert "Better in B (3, the first 2; --show -1 prints all)" in printed
+    assert str(tmp_path / "B" / "traces" / "c.0.jsonl") in printed
+    assert "/g.0.jsonl" not in printed
+
+
+async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
+    first, second = await run(tmp_path / "A", "a"), await run(tmp_path / "B", "a", names="abcdefgi")
+    assert main(["compare", str(first), str(second)]) == 2
+
+
+async def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = await run(tmp_path / "A", "a", gone=NAMES), await run(tmp_path / "B", "a")
+    assert main(["compare", str(first), str(second)]) == 0
+    assert "nothing to compare" in capsys.readouterr().out
+
+
+async def test_reading_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
+    folder = await run(tmp_path / "A", "a")
+    with (folder / "episodes.jsonl").open("ab") as file:
+        file.write(b'{"task_id": "half')  # as if its evaluation were writing right now
+    before = (folder / "episodes.jsonl").read_bytes()
+    assert len(read_evaluation(folder).records) == len(NAMES)
+    assert (folder / "episodes.jsonl").read_bytes() == before
+
+
+def test_no_evaluation(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no evaluation"):
+        read_evaluation(tmp_path)
+
+
+async def test_paired_records_tell_data_apart(tmp_path: Path) -> None:
+    first = read_evaluation(await run(tmp_path / "A", "a"))
+    second = read_evaluation(await run(tmp_path / "B", "a", names="abcdefgi"))
+    assert compare_records(first.records, second.records).ties == 7
+    apart = compare_records(first.paired_records(), second.paired_records())
+    assert (apart.changes, apart.difference, apart.left_out) == ({}, None, 16)
+    assert flips(first, second, apart) == []
