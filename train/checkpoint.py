@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
+from safetensors import SafetensorError
 
 from atommem.config import MemoryConfig, fields_of, load_config, save_config
 from atommem.errors import ConfigError
 from train.checkpoint_files import MARKER, is_complete, last_checkpoint, move_files, partial_folder, recover
+from train.faults import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,24 @@ def save_final(trainer: Any, settings: Sequence[Any]) -> Path:
     """Save model, tokenizer and `settings` to the run's output folder, which becomes a model folder itself.
 
     File by file, each whole or not at all: what an earlier run left there is not half overwritten.
+
+    Raises:
+        CheckpointError: The disk is full, or fails.
     """
     folder = Path(trainer.args.output_dir)
     partial = partial_folder(folder) / "final"
-    trainer.save_model(str(partial))
-    if trainer.args.should_save:
-        save_config(partial, *settings)
-        move_files(partial, folder)
-        partial.parent.rmdir()
+    try:
+        trainer.save_model(str(partial))
+        if trainer.args.should_save:
+            save_config(partial, *settings)
+            move_files(partial, folder)
+            partial.parent.rmdir()
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"training is done, but the model could not be written to {folder}: {error}. Its last checkpoint is "
+            f"{last_checkpoint(folder)}: make room, and the same command with --resume writes the model."
+        ) from error
     return folder
 
 

@@ -134,6 +134,10 @@ class TrainConfig(GRPOConfig):
 
     # GRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
     output_dir: str = field(default="runs/train", metadata={"help": "Where checkpoints and logs go."})
+    save_steps: float = field(default=20, metadata={"help": "Updates between two checkpoints."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints that are kept; the last one and the best one always are."}
+    )
     num_generations_eval: int | None = field(
         default=None, metadata={"help": "Episodes per held-out task in evaluation; unset is 1."}
     )

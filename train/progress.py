@@ -22,6 +22,10 @@ class RolloutProgress(Protocol):
         """Entered around a rollout of `total` episodes; gives what is called as each one ends."""
         ...
 
+    def close(self) -> None:
+        """Called when training ends, in whichever way."""
+        ...
+
 
 class NoProgress:
     """Shows nothing: for log files, and for all processes but the main one."""
@@ -29,6 +33,9 @@ class NoProgress:
     def rollout(self, total: int, name: str) -> AbstractContextManager[OnEpisode | None]:
         """Nothing is called."""
         return nullcontext()
+
+    def close(self) -> None:
+        """Nothing was shown."""
 
 
 class ProgressBars(TrainerCallback):
@@ -61,12 +68,8 @@ class ProgressBars(TrainerCallback):
         """Called after every update."""
         self._bars.update(self._run, completed=state.global_step)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called in the end."""
-        self.close()
-
     def close(self) -> None:
-        """Remove the bars; also when training was left by an error."""
+        """Remove the bars."""
         self._bars.stop()
 
     @contextmanager

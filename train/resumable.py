@@ -17,14 +17,15 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
 from atommem.config import save_config
-from atommem.errors import OutageError
+from atommem.errors import AtomMemError
 from train.checkpoint_files import checkpoint_name, last_checkpoint, partial_folder, prune, publish
 from train.faults import CheckpointError, DivergedError, FailedStep, RolloutFailedError, TrainingFault, is_disk_full
 from train.interrupts import StopRequest, TrainingInterrupted
+from train.progress import NoProgress, RolloutProgress
 
 Result = TypeVar("Result")
 
-_GO_ON, _STOP, _OUTAGE = 0, 1, 2
+_GO_ON, _STOP, _BROKEN = 0, 1, 2
 """What a rank has to report at a point where all ranks meet; the largest counts."""
 
 
@@ -53,6 +54,7 @@ class ResumableTrainer(Trainer):
         self.stop_request = StopRequest()
         self.settings = settings
         self.failed_step = failed_step or FailedStep()
+        self.progress: RolloutProgress = NoProgress()
         self._writing_to: Path | None = None
         self._saved_step: int | None = None
         self._before: dict[str, Any] | None = None
@@ -78,6 +80,8 @@ class ResumableTrainer(Trainer):
                 if not is_disk_full(error):
                     raise
                 self._fail(TrainingFault(f"the disk is full: {error}."), error)
+            finally:
+                self.progress.close()
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -172,17 +176,20 @@ class ResumableTrainer(Trainer):
         self.meet()
         return super().get_batch_samples(*args, **kwargs)
 
-    def meet(self, outage: OutageError | None = None) -> None:
+    def meet(self, broken: Exception | None = None) -> None:
         """All ranks find out whether one of them has to end the run; one collective operation.
 
         Raises:
             TrainingInterrupted: A rank was asked to stop.
-            RolloutFailedError: A rank brought an `outage`.
+            RolloutFailedError: On a rank, sampling has `broken` down.
         """
-        code = _OUTAGE if outage is not None else _STOP if self.stop_request.requested else _GO_ON
+        code = _BROKEN if broken is not None else _STOP if self.stop_request.requested else _GO_ON
         code = int(self._largest(code))
-        if code == _OUTAGE:
-            raise RolloutFailedError(f"nothing can be sampled: {outage or 'see the other processes'}.") from outage
+        if code == _BROKEN:
+            reason = "see the other processes"
+            if broken is not None:
+                reason = str(broken) if isinstance(broken, AtomMemError) else repr(broken)
+            raise RolloutFailedError(f"update {self.state.global_step + 1} cannot be sampled: {reason}") from broken
         if code == _STOP:
             raise TrainingInterrupted(f"stopped before update {self.state.global_step + 1}.")
 

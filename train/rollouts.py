@@ -15,7 +15,6 @@ from atommem.records import Episode
 from envs.records import record_of, summarize
 from train.backends.base import Backend
 from train.config import TrainConfig
-from train.progress import NoProgress, RolloutProgress
 from train.resumable import ResumableTrainer
 from train.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 
@@ -32,7 +31,6 @@ class RolloutTrainer(ResumableTrainer):
     backend: Backend
     tasks: Sequence[Any]
     held_out: Sequence[Any]
-    progress: RolloutProgress
 
     def set_up_rollouts(
         self, backend: Backend, tasks: Sequence[Any], held_out: Sequence[Any], on_episodes: EpisodesHook | None
@@ -42,7 +40,6 @@ class RolloutTrainer(ResumableTrainer):
         self.tasks = tasks
         self.held_out = held_out
         self.on_episodes = on_episodes
-        self.progress = NoProgress()
         self._loop = asyncio.Runner()
         self._rollout_log = RolloutLog(tasks)
 
@@ -62,30 +59,36 @@ class RolloutTrainer(ResumableTrainer):
         Raises:
             RolloutFailedError: It is out of reach.
         """
-        outage = None
+        broken = None
         with self._rollout_log.clock.busy(SYNC):
             try:
                 self.backend.publish(self)
             except OutageError as error:
-                outage = error
-        self.meet(outage)
+                broken = error
+        self.meet(broken)
 
     def run_episodes(self, jobs: Sequence[tuple[Any, int]], name: str = "episodes") -> list[Episode]:
         """One episode per (task, sample) of this rank; returns when all ranks have theirs.
 
         Raises:
             TrainingInterrupted: A rank was asked to stop: the episodes are given up.
+            RolloutFailedError: On a rank, the sampling side broke down for good.
         """
         clock = self._rollout_log.clock
+        broken: Exception | None = None
+        episodes: list[Episode] | None = None
         with (
             self.backend.rollout(self),
             self.progress.rollout(len(jobs), name) as on_episode,
             clock.busy(EPISODES),
         ):
             work = self.backend.runner.run_all(jobs, on_episode)
-            episodes = self.run_async(self.stop_request.guard(work))
+            try:
+                episodes = self.run_async(self.stop_request.guard(work))
+            except Exception as error:  # whatever an engine dies of: the weights before this update are good
+                broken = error
         with clock.busy(WAIT):
-            self.meet()
+            self.meet(broken)
         assert episodes is not None, "a rank that gave up its rollout made all of them stop"
         return episodes
 

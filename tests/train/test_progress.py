@@ -40,7 +40,7 @@ def test_the_run_and_the_rollout() -> None:
         (run,) = drawn(bars).splitlines()
         assert "11/40" in run
     finally:
-        bars.on_train_end(None, state(11), None)
+        bars.close()
 
 
 def test_a_log_file_gets_no_bars() -> None:

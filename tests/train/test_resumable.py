@@ -197,9 +197,26 @@ def test_nothing_to_sample_from_ends_the_run(tmp_path: Path, monkeypatch: pytest
             raise OutageError("http://localhost:1 does not answer")
 
     monkeypatch.setattr(trainer.backend, "publish", gone)
-    with pytest.raises(RolloutFailedError, match="nothing can be sampled: http://localhost:1 does not answer"):
+    with pytest.raises(RolloutFailedError, match=r"update 2 cannot be sampled: http://localhost:1 does not answer\."):
         trainer.train()
     assert names(tmp_path) == ["checkpoint-1"]
+
+
+def test_an_engine_that_dies_in_a_rollout_ends_the_run(tmp_path: Path, whole: Any) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
+    run_all = trainer.backend.runner.run_all
+
+    async def dying(jobs: Sequence[Any], *args: Any) -> list[Episode]:
+        if trainer.state.global_step == 2:
+            raise RuntimeError("EngineCore died")
+        return await run_all(jobs, *args)
+
+    trainer.backend.runner.run_all = dying  # type: ignore[method-assign]
+    with pytest.raises(RolloutFailedError, match=r"update 3 cannot be sampled: RuntimeError\('EngineCore died'\)"):
+        trainer.train()
+    trainer.close()
+    assert "in dying" in (tmp_path / "failed/step-3/report.json").read_text(), "where it happened"
+    resume_and_compare(tmp_path, whole)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("write failed")])
