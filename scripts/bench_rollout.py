@@ -12,8 +12,9 @@ SmolLM2-135M in float32 on CPU, through the one episode loop, 16 episodes of one
    notes are random words and it is not sampled: the figures are those of the chunks after it. With chunks of 3,600
    tokens only tokens are counted, on a one-layer model of the same shape: how many tokens are computed does not
    depend on weights.
-2. Free-running against a barrier after every step, as a loop over batches has it. Completions have the lengths of a
-   real run (`LENGTHS`; ``--record`` makes such a list).
+2. Free-running against a barrier. Both have the same number of episodes in flight. Free, each goes on by itself, and
+   the next one begins where one ends; with a barrier, as in a loop over batches, all of a batch wait after every
+   step for the slowest. Completions have the lengths of a real run (`LENGTHS`; ``--record`` makes such a list).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,9 +53,18 @@ WORDS = ("river", "house", "music", "winter", "train", "garden", "letter", "ston
 LEAST_LAYOUT_SPEED = 2.5
 LEAST_FREE_SPEED = 1.4
 ONE_LAYER = ("--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 1}')
-LENGTHS: tuple[int, ...] = ()
-"""Tokens of completions that SmolLM2-135M-Instruct sampled at temperature 1 in episodes on the synthetic world,
-at most 512 each: printed by ``--record``."""
+# fmt: off
+LENGTHS = (
+    218, 9, 22, 512, 512, 151, 194, 512, 200, 19, 53, 227,
+    20, 505, 219, 512, 512, 191, 146, 86, 512, 512, 94, 512, 512, 31, 512, 6, 168, 512, 40, 33,
+)
+# fmt: on
+"""Tokens of the completions of SmolLM2-135M-Instruct at temperature 1 in 32 steps on the synthetic world, at most 512
+each: what ``--record`` printed."""
+SHORTER = 8
+"""They are divided by this, so that the bench takes minutes; their spread stays."""
+EPISODES, IN_FLIGHT = 32, 8
+"""Of the second part. The processors' memory bounds sampling up to about 8 rows, as a GPU's does up to hundreds."""
 
 
 class FixedLength(httpx.AsyncBaseTransport):
@@ -109,15 +120,14 @@ class NoteTaker:
 
 
 class Drawn:
-    """Gives every request a length of its own from a list: by episode and step, whoever comes first."""
+    """Gives every request a length from `LENGTHS`, drawn by its seed: the same in whichever order they come."""
 
-    def __init__(self, policy: Policy, lengths: tuple[int, ...]) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.lengths = lengths
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample as many tokens as the request's seed draws."""
-        length = random.Random(sampling.seed).choice(self.lengths)
+        length = max(1, random.Random(sampling.seed).choice(LENGTHS) // SHORTER)
         return await self.policy.complete(prompt_ids, replace(sampling, max_tokens=length, seed=None))
 
     async def close(self) -> None:
@@ -167,7 +177,7 @@ def long_task(tokenizer: Any, tokens: int) -> Task:
 async def rollout(
     server: VllmServer,
     tokenizer: Any,
-    task: Task,
+    batches: Sequence[Sequence[tuple[Task, int]]],
     *,
     layout: str = "prefix",
     chunk_tokens: int,
@@ -175,8 +185,9 @@ async def rollout(
     max_tokens: int,
     around: Callable[[Policy], Policy],
     fixed: bool = True,
+    in_flight: int | None = None,
 ) -> Measured:
-    """One group of episodes on `task`, of `steps` steps each, on an empty prefix cache."""
+    """Episodes of `steps` steps each, one batch after the other, beginning with an empty prefix cache."""
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()
     policy = around(
         ServerPolicy(
@@ -191,9 +202,10 @@ async def rollout(
         memory=MemoryConfig(layout=layout, retrieve_k=1),
         sampling=Sampling(1.0, max_tokens=max_tokens, seed=1),
         limits=Limits(max_steps=steps),
+        max_in_flight=in_flight,
     )
     before, started = server.metrics(), time.perf_counter()
-    episodes = await runner.run_all([(task, sample) for sample in range(GROUP)])
+    episodes = [episode for batch in batches for episode in await runner.run_all(batch)]
     seconds, after = time.perf_counter() - started, server.metrics()
     await policy.close()
     assert all(len(episode.steps) == steps for episode in episodes), [episode.error for episode in episodes]
@@ -227,21 +239,23 @@ def common(sequences: list[list[int]]) -> int:
 
 
 def serve(model: Path, log: Path, longest: int, *flags: str) -> VllmServer:
-    """A server in float32 whose prefix cache can be emptied; without the thread limits of this process."""
+    """A server in float32, with a thread for each processor, whose prefix cache can be emptied."""
     tokens = ["--max-model-len", str(longest), "--max-num-batched-tokens", str(longest), "--block-size", "32"]
-    return VllmServer(model, log, *tokens, *flags, env={"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4"})
+    env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4"}
+    env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+    return VllmServer(model, log, *tokens, *flags, env=env)
 
 
 def compare_layouts(server: VllmServer, tokenizer: Any, chunk_tokens: int, chunks: int) -> dict[str, float]:
     """Both layouts on the same document; prints a line each."""
-    task = long_task(tokenizer, chunk_tokens * chunks)
+    group = [(long_task(tokenizer, chunk_tokens * chunks), sample) for sample in range(GROUP)]
     found: dict[str, Measured] = {}
     for layout in ("paper", "prefix"):
         found[layout] = measured = asyncio.run(
             rollout(
                 server,
                 tokenizer,
-                task,
+                [group],
                 layout=layout,
                 chunk_tokens=chunk_tokens,
                 steps=chunks,
@@ -269,19 +283,30 @@ def compare_layouts(server: VllmServer, tokenizer: Any, chunk_tokens: int, chunk
 def compare_barrier(server: VllmServer, tokenizer: Any, steps: int) -> dict[str, float]:
     """The same completions free-running and step by step; short chunks, so that sampling is what takes time."""
     task = long_task(tokenizer, 60 * steps)
-    seconds: dict[str, float] = {}
-    ways: dict[str, Callable[[Policy], Policy]] = {
-        "free": lambda policy: Drawn(policy, LENGTHS),
-        "barrier": lambda policy: Barrier(Drawn(policy, LENGTHS), GROUP),
+    jobs = [(task, sample) for sample in range(EPISODES)]
+    ways: dict[str, tuple[Callable[[Policy], Policy], int]] = {
+        "free": (Drawn, EPISODES),
+        "barrier": (lambda policy: Barrier(Drawn(policy), IN_FLIGHT), IN_FLIGHT),
     }
-    for name, around in ways.items():
+    seconds: dict[str, float] = {}
+    for name, (around, batch) in ways.items():
+        batches = [jobs[start : start + batch] for start in range(0, EPISODES, batch)]
         measured = asyncio.run(
-            rollout(server, tokenizer, task, chunk_tokens=60, steps=steps, max_tokens=max(LENGTHS), around=around)
+            rollout(
+                server,
+                tokenizer,
+                batches,
+                chunk_tokens=60,
+                steps=steps,
+                max_tokens=max(LENGTHS),
+                around=around,
+                in_flight=IN_FLIGHT,
+            )
         )
         seconds[name] = measured.seconds
         print(
-            f"{name:<8}{measured.completion_tokens:>7} tokens in {GROUP} episodes of {steps} steps"
-            f"{measured.seconds:>8.1f} s",
+            f"{name:<8}{measured.completion_tokens:>7} tokens in {EPISODES} episodes of {steps} steps, "
+            f"{IN_FLIGHT} at a time{measured.seconds:>8.1f} s",
             flush=True,
         )
     return {"speed": seconds["barrier"] / seconds["free"], **{f"seconds_{k}": round(v, 1) for k, v in seconds.items()}}
@@ -289,12 +314,12 @@ def compare_barrier(server: VllmServer, tokenizer: Any, steps: int) -> dict[str,
 
 def record(server: VllmServer, tokenizer: Any) -> None:
     """Print the lengths of completions as the model samples them."""
-    task = long_task(tokenizer, 2 * 200)
+    group = [(long_task(tokenizer, 2 * 200), sample) for sample in range(GROUP)]
     measured = asyncio.run(
         rollout(
             server,
             tokenizer,
-            task,
+            [group],
             chunk_tokens=200,
             steps=2,
             max_tokens=512,
@@ -326,7 +351,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/bench_rollout"))
     parser.add_argument("--chunks", type=int, default=CHUNKS)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="What to measure (all).")
-    parser.add_argument("--steps", type=int, default=5, help="Steps of an episode in the second part.")
+    parser.add_argument("--steps", type=int, default=4, help="Steps of an episode in the second part.")
     parser.add_argument("--record", action="store_true", help="Only print lengths of completions of a real run.")
     options = parser.parse_args()
     from smollm2 import main as make_model
