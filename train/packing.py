@@ -6,8 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 os.environ.setdefault(
@@ -86,12 +88,18 @@ def pack_rows(rows: Sequence[Row]) -> Packed:
 def shared_prefixes(rows: Sequence[Row]) -> list[int]:
     """How many tokens of each row `pack_rows` shares with the row before it; 0 for the first.
 
-    A token is shared where the rows also agree on the next one: that is how `TreeRow` makes its nodes.
     In lexicographic order, no earlier row shares more.
     """
-    tokens = [np.array(row.prompt_ids + row.completion_ids) for row in rows]
-    shared = [0] * bool(rows)
-    for before, after in pairwise(tokens):
+    return shared_token_prefixes([np.array(row.prompt_ids + row.completion_ids) for row in rows])
+
+
+def shared_token_prefixes(sequences: Sequence[npt.NDArray[Any]]) -> list[int]:
+    """`shared_prefixes` of token ids.
+
+    A token is shared where the sequences also agree on the next one: that is how `TreeRow` makes its nodes.
+    """
+    shared = [0] * bool(sequences)
+    for before, after in pairwise(sequences):
         length = min(len(before), len(after))
         different = np.flatnonzero(before[:length] != after[:length])
         common = int(different[0]) if different.size else length

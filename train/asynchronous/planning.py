@@ -1,62 +1,55 @@
-"""The samples of one update -> micro-batches of packed rows. An update is closed: nothing waits for the next one."""
+"""The samples of one update -> micro-batches. An update is closed: nothing waits for samples of the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from math import ceil
 
 import numpy as np
-from trl.experimental.async_grpo.packing import TreeRow
 
 from train.asynchronous.updates import Sample
+from train.packing import shared_token_prefixes
+from train.planning import cut
 
 
-def plan_micro_batches(samples: Sequence[Sample], num_processes: int, token_budget: int) -> list[list[TreeRow]]:
-    """Pack `samples` into tries; a micro-batch is one trie per process.
+def plan_micro_batches(
+    samples: Sequence[Sample], num_processes: int, token_budget: int, pair_cost: float
+) -> list[list[list[Sample]]]:
+    """Share `samples` out: for each micro-batch, what each process packs into one trie.
 
-    Samples are taken in lexicographic order of their tokens, in which neighbours share most; a trie is
-    full when another sample would bring it over `token_budget` unique or trained tokens. Tries of
-    similar attention cost run at the same time. No process is ever without a trie: collective calls
-    would hang.
+    In lexicographic order neighbours share most; runs of it become tries within the budget, as few as
+    the number of processes allows, the costliest as cheap as possible. No process is ever without a
+    sample: collective calls would hang.
 
     Args:
         samples: All samples of the update.
         num_processes: Tries in a micro-batch.
-        token_budget: Bound of a trie of more than one sample.
+        token_budget: Most unique tokens in a trie of more than one sample.
+        pair_cost: `train.planning.pair_cost` of the model.
 
     Returns:
-        Micro-batches, none where there are no samples.
+        Micro-batches, none where there are no samples. Tries of similar size run at the same time.
     """
-    rows: list[TreeRow] = []
-    for sample in sorted(samples, key=lambda sample: sample["input_ids"].tolist()):
-        if not rows or not rows[-1].fits(sample, token_budget):
-            rows.append(TreeRow())
-        rows[-1].add(sample)
-    while len(rows) % num_processes:
-        largest = max(rows, key=lambda row: len(row.samples))
-        if len(largest.samples) > 1:
-            rows.remove(largest)
-            middle = len(largest.samples) // 2
-            rows += [_packed(largest.samples[:middle]), _packed(largest.samples[middle:])]
-        else:
-            rows.append(_packed([_filler(samples[0]["group_id"])]))
-    rows.sort(key=lambda row: row.load, reverse=True)
-    return [rows[start : start + num_processes] for start in range(0, len(rows), num_processes)]
+    # Big-endian bytes compare like the numbers do.
+    ordered = sorted(samples, key=lambda sample: sample.input_ids.astype(">u4").tobytes())
+    lengths, shared = list(map(len, ordered)), shared_token_prefixes([sample.input_ids for sample in ordered])
+    fewest = len(cut(lengths, shared, pair_cost, token_budget))
+    wanted = ceil(fewest / num_processes) * num_processes
+    ends = list(accumulate(cut(lengths, shared, pair_cost, token_budget, wanted)))
+    parts = [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    while len(parts) < wanted:
+        largest = max(parts, key=len)
+        if len(largest) == 1:
+            parts.append([filler(samples[0].group_id)])
+            continue
+        middle = len(largest) // 2
+        parts.remove(largest)
+        parts += [largest[:middle], largest[middle:]]
+    parts.sort(key=lambda part: sum(map(len, part)), reverse=True)
+    return [parts[start : start + num_processes] for start in range(0, len(parts), num_processes)]
 
 
-def _packed(samples: Sequence[Sample]) -> TreeRow:
-    row = TreeRow()
-    for sample in samples:
-        row.add(sample)
-    return row
-
-
-def _filler(group_id: int) -> Sample:
-    """A sample of advantage 0, for a process that no sample is left for: it adds nothing to loss and gradient."""
-    return {
-        "input_ids": np.array([0, 0]),
-        "completion_mask": np.array([0, 1]),
-        "old_log_probs": np.zeros(2, dtype=np.float32),
-        "advantage": 0.0,
-        "group_id": group_id,
-        "metrics": {},
-    }
+def filler(group_id: int) -> Sample:
+    """A sample of advantage 0, for a process that none is left for: it adds nothing to loss and gradient."""
+    return Sample(np.zeros(2, dtype=np.int32), np.zeros(1, dtype=np.float32), 0.0, group_id, 0)

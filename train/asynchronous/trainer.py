@@ -26,6 +26,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import get_last_checkpoint
 from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.episode_stats import episode_sums, means
 from atommem.errors import ConfigError, OutageError
@@ -36,10 +37,11 @@ from train.asynchronous.order import TaskOrder
 from train.asynchronous.planning import plan_micro_batches
 from train.asynchronous.reader import GroupReader
 from train.asynchronous.samplers import Sampler
-from train.asynchronous.updates import Group, make_update
+from train.asynchronous.updates import Group, Sample, make_update
 from train.asynchronous.worker import RolloutWorker
 from train.backends.adapters import check_servable
 from train.lm_head import tune_lm_head_for_cpu
+from train.planning import pair_cost
 from train.resumable import ResumableTrainer
 from train.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
 from train.rollouts import EpisodesHook
@@ -120,6 +122,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             self._lora_sync = True
             # A server may have outlived another run, and keeps the adapters that it has by their names.
             self._lora_name = f"atommem-{secrets.token_hex(4)}"
+        self._pair_cost = pair_cost(self.model.config.get_text_config())
         self._rollout_log = RolloutLog(tasks)
         self._reader = None
         if worker is not None:
@@ -135,7 +138,6 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             self._rollout_dataset = self._reader
         self._collate = trl_async.DataCollatorForRollout(
             self.processing_class.pad_token_id,
-            self.accelerator.num_processes,
             groups_trained=self._trained_groups,
             metrics=self._metrics["train"],
             token_budget=args.token_budget,
@@ -149,7 +151,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         return DataLoader(updates, batch_size=1)
 
     def _next_update(self) -> list[dict[str, torch.Tensor]]:
-        """The micro-batches of the next update: every rank's own row of each, the same number on all ranks."""
+        """This rank's part of the next update: one packed row for each micro-batch, the same number on all ranks."""
         payload: list[Any] = [None]
         outage: OutageError | None = None
         if self._reader is not None:
@@ -167,19 +169,31 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             broadcast_object_list(payload)
         if isinstance(payload[0], Exception):
             raise payload[0]
-        rank = slice(self.accelerator.process_index, self.accelerator.process_index + 1)
-        return [{name: rows[rank] for name, rows in micro_batch.items()} for micro_batch in payload[0]]
+        planned, normalizer = payload[0]
+        return [self._pack(micro_batch, normalizer) for micro_batch in planned]
 
-    def _plan(self, groups: Sequence[Group]) -> list[dict[str, torch.Tensor]]:
-        """Micro-batches as TRL's collator gives them, one row per rank, with the update's normaliser."""
+    def _plan(self, groups: Sequence[Group]) -> tuple[list[list[list[Sample]]], float]:
+        """For each micro-batch the samples of each rank, and the update's normaliser."""
         self._log_groups(groups)
         args = self.args
         update = make_update(groups, str(args.scale_rewards), args.normalization, args.overlong_filtering)
-        planned = plan_micro_batches(update.samples, self.accelerator.num_processes, self.args.token_budget or 0)
-        micro_batches = [self._collate([rows]) for rows in planned]
-        for micro_batch in micro_batches:
-            micro_batch["normalizer"] = torch.full((self.accelerator.num_processes,), update.normalizer)
-        return micro_batches
+        planned = plan_micro_batches(
+            update.samples, self.accelerator.num_processes, args.token_budget or 1, self._pair_cost
+        )
+        return planned, update.normalizer
+
+    def _pack(self, micro_batch: Sequence[Sequence[Sample]], normalizer: float) -> dict[str, torch.Tensor]:
+        """This rank's row as TRL's collator gives it. Every rank packs its own: a trie is built token by token."""
+        row = TreeRow()
+        for sample in micro_batch[self.accelerator.process_index]:
+            row.add(sample.tree_input())
+        packed: dict[str, torch.Tensor] = self._collate([[row]])
+        trained = sum(len(sample.logprobs) for part in micro_batch for sample in part)
+        packed["global_n_tokens"] = torch.tensor([float(trained)])
+        # For throughput only: ranks are balanced.
+        packed["global_n_forward_tokens"] = packed["global_n_forward_tokens"] * self.accelerator.num_processes
+        packed["normalizer"] = torch.tensor([normalizer])
+        return packed
 
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]

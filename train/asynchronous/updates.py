@@ -8,14 +8,46 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from atommem.records import Episode
 from train.advantages import group_advantages
 from train.sequences import EpisodeSize, Row, episode_rows, longest, normalizer
 
-Sample = dict[str, Any]
-"""A step as TRL's `TreeRow` takes it: ``input_ids``, ``completion_mask`` and ``old_log_probs`` (arrays of one length),
-``advantage``, ``group_id``, ``metrics``; and ``model_version``, the weights that sampled it."""
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A step, as it travels to the process that trains on it.
+
+    Attributes:
+        input_ids: Prompt and completion, int32.
+        logprobs: Log-probabilities of the completion's tokens when they were sampled, float32.
+        advantage: With the token weight of the loss's normalisation in it.
+        group_id: The group's index.
+        model_version: Version of the weights that sampled it.
+    """
+
+    input_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    advantage: float
+    group_id: int
+    model_version: int
+
+    def __len__(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.input_ids)
+
+    def tree_input(self) -> dict[str, Any]:
+        """What TRL's `TreeRow` adds: arrays of one length, zeros over the prompt."""
+        prompt = np.zeros(len(self.input_ids) - len(self.logprobs), dtype=np.float32)
+        return {
+            "input_ids": self.input_ids,
+            "completion_mask": np.concatenate([prompt, np.ones_like(self.logprobs)]).astype(np.int64),
+            "old_log_probs": np.concatenate([prompt, self.logprobs]),
+            "advantage": self.advantage,
+            "group_id": self.group_id,
+            "metrics": {},
+        }
 
 
 @dataclass(frozen=True)
@@ -92,13 +124,10 @@ def _versioned(
 
 
 def _sample(row: Row, group_index: int, version: int) -> Sample:
-    prompt, completion = len(row.prompt_ids), len(row.completion_ids)
-    return {
-        "input_ids": np.array(row.prompt_ids + row.completion_ids, dtype=np.int64),
-        "completion_mask": np.array([0] * prompt + [1] * completion, dtype=np.int64),
-        "old_log_probs": np.array([0.0] * prompt + row.logprobs, dtype=np.float32),
-        "advantage": row.advantage * row.weight,
-        "group_id": group_index,
-        "model_version": version,
-        "metrics": {},
-    }
+    return Sample(
+        input_ids=np.array(row.prompt_ids + row.completion_ids, dtype=np.int32),
+        logprobs=np.array(row.logprobs, dtype=np.float32),
+        advantage=row.advantage * row.weight,
+        group_id=group_index,
+        model_version=version,
+    )

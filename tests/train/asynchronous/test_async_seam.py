@@ -24,7 +24,6 @@ from train.asynchronous.worker import RolloutWorker
         (AsyncGRPOTrainer._save_checkpoint, ["self", "model", "trial"]),
         (trl_async.get_peak_flops_per_device, ["accelerator", "dtype"]),
         (trl_async.save_lora_adapter, ["model", "accelerator", "adapter_name", "dest_dir"]),
-        (TreeRow.fits, ["self", "sample", "budget"]),
         (TreeRow.add, ["self", "sample"]),
     ],
 )
