@@ -115,9 +115,12 @@ def make_update(
 def _versioned(
     rows: Sequence[Row], episodes: Sequence[Episode], versions: Sequence[Sequence[int]]
 ) -> list[tuple[Row, int]]:
-    """Each row with the version of its step; `episode_rows` leaves out steps without a token."""
+    """Each row with the version of its step; `episode_rows` leaves out steps without a token.
+
+    An episode that its time limit ended may have a completion more than steps.
+    """
     steps = {
-        index: iter([v for step, v in zip(episodes[index].steps, versions[index], strict=True) if step.token_ids])
+        index: iter([v for step, v in zip(episodes[index].steps, versions[index], strict=False) if step.token_ids])
         for index in {row.episode for row in rows}
     }
     return [(row, next(steps[row.episode])) for row in rows]

@@ -80,8 +80,8 @@ class RolloutWorker:
 
     Weights of version v serve the groups of one update (of `weight_sync_steps` updates). With the first
     weights the worker may start the groups of ``1 + max_staleness`` versions, and with every new version
-    those of one more. It so never samples what would be too old when its turn comes, and with
-    ``max_staleness=0`` it waits for every update.
+    those of one more. So a group is fresh enough when its turn comes, unless others have overtaken it;
+    and with ``max_staleness=0`` the worker waits for every update.
 
     An episode that an outage ended is run again: as long as nothing gets through, for ever (the trainer's
     `check_health` ends a run in which that lasts), else `RERUNS` times. After that it is a failed episode

@@ -62,6 +62,11 @@ def test_versions_belong_to_steps() -> None:
     assert mixed.oldest == 3
 
 
+def test_a_completion_that_a_time_limit_cut_off_is_no_step() -> None:
+    one = Group(0, group(0, 1.0, 0.0).episodes, [[4, 5], [4]], started=4)
+    assert [sample.model_version for sample in make_update([one], "none", "token").samples] == [4, 4]
+
+
 def test_a_group_without_a_step_is_as_old_as_its_start() -> None:
     failed = [Episode("t", 0), Episode("t", 1)]
     assert Group(0, failed, [[], []], started=9).oldest == 9
