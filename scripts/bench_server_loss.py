@@ -35,7 +35,7 @@ from envs.synthetic.world import generate
 LEAST_RECOVERY = 0.8
 """Throughput once both servers work again, as a part of that before the loss."""
 IN_FLIGHT = 64
-PHASE_SECONDS, WARM_UP_SECONDS = 15.0, 10.0
+PHASE_SECONDS, WARM_UP_SECONDS = 12.0, 8.0
 """How long throughput is measured; a server compiles at its first requests."""
 TASKS = 4
 """The stream of tasks of this bench: none that the policy was trained on."""
@@ -141,7 +141,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/bench_server_loss"))
     parser.add_argument("--cold_start", type=Path, help="A policy of scripts/tiny_policy.py (unset: made in OUT).")
-    parser.add_argument("--compared", type=int, default=1000, help="Episodes that are run undisturbed as well.")
+    parser.add_argument("--compared", type=int, default=500, help="Episodes that are run undisturbed as well.")
     options = parser.parse_args()
     began = time.perf_counter()
     model = options.cold_start or cold_start(options.out / "policy", 0)
