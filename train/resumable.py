@@ -15,6 +15,7 @@ from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import SaveStrategy
 
 from atommem.config import save_config
 from atommem.errors import AtomMemError
@@ -66,7 +67,8 @@ class ResumableTrainer(Trainer):
             try:
                 return super().train(*args, **kwargs)
             except TrainingInterrupted as stop:
-                saved = self._save_before_step()
+                # Whoever wants no checkpoints gets none for stopping.
+                saved = self.args.save_strategy != SaveStrategy.NO and self._save_before_step()
                 raise TrainingInterrupted(f"{stop} {_resume_hint(saved, self.args.output_dir)}") from None
             except (DivergedError, RolloutFailedError) as fault:
                 # DeepSpeed steps inside the backward pass: its parameters are beyond saving by now.
@@ -193,8 +195,13 @@ class ResumableTrainer(Trainer):
         if code == _STOP:
             raise TrainingInterrupted(f"stopped before update {self.state.global_step + 1}.")
 
-    def check_failed_fraction(self, failed: int, episodes: int, most: float) -> None:
-        """End the run when an update lost too many episodes to train on the rest; the same on all ranks.
+    def check_failed_fraction(self, failed: int, episodes: int, most: float, of: str | None = None) -> None:
+        """End the run when a rollout lost too many episodes to go by the rest; the same on all ranks.
+
+        Args:
+            failed, episodes: Of all ranks.
+            most: Fraction of `episodes` that may fail.
+            of: What the episodes were for; unset is the running update.
 
         Raises:
             RolloutFailedError: More than the fraction `most` of `episodes` failed.
@@ -202,7 +209,7 @@ class ResumableTrainer(Trainer):
         if failed > most * episodes:
             reasons = sorted({str(episode.error) for episode in self.failed_step.episodes if episode.failed})
             raise RolloutFailedError(
-                f"{failed} of {episodes} episodes of update {self.state.global_step + 1} failed, more than "
+                f"{failed} of {episodes} episodes of {of or f'update {self.state.global_step + 1}'} failed, more than "
                 f"max_failed_fraction {most:g}: {reasons[0] if reasons else 'see the other processes'}"
             )
 

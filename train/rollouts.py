@@ -150,9 +150,10 @@ class RolloutTrainer(ResumableTrainer):
         # Neither its time nor the backend's counters belong to the next update.
         self._rollout_log.sums([], runner.activity)
         self.backend.metrics()
-        metrics = {
-            f"{metric_key_prefix}_{name}": value for name, value in held_out_metrics(gather_object(mine)).items()
-        }
+        records = gather_object(mine)
+        failed = sum(record.failed for record in records)
+        self.check_failed_fraction(failed, len(records), self.args.max_failed_fraction, "the evaluation")
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in held_out_metrics(records).items()}
         self.model.eval()  # as after transformers' own: TRL files metrics by it
         self.log(dict(metrics))
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

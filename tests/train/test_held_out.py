@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from envs.base import Document, Question, Task
 from eval.runner import evaluate
 from tests.train.harness import make_config
@@ -19,6 +19,7 @@ from tests.train.toys import make_model
 from train.backends.local import local_backend
 from train.callbacks import METRICS_FILE, read_metrics, use_console
 from train.checkpoint_files import complete_checkpoints
+from train.faults import RolloutFailedError
 from train.trainer import MemoryGRPOTrainer
 
 
@@ -104,3 +105,21 @@ def test_both_settings_are_needed(tmp_path: Path) -> None:
         make_config(tmp_path, eval_data="x")
     with pytest.raises(ConfigError, match="eval_strategy is 'steps' and eval_data is None"):
         make_config(tmp_path, eval_strategy="steps", eval_steps=2)
+
+
+def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
+    """A mean over what an outage left over would choose the best checkpoint by chance."""
+    trainer = make(tmp_path, max_steps=2, eval_steps=1)
+    runner = trainer.backend.runner
+    complete = runner.policy.complete
+
+    async def gone(prompt_ids: list[int], sampling: Any) -> Any:
+        if trainer.state.global_step == 1:
+            raise OutageError("no server answers")
+        return await complete(prompt_ids, sampling)
+
+    runner.policy.complete = gone  # type: ignore[method-assign]
+    with pytest.raises(RolloutFailedError, match="24 of 24 episodes of the evaluation failed"):
+        trainer.train()
+    trainer.close()
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1"]

@@ -119,6 +119,15 @@ def test_before_the_first_update_there_is_nothing_to_save(tmp_path: Path) -> Non
     assert names(tmp_path) == []
 
 
+def test_whoever_wants_no_checkpoints_gets_none_for_stopping(tmp_path: Path) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_strategy": "no"})
+    during_rollout(trainer, 3, terminate)
+    with pytest.raises(TrainingInterrupted, match=r"stopped before update 3\. There is no checkpoint"):
+        trainer.train()
+    trainer.close()
+    assert names(tmp_path) == []
+
+
 def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
     trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_steps": 2, "save_total_limit": 1})
     trainer.train()
