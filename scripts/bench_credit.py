@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from atommem.episode import EpisodeRunner
@@ -56,6 +56,7 @@ def train(folder: Path, credit: str, seed: int, updates: int, scratch: Path) -> 
     out = scratch / f"{credit}-{seed}"
     demo = Demo(replace(FULL, updates=updates), out, seed, Console(quiet=True))
     demo.model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    demo.tokenizer = AutoTokenizer.from_pretrained(folder)
     settings = demo.settings
     settings.train.credit = credit
     groups = settings.train.per_device_train_batch_size // (settings.train.num_generations or 1)
