@@ -16,6 +16,7 @@ _SUMMARIES = {
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a checkpoint or a server on a task file",
     "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
+    "report": "evaluations as tables, plots and a page for the browser",
     "trace": "replay an episode step by step in the terminal",
 }
 

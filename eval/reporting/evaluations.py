@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ class Evaluation:
         documents: Documents in the stream of a task; None where it is not known.
         seed: Evaluations that differ in nothing else are shown as one, with the spread between seeds.
         manifest: Contents of ``run.json``.
-        records: One per episode, in the order of tasks and samples.
+        records: One per episode, by task id (numbers in it by their value) and sample.
     """
 
     folder: Path
@@ -95,7 +96,7 @@ def read_evaluation(
     except ValueError as error:
         raise DataError(f"{folder / MANIFEST} is not valid JSON: {error}") from error
     found = parse_records(content[: content.rfind(b"\n") + 1], folder / EPISODES)
-    records = tuple(found[key] for key in sorted(found))
+    records = tuple(found[key] for key in sorted(found, key=_order))
     if seed is None:
         seed = int(manifest.get("sampling", {}).get("seed") or 0)
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
@@ -107,3 +108,9 @@ def read_evaluation(
 def joined_records(evaluations: Sequence[Evaluation]) -> list[EpisodeRecord]:
     """The records of several seeds, with tasks told apart by their data (`Evaluation.paired_records`)."""
     return [record for evaluation in evaluations for record in evaluation.paired_records()]
+
+
+def _order(key: tuple[str, int]) -> tuple[list[tuple[int, str]], int]:
+    """Sorts task-2 before task-10."""
+    task, sample = key
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", task)], sample

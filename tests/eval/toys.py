@@ -36,6 +36,7 @@ class ToyPolicy:
     Attributes:
         out_of_reach: Names of the tasks for which every request fails.
         wrong: Names of the tasks whose questions it answers with "wrong".
+        garbled: Names of the tasks on which it closes a tag that it never opened.
         refuse: The task for which every request is refused for good.
         hang: The task for which no request is ever answered; `hanging` is set when it is asked.
         asked: Names of the tasks of all requests.
@@ -46,6 +47,7 @@ class ToyPolicy:
         self.tokenizer = tokenizer
         self.out_of_reach: set[str] = set()
         self.wrong: set[str] = set()
+        self.garbled: set[str] = set()
         self.refuse: str | None = None
         self.hang: str | None = None
         self.hanging = asyncio.Event()
@@ -74,9 +76,10 @@ class ToyPolicy:
             return "<create_memory>seen</create_memory>"
         found = re.search(r"say-(\S+)", prompt)
         assert found is not None
-        if found[1].rsplit("-", 1)[0] in self.wrong:
-            return "<final_answer>\\boxed{wrong}</final_answer>"
-        return f"<final_answer>\\boxed{{{found[1]}}}</final_answer>"
+        name = found[1].rsplit("-", 1)[0]
+        answer = "wrong" if name in self.wrong else found[1]
+        stray = "</read_memory>" if name in self.garbled else ""
+        return f"{stray}<final_answer>\\boxed{{{answer}}}</final_answer>"
 
 
 def make_runner(**settings: object) -> tuple[EpisodeRunner, ToyPolicy]:

@@ -1,0 +1,219 @@
+"""What a trace says about where answers are lost, how precise retrieval was, and how the store grew.
+
+A gold answer counts as held by a text if its normalised words (SQuAD's normalisation) follow one another in the text's.
+Answers that no text can be expected to hold (yes, no) are not located: their questions are left out here, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from atommem.actions import ActionKind
+from atommem.oplog import Contents
+from atommem.records import Episode, Outcome, Step
+from envs.records import EpisodeRecord, QuestionRecord
+from envs.rewards import normalize
+
+_NOWHERE = frozenset({"", "yes", "no", "noanswer"})
+_WRITES = (ActionKind.CREATE, ActionKind.UPDATE, ActionKind.SCRATCHPAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text in front of the policy, when it answered, that holds the answer it gave.
+
+    Attributes:
+        kind: ``entry``, ``scratchpad`` or ``chunk``.
+        entry_id, handle: Of an entry.
+        created: The step whose completion first wrote this entry (scratchpad: wrote this text); None for a chunk.
+    """
+
+    kind: str
+    entry_id: int | None = None
+    handle: int | None = None
+    created: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFate:
+    """What became of the answer to one question.
+
+    Attributes:
+        located: Whether a text can hold a gold answer; if not, the next three are False.
+        entered: A gold answer was written to the store or the scratchpad.
+        kept: Memory still held one when the question was answered (at the last step otherwise).
+        shown: One of the retrieved entries, or the scratchpad, held one at that step.
+        right: Exact match.
+        sources: What in front of the policy held the answer that it gave.
+        step: Index of the step at which it was answered; None if it was not.
+    """
+
+    located: bool
+    entered: bool
+    kept: bool
+    shown: bool
+    right: bool
+    sources: tuple[Source, ...]
+    step: int | None
+
+
+@dataclass
+class Funnel:
+    """How many questions got how far. A question counts at a stage only if it passed all stages before."""
+
+    questions: int = 0
+    located: int = 0
+    entered: int = 0
+    kept: int = 0
+    shown: int = 0
+    answered: int = 0
+    right_otherwise: int = 0
+    """Right, though no memory in front of the policy held the answer: from the chunk, by knowledge, or by luck."""
+
+    def add(self, fate: QuestionFate) -> None:
+        """Count one question."""
+        self.questions += 1
+        if not fate.located:
+            return
+        self.located += 1
+        self.entered += fate.entered
+        self.kept += fate.entered and fate.kept
+        shown = fate.entered and fate.kept and fate.shown
+        self.shown += shown
+        self.answered += shown and fate.right
+        self.right_otherwise += fate.right and not shown
+
+
+@dataclass
+class Inspection:
+    """Sums over the episodes of a row and column.
+
+    Attributes:
+        funnel: Where answers are lost.
+        retrieved, relevant: Entries shown at answering steps, and those of them that hold a gold answer of the
+            question (located ones only).
+        sizes, steps: By step index, the sum of store sizes and the number of episodes that took the step.
+        episodes: Episodes looked at: those that did not fail and have a trace.
+        missing: Episodes that did not fail but whose trace is not there.
+    """
+
+    funnel: Funnel = field(default_factory=Funnel)
+    retrieved: int = 0
+    relevant: int = 0
+    sizes: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    episodes: int = 0
+    missing: int = 0
+
+    @property
+    def retrieval_precision(self) -> float | None:
+        """`relevant` over `retrieved`; None where nothing was retrieved."""
+        return self.relevant / self.retrieved if self.retrieved else None
+
+    def add(self, episode: Episode, record: EpisodeRecord, fates: Sequence[QuestionFate]) -> None:
+        """Count one episode that did not fail; `fates` are those of `question_fates`."""
+        self.episodes += 1
+        for fate in fates:
+            self.funnel.add(fate)
+        for step in episode.steps:
+            if step.index >= len(self.sizes):
+                self.sizes.append(0)
+                self.steps.append(0)
+            self.sizes[step.index] += step.store_size
+            self.steps[step.index] += 1
+            index = step.observation.question_index
+            if step.observation.phase == "answering" and index < len(record.questions):
+                golds = _golds(record.questions[index])
+                if golds:
+                    self.retrieved += len(step.view.retrieved)
+                    self.relevant += sum(holds(item.text, golds) for item in step.view.retrieved)
+
+
+def question_fates(episode: Episode, record: EpisodeRecord) -> tuple[QuestionFate, ...]:
+    """One `QuestionFate` for each question of an episode that did not fail."""
+    wanted = [_golds(question) for question in record.questions]
+    entered = [False] * len(wanted)
+    # Where memory stands just before each step, as far as it concerns these answers.
+    memory = Contents()
+    written: dict[int, int] = {}
+    scratchpad_step: int | None = None
+    fates: dict[int, QuestionFate] = {}
+    last = _last_steps(episode.steps, len(wanted))
+    for step in episode.steps:
+        for index in (index for index, step_index in last.items() if step_index == step.index):
+            fates[index] = _fate(
+                record.questions[index], wanted[index], entered[index], memory, step, written, scratchpad_step
+            )
+        for operation in step.operations:
+            memory.apply(operation)
+            if operation.outcome is not Outcome.APPLIED or operation.kind not in _WRITES:
+                continue
+            if operation.kind is ActionKind.CREATE and operation.entry_id is not None:
+                written[operation.entry_id] = step.index
+            elif operation.kind is ActionKind.SCRATCHPAD:
+                scratchpad_step = step.index
+            for index, golds in enumerate(wanted):
+                entered[index] = entered[index] or holds(operation.after or "", golds)
+    for index, question in enumerate(record.questions):
+        if index not in fates:  # an episode without steps
+            fates[index] = QuestionFate(bool(wanted[index]), False, False, False, bool(question.em), (), None)
+    return tuple(fates[index] for index in range(len(wanted)))
+
+
+def _last_steps(steps: Sequence[Step], questions: int) -> dict[int, int]:
+    """By question, the step at which it was decided: its last one, or the episode's if it had none."""
+    last = dict.fromkeys(range(questions), steps[-1].index) if steps else {}
+    last.update(
+        (step.observation.question_index, step.index)
+        for step in steps
+        if step.observation.phase == "answering" and step.observation.question_index < questions
+    )
+    return last
+
+
+def _fate(
+    question: QuestionRecord,
+    golds: Sequence[str],
+    entered: bool,
+    memory: Contents,
+    step: Step,
+    written: dict[int, int],
+    scratchpad_step: int | None,
+) -> QuestionFate:
+    view = step.view
+    kept = any(holds(text, golds) for text in (*memory.entries.values(), memory.scratchpad))
+    shown = any(holds(text, golds) for text in (*(item.text for item in view.retrieved), view.scratchpad))
+    answered = any(action.kind is ActionKind.ANSWER for action in step.actions)
+    sources: list[Source] = []
+    given = [normalize(question.answer)] if question.answer is not None and answered else []
+    if given and given[0] not in _NOWHERE:
+        sources += [
+            Source("entry", item.entry_id, item.handle, written.get(item.entry_id))
+            for item in view.retrieved
+            if holds(item.text, given)
+        ]
+        if holds(view.scratchpad, given):
+            sources.append(Source("scratchpad", created=scratchpad_step))
+        if step.observation.chunk is not None and holds(step.observation.chunk, given):
+            sources.append(Source("chunk"))
+    return QuestionFate(
+        located=bool(golds),
+        entered=entered,
+        kept=kept,
+        shown=shown,
+        right=bool(question.em),
+        sources=tuple(sources),
+        step=step.index if answered else None,
+    )
+
+
+def holds(text: str, normalized: Iterable[str]) -> bool:
+    """Whether one of some normalised answers occurs in `text` as whole words."""
+    padded = f" {normalize(text)} "
+    return any(f" {answer} " in padded for answer in normalized)
+
+
+def _golds(question: QuestionRecord) -> list[str]:
+    """The gold answers that a text can hold, normalised."""
+    return [gold for gold in map(normalize, question.golds) if gold not in _NOWHERE]

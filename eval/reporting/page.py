@@ -1,0 +1,271 @@
+"""``report.html``: one file that opens from disk and asks for nothing else, with its data inside as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from atommem.records import Episode, Step
+from atommem.trace import read_trace
+from envs.records import EpisodeRecord
+from eval.reporting.evaluations import Evaluation
+from eval.reporting.inspection import Inspection, QuestionFate, question_fates
+from eval.reporting.results import Cell, best_rows
+
+REPORT = "report.html"
+CHUNK_CHARACTERS = 6000
+"""Longest text of a chunk, prompt part or completion on the page; its middle is left out beyond that."""
+_TRAINING = ("reward", "eval_em", "eval_em_low", "eval_em_high", "store_size", "malformed")
+_SCRIPTS = ("core.js", "charts.js", "compare.js", "episodes.js")
+
+
+class PageData:
+    """Collects what the page shows while each trace is read once.
+
+    Args:
+        cells: From `make_cells`; gets `Cell.inspection`.
+        max_episodes: Most episodes to embed.
+        max_characters: Most characters of JSON that they may take together.
+    """
+
+    def __init__(self, cells: Sequence[Cell], *, max_episodes: int = 300, max_characters: int = 30_000_000) -> None:
+        self._texts: dict[str, int] = {}
+        self._left = max_characters
+        self.episodes: list[dict[str, Any]] = []
+        self.total = 0
+        self.evaluations = [evaluation for cell in cells for evaluation in cell.evaluations]
+        chosen = choose_episodes(self.evaluations, max_episodes)
+        number = 0
+        for cell in cells:
+            cell.inspection = Inspection()
+            for evaluation in cell.evaluations:
+                self._add(number, evaluation, cell.inspection, chosen[number])
+                number += 1
+
+    def _add(self, number: int, evaluation: Evaluation, inspection: Inspection, chosen: set[tuple[str, int]]) -> None:
+        for record in evaluation.records:
+            self.total += 1
+            path = evaluation.trace(record)
+            if not path.is_file():
+                inspection.missing += not record.failed
+                continue
+            if record.failed and record.key not in chosen:
+                continue
+            episode = read_trace(path).episode
+            fates: tuple[QuestionFate, ...] = ()
+            if not record.failed:
+                fates = question_fates(episode, record)
+                inspection.add(episode, record, fates)
+            if record.key in chosen and self._left > 0:
+                shown = self._episode(number, record, episode, fates)
+                self._left -= len(json.dumps(shown))
+                self.episodes.append(shown)
+
+    def to_json(self, results: Mapping[str, Any], training: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """All that the page needs; `training` are the entries of a run's ``metrics.jsonl``."""
+        return {
+            "results": results,
+            "best": {metric: _best(results, metric) for metric in ("em", "f1")},
+            "training": [_training_entry(entry) for entry in training],
+            "scores": [_scores(evaluation) for evaluation in self.evaluations],
+            "episodes": self.episodes,
+            "texts": list(self._texts),
+            "total_episodes": self.total,
+        }
+
+    def _episode(
+        self, number: int, record: EpisodeRecord, episode: Episode, fates: Sequence[QuestionFate]
+    ) -> dict[str, Any]:
+        questions = [
+            {
+                "text": question.question,
+                "golds": list(question.golds),
+                "answer": question.answer,
+                "em": question.em,
+                "f1": question.f1,
+                **({key: value for key, value in asdict(fate).items() if key != "right"} if fate else {}),
+            }
+            for question, fate in _zip_longest(record.questions, fates)
+        ]
+        return {
+            "evaluation": number,
+            "task": record.task_id,
+            "sample": record.sample,
+            "trace": self.evaluations[number].trace(record).name,
+            "status": _status(record),
+            "malformed": any(step.problems for step in episode.steps),
+            "stop": record.stop_reason,
+            "error": record.error,
+            "seconds": round(record.seconds, 2),
+            "questions": questions,
+            "steps": [self._step(step) for step in episode.steps],
+        }
+
+    def _step(self, step: Step) -> dict[str, Any]:
+        observation, view = step.observation, step.view
+        whole = len(step.text) <= CHUNK_CHARACTERS  # the places of actions in a shortened text would be wrong
+        return {
+            "phase": observation.phase,
+            "asked": [self._text(text) for text in observation.questions],
+            "chunk": None if observation.chunk is None else self._text(observation.chunk),
+            "position": [observation.chunk_index, observation.chunk_count],
+            "question": observation.question_index,
+            "tool": None if observation.tool_result is None else self._text(observation.tool_result),
+            "scratchpad": self._text(view.scratchpad),
+            "query": view.query,
+            "capacity": view.capacity,
+            "retrieved": [
+                [item.handle, item.entry_id, self._text(item.text), round(item.score, 4)] for item in view.retrieved
+            ],
+            "text": self._text(step.text),
+            "finish": step.finish_reason,
+            "tokens": len(step.token_ids),
+            "actions": [[str(action.kind), action.start, action.end] for action in step.actions if whole],
+            "problems": [
+                [str(problem.reason), problem.tag, *((problem.start, problem.end) if whole else (0, 0))]
+                for problem in step.problems
+            ],
+            "operations": [
+                {
+                    "kind": str(operation.kind),
+                    "outcome": str(operation.outcome),
+                    "entry": operation.entry_id,
+                    "handle": operation.handle,
+                    "before": None if operation.before is None else self._text(operation.before),
+                    "after": None if operation.after is None else self._text(operation.after),
+                    "evicted": operation.evicted,
+                }
+                for operation in step.operations
+            ],
+            "size": step.store_size,
+        }
+
+    def _text(self, text: str) -> int:
+        """The number of a text: the same chunk is shown in many episodes, but embedded once."""
+        if len(text) > CHUNK_CHARACTERS:
+            half = CHUNK_CHARACTERS // 2
+            left_out = len(text) - 2 * half
+            text = f"{text[:half]} [... {left_out:,} characters left out here; the trace has them ...] {text[-half:]}"
+        if text not in self._texts:
+            self._texts[text] = len(self._texts)
+            self._left -= len(text)
+        return self._texts[text]
+
+
+def choose_episodes(evaluations: Sequence[Evaluation], limit: int) -> list[set[tuple[str, int]]]:
+    """Which episodes to embed: by evaluation, their keys.
+
+    The same tasks are taken from all evaluations on the same data, so that a comparison can be followed, and of
+    every kind in turn: with a failed episode, answered differently, malformed, all wrong, all right.
+    """
+    chosen: list[set[tuple[str, int]]] = [set() for _ in evaluations]
+    groups: dict[str, list[int]] = {}
+    for number, evaluation in enumerate(evaluations):
+        groups.setdefault(evaluation.tasks_digest, []).append(number)
+    orders = [_in_turn([evaluations[number] for number in numbers]) for numbers in groups.values()]
+    left = limit
+    waiting = list(zip(groups.values(), orders, strict=True))
+    while waiting and left > 0:
+        for item in list(waiting):
+            numbers, tasks = item
+            task = next(tasks, None)
+            if task is None:
+                waiting.remove(item)
+                continue
+            for number in numbers:
+                for record in evaluations[number].records:
+                    if record.task_id == task and left > 0:
+                        chosen[number].add(record.key)
+                        left -= 1
+    return chosen
+
+
+def _in_turn(evaluations: Sequence[Evaluation]) -> Iterator[str]:
+    """The tasks of evaluations on the same data, one of each kind in turn."""
+    kinds: dict[str, dict[str, None]] = {}
+    for evaluation in evaluations:
+        for record in evaluation.records:
+            seen = kinds.setdefault(record.task_id, {})
+            seen[_status(record)] = None
+            if record.sums.get("malformed"):
+                seen["malformed"] = None
+    lines: list[list[str]] = [[], [], [], [], []]
+    for task, seen in kinds.items():
+        if "failed" in seen:
+            lines[0].append(task)
+        elif "right" in seen and "wrong" in seen:
+            lines[1].append(task)
+        elif "malformed" in seen:
+            lines[2].append(task)
+        else:
+            lines[3 if "wrong" in seen else 4].append(task)
+    for place in range(max(map(len, lines))):
+        yield from (line[place] for line in lines if place < len(line))
+
+
+def render_page(data: Mapping[str, Any]) -> str:
+    """The page with `data` inside.
+
+    No text of an episode can end the element that holds it: ``<`` never occurs in the JSON as it is embedded.
+    """
+    assets = files("eval.reporting") / "assets"
+    content = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    title = str(data["results"]["title"])
+    parts = {
+        "TITLE": title.replace("&", "&amp;").replace("<", "&lt;"),
+        "STYLE": (assets / "page.css").read_text(encoding="utf-8"),
+        "SCRIPT": "\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS),
+        "DATA": content,
+    }
+    template = (assets / "page.html").read_text(encoding="utf-8")
+    pieces = template.split("@@")
+    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def write_page(data: Mapping[str, Any], folder: Path) -> Path:
+    """Write ``report.html``."""
+    path = folder / REPORT
+    path.write_text(render_page(data), encoding="utf-8")
+    return path
+
+
+def _status(record: EpisodeRecord) -> str:
+    if record.failed:
+        return "failed"
+    return "right" if all(question.em for question in record.questions) else "wrong"
+
+
+def _scores(evaluation: Evaluation) -> dict[str, Any]:
+    """EM and F1 of each task, for comparisons on the page."""
+    sums: dict[str, list[float]] = {}
+    for record in evaluation.records:
+        for question in record.questions:
+            total = sums.setdefault(record.task_id, [0.0, 0.0, 0.0])
+            total[0] += question.em
+            total[1] += question.f1
+            total[2] += 1
+    return {
+        "tasks": list(sums),
+        "em": [round(em / count, 6) for em, _, count in sums.values()],
+        "f1": [round(f1 / count, 6) for _, f1, count in sums.values()],
+    }
+
+
+def _best(results: Mapping[str, Any], metric: str) -> list[list[Any]]:
+    return [
+        [row, dataset, documents] for (dataset, documents), row in sorted(best_rows(results, metric).items(), key=str)
+    ]
+
+
+def _training_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = {key: value for key, value in entry.items() if key in _TRAINING or key.startswith("actions/")}
+    return {"step": entry.get("step"), **wanted}
+
+
+def _zip_longest(questions: Sequence[Any], fates: Sequence[QuestionFate]) -> Iterator[tuple[Any, QuestionFate | None]]:
+    for index, question in enumerate(questions):
+        yield question, fates[index] if index < len(fates) else None

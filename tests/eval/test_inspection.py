@@ -1,0 +1,153 @@
+"""Where answers are lost, against episodes written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from atommem.actions import Action, ActionKind
+from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from envs.records import EpisodeRecord, QuestionRecord
+from eval.reporting.inspection import Inspection, QuestionFate, Source, holds, question_fates
+
+CREATE, UPDATE, DELETE, PAD = ActionKind.CREATE, ActionKind.UPDATE, ActionKind.DELETE, ActionKind.SCRATCHPAD
+
+
+def step(
+    index: int,
+    *operations: Operation,
+    question: int | None = None,
+    shown: tuple[tuple[int, str], ...] = (),
+    scratchpad: str = "",
+    answer: str | None = None,
+    size: int = 0,
+) -> Step:
+    observation = Observation("reading", ("q",), chunk="The chunk says Lorne.")
+    if question is not None:
+        observation = Observation("answering", ("q",), question_index=question)
+    view = MemoryView(
+        scratchpad, "query", tuple(Retrieved(place, entry, text, 0.5) for place, (entry, text) in enumerate(shown, 1))
+    )
+    actions = () if answer is None else (Action(ActionKind.ANSWER, answer),)
+    return Step(index, observation, view, [], [], [], "", "stop", actions, (), operations, size)
+
+
+def make(steps: list[Step], *questions: tuple[str | None, str]) -> tuple[Episode, EpisodeRecord]:
+    """`questions` are (answer, gold)."""
+    items = tuple(
+        QuestionRecord(f"q{i}", "?", answer, (gold,), float(answer == gold), float(answer == gold))
+        for i, (answer, gold) in enumerate(questions)
+    )
+    episode = Episode("t", 0, steps, reward=1.0, stop_reason=StopReason.ANSWERED)
+    return episode, EpisodeRecord("t", 0, "s", "answered", None, 1.0, {}, items, {}, 1.0)
+
+
+def create(index: int, entry: int, text: str) -> Operation:
+    return Operation(index, CREATE, Outcome.APPLIED, entry_id=entry, after=text)
+
+
+def test_words_must_follow_one_another() -> None:
+    assert holds("It lies on the River Lorne, in Vesk.", ["river lorne"])
+    assert not holds("Lornes and a river", ["lorne"])
+    assert not holds("the river, and then Lorne", ["river lorne"])
+
+
+def test_an_answer_that_was_kept_shown_and_given() -> None:
+    fate = question_fates(
+        *make(
+            [
+                step(0, create(0, 1, "Vesk lies on the Lorne.")),
+                step(1, question=0, shown=((1, "Vesk lies on the Lorne."),), answer="Lorne"),
+            ],
+            ("Lorne", "Lorne"),
+        )
+    )
+    expected = QuestionFate(True, True, True, True, True, (Source("entry", 1, 1, 0),), 1)
+    assert fate == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (Operation(1, UPDATE, Outcome.APPLIED, 1, 1, "on the Lorne", "on a river"), (True, False)),
+        (Operation(1, DELETE, Outcome.APPLIED, 1, 1, before="on the Lorne"), (True, False)),
+        (Operation(1, DELETE, Outcome.UNKNOWN_HANDLE, handle=4), (True, True)),
+        (Operation(1, CREATE, Outcome.APPLIED, 2, after="else", evicted=1), (True, False)),
+    ],
+)
+def test_an_answer_that_memory_lost(loss: Operation, expected: tuple[bool, bool]) -> None:
+    (fate,) = question_fates(
+        *make([step(0, create(0, 1, "on the Lorne")), step(1, loss), step(2, question=0)], (None, "Lorne"))
+    )
+    assert (fate.entered, fate.kept) == expected
+    assert (fate.shown, fate.right, fate.sources, fate.step) == (False, False, (), None)
+
+
+def test_rejected_is_not_entered() -> None:
+    rejected = Operation(0, CREATE, Outcome.REJECTED, after="on the Lorne")
+    (fate,) = question_fates(*make([step(0, rejected), step(1, question=0)], (None, "Lorne")))
+    assert not fate.entered
+
+
+def test_the_scratchpad_is_memory_and_a_wrong_answer_has_a_source() -> None:
+    pad = Operation(0, PAD, Outcome.APPLIED, before="", after="Lorne or Elsk")
+    (fate,) = question_fates(
+        *make([step(0, pad), step(1, question=0, scratchpad="Lorne or Elsk", answer="Elsk")], ("Elsk", "Lorne"))
+    )
+    assert (fate.entered, fate.kept, fate.shown, fate.right) == (True, True, True, False)
+    assert fate.sources == (Source("scratchpad", created=0),)
+
+
+def test_every_question_has_its_own_step_and_memory() -> None:
+    fates = question_fates(
+        *make(
+            [
+                step(0, create(0, 1, "on the Lorne"), create(0, 2, "by Mara")),
+                step(1, question=0, shown=((1, "on the Lorne"),)),
+                step(
+                    2,
+                    Operation(2, DELETE, Outcome.APPLIED, 1, 1, before="on the Lorne"),
+                    question=0,
+                    shown=((1, "on the Lorne"),),
+                    answer="Lorne",
+                ),
+                step(3, question=1, answer="Lorne"),
+            ],
+            ("Lorne", "Lorne"),
+            ("Lorne", "Mara"),
+        )
+    )
+    assert [(fate.kept, fate.shown, fate.right, fate.step) for fate in fates] == [
+        (True, True, True, 2),
+        (True, False, False, 3),
+    ]
+
+
+def test_yes_and_no_cannot_be_located() -> None:
+    (fate,) = question_fates(*make([step(0, question=0, answer="yes")], ("yes", "yes")))
+    assert (fate.located, fate.right, fate.sources) == (False, True, ())
+
+
+def test_without_steps() -> None:
+    (fate,) = question_fates(*make([], (None, "Lorne")))
+    assert fate == QuestionFate(True, False, False, False, False, (), None)
+
+
+def test_funnel_precision_and_store_size() -> None:
+    inspection = Inspection()
+    shown = ((1, "on the Lorne"), (2, "by Mara"), (3, "nothing"))
+    episodes = [
+        make(
+            [step(0, create(0, 1, "Lorne"), size=1), step(1, question=0, shown=shown, answer="Lorne")],
+            ("Lorne", "Lorne"),
+        ),
+        make([step(0, size=4), step(1, question=0, answer="Lorne", size=2)], ("Lorne", "Lorne")),
+        make([step(0, question=0, shown=shown, answer="yes", size=7)], ("yes", "yes")),
+    ]
+    for episode, record in episodes:
+        inspection.add(episode, record, question_fates(episode, record))
+    funnel = inspection.funnel
+    assert (funnel.questions, funnel.located, funnel.entered, funnel.kept) == (3, 2, 1, 1)
+    assert (funnel.shown, funnel.answered, funnel.right_otherwise) == (1, 1, 1)
+    assert inspection.retrieval_precision == 1 / 3
+    assert (inspection.sizes, inspection.steps) == ([12, 2], [3, 2])
+    assert Inspection().retrieval_precision is None

@@ -1,0 +1,160 @@
+"""results.json, tables and the page's data from small evaluations."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.cli import main
+from atommem.errors import ConfigError, DataError
+from envs.statistics import holm, sign_test
+from eval.reporting.evaluations import Evaluation, read_evaluation
+from eval.reporting.page import PageData, choose_episodes, render_page
+from eval.reporting.report import read_evaluations
+from eval.reporting.results import best_rows, make_cells, make_results
+from eval.reporting.tables import latex_tables, markdown_tables
+from eval.runner import evaluate
+from tests.eval.toys import make_runner, make_task
+
+NAMES = [f"t{index}" for index in range(12)]
+
+
+async def run(
+    out: Path, right: int, row: str, *, gone: int = 0, seed: int = 0, documents: int | None = None, dataset: str = "toy"
+) -> Evaluation:
+    """The first `right` tasks are answered right, the last `gone` fail."""
+    runner, policy = make_runner()
+    policy.wrong = set(NAMES[right:])
+    policy.out_of_reach = set(NAMES[len(NAMES) - gone :])
+    await evaluate([make_task(name) for name in NAMES], runner, out, progress=False)
+    return read_evaluation(out, row, dataset, documents=documents, seed=seed)
+
+
+async def test_bold_needs_a_corrected_test(tmp_path: Path) -> None:
+    best, second, last = (
+        await run(tmp_path / "a", 12, "a"),
+        await run(tmp_path / "b", 3, "b", gone=2),
+        await run(tmp_path / "c", 2, "c"),
+    )
+    results = make_results(make_cells([best, second, last]), reference="c")
+    em = [item for item in results["comparisons"] if item["metric"] == "em"]
+    # a against b on the ten tasks that b has; then a and b against c.
+    assert [(item["second"], item["first"], item["wins"], item["losses"]) for item in em] == [
+        ("a", "b", 7, 0),
+        ("a", "c", 10, 0),
+        ("b", "c", 1, 0),
+    ]
+    values = [sign_test(7, 0), sign_test(10, 0), sign_test(1, 0)]
+    assert [item["p_holm"] for item in em] == holm(values)
+    assert best_rows(results, "em") == {("toy", None): "a"}
+    text = markdown_tables(results)
+    assert "| a | **100.0** [" in text
+    assert "| b | 30.0 [" in text
+    assert "**2 failed**" in text
+    tex = latex_tables(results)
+    assert "\\textbf{100.0}" in tex
+    assert "\\textbf{2 failed}" in tex
+
+    # One task apart: the same best number is no longer bold.
+    close = make_results(make_cells([best, await run(tmp_path / "d", 11, "d")]))
+    assert best_rows(close, "em") == {}
+    assert "**" not in markdown_tables(close)
+
+
+async def test_seeds_are_one_cell_with_a_spread(tmp_path: Path) -> None:
+    cells = make_cells([await run(tmp_path / str(seed), 3 + 3 * seed, "a", seed=seed) for seed in range(3)])
+    (cell,) = make_results(cells)["cells"]
+    assert cell["seeds"] == [0, 1, 2]
+    assert cell["em"]["mean"] == pytest.approx(0.5)
+    assert cell["em"]["between_seeds"] == pytest.approx(
+        {"mean": 0.5, "sd": 0.25, "low": 0.25, "high": 0.75, "seeds": 3}
+    )
+    # The same twelve tasks three times: not 36 independent ones.
+    assert (cell["em"]["n"], cell["em"]["clusters"]) == (36, 12)
+    assert "sd 25.0 over 3 seeds" in markdown_tables(make_results(cells))
+
+
+async def test_what_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+    one = await run(tmp_path / "a", 3, "a")
+    with pytest.raises(ConfigError, match="with seed 0"):
+        make_cells([one, one])
+    with pytest.raises(ConfigError, match="no evaluation"):
+        make_cells([])
+    with pytest.raises(ConfigError, match="one of the rows 'a'"):
+        make_results(make_cells([one]), reference="z")
+
+
+async def test_report_writes_everything_and_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await run(tmp_path / "one", 9, "x")
+    await run(tmp_path / "two", 3, "x", gone=1)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "actions/create": 0.2}\n{"step": 2}\n')
+    call = ["report", f"left={tmp_path / 'one'}", str(tmp_path / "two"), "--out", str(tmp_path / "out")]
+    assert main([*call, "--training", str(tmp_path), "--title", "<T>"]) == 0
+    assert "report.html" in capsys.readouterr().out
+    out = tmp_path / "out"
+    results = json.loads((out / "results.json").read_text())
+    assert [cell["row"] for cell in results["cells"]] == ["left", "two"]
+    assert results["cells"][0]["funnel"]["located"] == 12
+    assert results["evaluations"][0]["folder"] == "../one"
+    files = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert {"store_size.png", "store_size.svg", "actions.svg", "funnel.png"} <= {path.name for path in files}
+    # From the results file, under the labels that stand in it, byte for byte.
+    assert main(["report", str(out), "--out", str(out), "--training", str(tmp_path), "--title", "<T>"]) == 0
+    assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == files
+
+
+def page_of(evaluations: list[Evaluation], **settings: Any) -> tuple[str, dict[str, Any]]:
+    """The page, and the data inside it."""
+    cells = make_cells(evaluations)
+    data = PageData(cells, **settings)
+    text = render_page(data.to_json(make_results(cells, title="</title><script>")))
+    content = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert content is not None
+    return text, json.loads(content[1])
+
+
+async def test_the_page_holds_its_data_safely(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><!-- & \u2028 \ud83d @@SCRIPT@@"
+    evaluation = await run(tmp_path / "one", 3, "x")
+    trace = evaluation.trace(evaluation.records[0])
+    trace.write_text(trace.read_text().replace("seen", json.dumps(evil)[1:-1]))
+    page, data = page_of([evaluation])
+    page.encode("utf-8")
+    assert page.count("<script") == 2  # the data and the code
+    assert "alert(1)</script>" not in page
+    assert evil in data["texts"]
+    assert data["results"]["title"] == "</title><script>"
+    assert len(data["episodes"]) == 12
+    assert data["episodes"][0]["questions"][0]["answer"] == "t0-0"
+    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+
+
+async def test_embedded_episodes_are_of_every_kind_and_paired(tmp_path: Path) -> None:
+    evaluations = [await run(tmp_path / "one", 9, "a", gone=2), await run(tmp_path / "two", 3, "b")]
+    # t10, t11 failed in one; t3 to t8 differ; t9 is wrong in both; t0 to t2 right.
+    first, second = choose_episodes(evaluations, 8)
+    assert first == second == {("t10", 0), ("t3", 0), ("t9", 0), ("t0", 0)}
+    _, data = page_of(evaluations, max_episodes=3)
+    assert (len(data["episodes"]), data["total_episodes"]) == (3, 24)
+    _, data = page_of(evaluations, max_characters=3000)
+    assert 0 < len(data["episodes"]) < 4
+
+
+async def test_a_missing_trace_is_counted(tmp_path: Path) -> None:
+    evaluation = await run(tmp_path / "one", 3, "a")
+    evaluation.trace(evaluation.records[0]).unlink()
+    (cell,) = page_of([evaluation])[1]["results"]["cells"]
+    assert cell["traces_missing"] == 1
+    assert cell["funnel"]["questions"] == 11
+    assert cell["em"]["n"] == 12
+
+
+def test_files_that_are_no_results(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"evaluations": [{}]}')
+    with pytest.raises(DataError, match="does not list evaluations"):
+        read_evaluations([str(tmp_path)])
+    assert main(["report", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
