@@ -88,14 +88,25 @@ def make_inputs(folder: Path) -> list[str]:
         return " ".join(f"w{rng.randrange(3, WORDS)}" for _ in range(count))
 
     tasks = [
-        Task(f"t{index}", (Question(text(8), ("w3",)),), tuple(Document("", text(90)) for _ in range(12)))
+        Task(f"t{index}", (Question(text(8), ("w3",)),), tuple(Document("", text(90)) for _ in range(8)))
         for index in range(6)
     ]
     save_tasks(tasks, folder / "tasks.jsonl")
     return [
         *("--model_name_or_path", str(folder / "model"), "--data", str(folder / "tasks.jsonl")),
-        *("--templates", "compact", "--embedder", "hashing", "--chunk_tokens", "400", "--max_reads", "0"),
-        *("--scratchpad_tokens", "32", "--retrieve_k", "1", "--micro_batch_tokens", "2048"),
+        *(
+            "--templates",
+            "compact",
+            "--embedder",
+            "hashing",
+            "--chunk_tokens",
+            "800",
+            "--rollout_batch_size",
+            "4",
+            "--max_reads",
+            "0",
+        ),
+        *("--scratchpad_tokens", "32", "--retrieve_k", "1", "--micro_batch_tokens", "1024"),
         *("--num_generations", "4", "--per_device_train_batch_size", "8", "--max_steps", "2"),
         *("--max_completion_length", str(COMPLETION), "--learning_rate", "1e-5", "--save_strategy", "no"),
         *("--report_to", "none", "--disable_tqdm", "true", "--use_cpu"),

@@ -120,6 +120,7 @@ def grpo_workload(
         prompt.answering + data.question_tokens,
     )
     counted = unique if share_prefixes else raw
+    together = reading_shared + mine * (reading_own + completion_tokens) if share_prefixes else 0.0
     micro_batches = max(1, ceil(episodes * counted / micro_batch_tokens))
     return Workload(
         processes=processes,
@@ -137,8 +138,8 @@ def grpo_workload(
         rows=round(episodes * steps),
         raw_tokens=round(episodes * raw),
         unique_tokens=round(episodes * unique),
-        # As few as the budget allows, of about the same size.
-        micro_batch=ceil(episodes * counted / micro_batches),
+        # As few as the budget allows, of about the same size; but what a group reads in a step stays together.
+        micro_batch=min(micro_batch_tokens, ceil(max(episodes * counted / micro_batches, together))),
         micro_batches=micro_batches,
     )
 

@@ -50,6 +50,9 @@ def test_grpo_by_hand() -> None:
     assert load.prompt_tokens == pytest.approx(raw / 7 - 20)
     assert load.micro_batches == 3  # 11,360 unique tokens
     assert load.micro_batch == pytest.approx(11_360 / 3, abs=1)
+    # What a group reads in a step is 1,120 + 4 * 70 tokens, and is not cut unless it has to be.
+    assert grpo(micro_batch_tokens=1410).micro_batch == 1400
+    assert grpo(micro_batch_tokens=1000).micro_batch == 1000
     assert (load.sampled_row, load.longest_row) == (1120 + 50 + 200, 1120 + 300 + 200)
     assert load.updates == 2 * (100 // 4)
 
