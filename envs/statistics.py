@@ -14,7 +14,7 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
-_BATCH = 1 << 22
+_BATCH = 1 << 20
 """Most indices that a bootstrap draws at once: bounds its memory, not its result."""
 
 

@@ -78,11 +78,11 @@ function drawCharts() {
       .map((cell) => ({ name: cell.row, points: cell.store_size_by_step.map((size, step) => ({ x: step, y: size, note: plural(cell.episodes_by_step[step], "episode") })) }));
     if (lines.length) area.append(lineChart(`Store size over steps${columns.length > 1 ? `: ${column}` : ""}`, "step", "entries (mean)", lines));
   }
-  const precise = results.cells.filter((cell) => typeof cell.retrieval_precision === "number");
-  if (precise.length) {
-    area.append(el("figure", {}, el("figcaption", {}, "Retrieval precision when answering"), el("div", { class: "funnel" }, precise.map((cell) =>
-      el("div", {}, el("span", {}, columns.length > 1 ? `${cell.row}, ${columnName(cell)}` : cell.row),
-        el("span", {}, el("b", { style: `width:${100 * cell.retrieval_precision}%` })), el("span", {}, `${percent(cell.retrieval_precision)}%`))))));
+  for (const column of columns) {
+    const precise = results.cells.filter((cell) => columnName(cell) === column && typeof cell.retrieval_precision === "number");
+    if (!precise.length) continue;
+    area.append(el("figure", {}, el("figcaption", {}, `Retrieval precision when answering${columns.length > 1 ? `: ${column}` : ""}`), el("div", { class: "funnel" }, precise.map((cell) =>
+      el("div", {}, el("span", {}, cell.row), el("span", {}, el("b", { style: `width:${100 * cell.retrieval_precision}%` })), el("span", {}, `${percent(cell.retrieval_precision)}%`))))));
   }
   if (!area.childElementCount) $("charts").remove();
 }

@@ -83,17 +83,23 @@ function drawLost() {
   const cells = results.cells.filter((cell) => cell.funnel && cell.funnel.located);
   if (!cells.length) { section.remove(); return; }
   section.append(el("p", { class: "note" }, "Each bar counts the questions that passed all stages so far. A text holds an answer if the answer's normalised words follow one another in it."));
-  section.append(el("div", { class: "funnels" }, cells.map((cell) => {
-    const total = cell.funnel.located;
-    const name = columns.length > 1 ? `${cell.row}, ${columnName(cell)}` : cell.row;
-    return el("div", { class: "funnel", role: "group", "aria-label": name }, el("h3", {}, name),
-      STAGES.map(([key, label, title]) => el("div", { title }, el("span", {}, label),
-        el("span", {}, el("b", { style: `width:${100 * cell.funnel[key] / total}%` })),
-        el("span", {}, `${cell.funnel[key]} · ${percent(cell.funnel[key] / total, 0)}%`))),
-      cell.funnel.right_otherwise ? el("p", { class: "note" }, `${cell.funnel.right_otherwise} more were right though no memory in the prompt held the answer.`) : null,
-      cell.funnel.questions > total ? el("p", { class: "note" }, `${cell.funnel.questions - total} questions cannot be located and are not in the bars.`) : null,
-      cell.traces_missing ? el("p", { class: "warning" }, `${plural(cell.traces_missing, "trace")} not found: not in the bars.`) : null);
-  })));
+  for (const column of columns) {
+    const members = cells.filter((cell) => columnName(cell) === column);
+    if (!members.length) continue;
+    const drawn = el("div", { class: "funnels" }, members.map(funnel));
+    section.append(columns.length > 1 ? el("details", { open: column === columns[0] }, el("summary", {}, column), drawn) : drawn);
+  }
+}
+
+function funnel(cell) {
+  const total = cell.funnel.located;
+  return el("div", { class: "funnel", role: "group", "aria-label": cell.row }, el("h3", {}, cell.row),
+    STAGES.map(([key, label, title]) => el("div", { title }, el("span", {}, label),
+      el("span", {}, el("b", { style: `width:${100 * cell.funnel[key] / total}%` })),
+      el("span", {}, `${cell.funnel[key]} · ${percent(cell.funnel[key] / total, 0)}%`))),
+    cell.funnel.right_otherwise ? el("p", { class: "note" }, `${cell.funnel.right_otherwise} more were right though no memory in the prompt held the answer.`) : null,
+    cell.funnel.questions > total ? el("p", { class: "note" }, `${cell.funnel.questions - total} questions cannot be located and are not in the bars.`) : null,
+    cell.traces_missing ? el("p", { class: "warning" }, `${plural(cell.traces_missing, "trace")} not found: not in the bars.`) : null);
 }
 
 const MEANS = [

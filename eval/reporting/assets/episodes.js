@@ -133,7 +133,7 @@ function stepView(episode, index) {
   return [
     el("p", { class: "note", id: "where" }, `Step ${index} of ${episode.steps.length - 1}: ${step.phase}, ${position}; ${plural(step.tokens, "token")} written, ended by ${step.finish}; ${step.size === 1 ? "1 entry" : `${step.size} entries`}${step.capacity === null ? "" : ` of at most ${step.capacity}`} in the store afterwards`),
     el("div", { class: "columns" },
-      el("div", {}, el("h4", {}, "Shown to the model"),
+      el("div", {}, el("h3", {}, "Shown to the model"),
         step.chunk === null ? null : [el("h4", {}, "Chunk"), box(text(step.chunk), isSource("chunk"))],
         step.tool === null ? null : [el("h4", {}, "Tool result"), box(text(step.tool))],
         step.asked.length ? [el("h4", {}, step.asked.length > 1 ? "Questions" : "Question"), step.asked.map((number) => box(text(number)))] : null,
@@ -142,7 +142,7 @@ function stepView(episode, index) {
         el("h4", {}, `Retrieved (${step.retrieved.length})`),
         step.retrieved.length ? step.retrieved.map(([handle, entry, content, score]) => el("div", { class: isSource("entry", entry) ? "source" : "" },
           el("div", { class: "soft" }, `Memory ${handle} · entry ${entry} · score ${score.toFixed(3)}${isSource("entry", entry) ? " · holds the answer given" : ""}`), box(text(content)))) : el("p", { class: "empty" }, "nothing")),
-      el("div", {}, el("h4", {}, "The model wrote"), completion(step),
+      el("div", {}, el("h3", {}, "The model wrote"), el("h4", {}, "Completion"), completion(step),
         step.problems.length ? el("ul", {}, step.problems.map(([reason, tag]) => el("li", { class: "warning" }, `malformed: ${reason.replaceAll("_", " ")} <${tag}>`))) : null,
         el("h4", {}, "Changed in memory"),
         step.operations.length ? step.operations.map(operationView) : el("p", { class: "empty" }, "no memory action"),
