@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from atommem.actions import ActionKind
 from atommem.oplog import Contents
@@ -210,8 +211,14 @@ def _fate(
 
 def holds(text: str, normalized: Iterable[str]) -> bool:
     """Whether one of some normalised answers occurs in `text` as whole words."""
-    padded = f" {normalize(text)} "
+    padded = _padded(text)
     return any(f" {answer} " in padded for answer in normalized)
+
+
+@lru_cache(maxsize=4096)
+def _padded(text: str) -> str:
+    """Normalised, between spaces; an entry is looked at once for each question, and there may be thousands."""
+    return f" {normalize(text)} "
 
 
 def _golds(question: QuestionRecord) -> list[str]:
