@@ -7,7 +7,7 @@ import random
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -23,8 +23,6 @@ from train.checkpoint_files import checkpoint_name, last_checkpoint, partial_fol
 from train.faults import CheckpointError, DivergedError, FailedStep, RolloutFailedError, TrainingFault, is_disk_full
 from train.interrupts import StopRequest, TrainingInterrupted
 from train.progress import NoProgress, RolloutProgress
-
-Result = TypeVar("Result")
 
 _GO_ON, _STOP, _BROKEN = 0, 1, 2
 """What a rank has to report at a point where all ranks meet; the largest counts."""

@@ -46,11 +46,15 @@ def start(flags: list[str], out: Path, **environment: str) -> subprocess.Popen[s
     )
 
 
-def wait_for_updates(out: Path, updates: int) -> None:
-    deadline = time.monotonic() + 120
+def logged_updates(out: Path) -> int:
     file = out / METRICS_FILE
+    return sum("loss" in entry for entry in read_metrics(file)) if file.is_file() else 0
+
+
+def wait_for_updates(out: Path, updates: int) -> None:
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
-        if file.is_file() and len(read_metrics(file)) >= updates:
+        if logged_updates(out) >= updates:
             return
         time.sleep(0.01)
     raise AssertionError(f"{out} did not get to update {updates}")
@@ -59,22 +63,22 @@ def wait_for_updates(out: Path, updates: int) -> None:
 @pytest.mark.slow
 def test_killed_then_asked_to_stop_then_resumed(flags: list[str], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    with start(flags, parts) as killed:
-        assert main(["grpo", *flags, "--output_dir", str(whole)]) == 0
+    with start(flags, whole) as left_alone, start(flags, parts) as killed:
         wait_for_updates(parts, 5)
         killed.kill()
         killed.wait()
+        assert left_alone.wait(180) == 0
     with start(flags, parts) as asked:
         wait_for_updates(parts, 12)
         asked.send_signal(signal.SIGTERM)
-        _, error = asked.communicate(timeout=60)
+        _, error = asked.communicate(timeout=120)
         assert asked.returncode == EXIT_INTERRUPTED
         assert "--resume continues from the last checkpoint" in error
-    done = len(read_metrics(parts / METRICS_FILE))
+    done = logged_updates(parts)
     assert 12 <= done < 40
     assert complete_checkpoints(parts)[-1].name == f"checkpoint-{done}"
     with start(flags, parts) as last:
-        assert last.wait(120) == 0
+        assert last.wait(180) == 0
     ours, expected = load_file(parts / "model.safetensors"), load_file(whole / "model.safetensors")
     for name in expected:
         assert torch.equal(ours[name], expected[name]), name
@@ -83,19 +87,23 @@ def test_killed_then_asked_to_stop_then_resumed(flags: list[str], tmp_path: Path
 
 @pytest.mark.slow
 def test_two_processes_stop_together(flags: list[str], tmp_path: Path) -> None:
-    """Only one of them gets the signal; both have to save the same step."""
+    """Only one of them gets the signal; both have to save the same step. Before that they share an evaluation."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "train.cli"]
     command += ["grpo", *flags, "--output_dir", str(out), "--per_device_train_batch_size", "6"]
+    command += ["--eval_data", str(tmp_path / "tasks.jsonl"), "--eval_strategy", "steps", "--eval_steps", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
         wait_for_updates(out, 3)
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
         assert len(children) == 2
         os.kill(int(children[1]), signal.SIGTERM)
-        _, error = launcher.communicate(timeout=120)
+        _, error = launcher.communicate(timeout=180)
     assert error.count("--resume continues from the last checkpoint") >= 2
-    done = len(read_metrics(out / METRICS_FILE))
+    done = logged_updates(out)
+    evaluations = [entry for entry in read_metrics(out / METRICS_FILE) if "eval_em" in entry]
+    assert evaluations
+    assert {(entry["eval_n"], entry["eval_episodes"]) for entry in evaluations} == {(6, 6.0)}
     checkpoint = complete_checkpoints(out)[-1]
     assert checkpoint.name == f"checkpoint-{done}"
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
