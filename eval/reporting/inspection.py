@@ -27,13 +27,13 @@ class Source:
     Attributes:
         kind: ``entry``, ``scratchpad`` or ``chunk``.
         entry_id, handle: Of an entry.
-        created: The step whose completion first wrote this entry (scratchpad: wrote this text); None for a chunk.
+        written: The step whose completion wrote the text as it was shown; None for a chunk.
     """
 
     kind: str
     entry_id: int | None = None
     handle: int | None = None
-    created: int | None = None
+    written: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def question_fates(episode: Episode, record: EpisodeRecord) -> tuple[QuestionFat
             memory.apply(operation)
             if operation.outcome is not Outcome.APPLIED or operation.kind not in _WRITES:
                 continue
-            if operation.kind is ActionKind.CREATE and operation.entry_id is not None:
+            if operation.entry_id is not None:
                 written[operation.entry_id] = step.index
             elif operation.kind is ActionKind.SCRATCHPAD:
                 scratchpad_step = step.index
@@ -195,7 +195,7 @@ def _fate(
             if holds(item.text, given)
         ]
         if holds(view.scratchpad, given):
-            sources.append(Source("scratchpad", created=scratchpad_step))
+            sources.append(Source("scratchpad", written=scratchpad_step))
         if step.observation.chunk is not None and holds(step.observation.chunk, given):
             sources.append(Source("chunk"))
     return QuestionFate(

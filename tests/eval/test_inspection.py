@@ -82,6 +82,18 @@ def test_an_answer_that_memory_lost(loss: Operation, expected: tuple[bool, bool]
     assert (fate.shown, fate.right, fate.sources, fate.step) == (False, False, (), None)
 
 
+def test_the_source_is_the_step_that_wrote_the_text() -> None:
+    update = Operation(1, UPDATE, Outcome.APPLIED, 1, 1, "on a river", "on the Lorne")
+    shown = ((1, "on the Lorne"),)
+    (fate,) = question_fates(
+        *make(
+            [step(0, create(0, 1, "on a river")), step(1, update), step(2, question=0, shown=shown, answer="Lorne")],
+            ("Lorne", "Lorne"),
+        )
+    )
+    assert (fate.entered, fate.sources) == (True, (Source("entry", 1, 1, written=1),))
+
+
 def test_rejected_is_not_entered() -> None:
     rejected = Operation(0, CREATE, Outcome.REJECTED, after="on the Lorne")
     (fate,) = question_fates(*make([step(0, rejected), step(1, question=0)], (None, "Lorne")))
@@ -94,7 +106,7 @@ def test_the_scratchpad_is_memory_and_a_wrong_answer_has_a_source() -> None:
         *make([step(0, pad), step(1, question=0, scratchpad="Lorne or Elsk", answer="Elsk")], ("Elsk", "Lorne"))
     )
     assert (fate.entered, fate.kept, fate.shown, fate.right) == (True, True, True, False)
-    assert fate.sources == (Source("scratchpad", created=0),)
+    assert fate.sources == (Source("scratchpad", written=0),)
 
 
 def test_every_question_has_its_own_step_and_memory() -> None:

@@ -113,7 +113,7 @@ function answerLine(question) {
   if (question.answer !== null && question.sources) {
     const from = question.sources.map((source) => [
       source.kind === "entry" ? `entry ${source.entry_id} (Memory ${source.handle})` : `the ${source.kind}`,
-      source.created === null ? "" : [", written at ", el("button", { type: "button", class: "origin", onclick: () => goTo(source.created) }, `step ${source.created}`)],
+      source.written === null ? "" : [", written at ", el("button", { type: "button", class: "origin", onclick: () => goTo(source.written) }, `step ${source.written}`)],
     ]);
     line.append(el("div", { class: "soft" }, from.length ? ["The answer came from ", from.flatMap((item, index) => index ? ["; ", item] : [item])].flat(9).reduce((node, part) => { node.append(part); return node; }, el("span")) : "No text in front of the model held this answer."));
   }
