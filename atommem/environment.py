@@ -21,11 +21,15 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The terminal reward, in [0, 1], with the answers and the metrics that it came from."""
+    """The terminal reward, in [0, 1], with the answers and the metrics that it came from.
+
+    `question_metrics` holds the scores of each question by itself; `metrics` their means.
+    """
 
     reward: float
     answers: tuple[str | None, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
+    question_metrics: tuple[dict[str, float], ...] = ()
 
 
 class Environment(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.base import Embedder
-from atommem.environment import Environment
+from atommem.environment import Environment, Score
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.memory import Memory
 from atommem.policy.base import Policy, Sampling
@@ -103,8 +103,7 @@ class EpisodeRunner:
         try:
             environment = self.environment_factory()
             episode.stop_reason = await self._steps(episode, environment, task)
-            score = await environment.score()
-            episode.reward, episode.answers, episode.metrics = score.reward, score.answers, dict(score.metrics)
+            set_score(episode, await environment.score())
         except OutageError as error:
             episode.stop_reason, episode.error = StopReason.FAILED, str(error)
         episode.seconds = time.perf_counter() - started
@@ -120,24 +119,7 @@ class EpisodeRunner:
         `on_episode(index, episode)` is called as each one ends. An exception that is no outage (a
         bug, a refused request) cancels the other episodes and is raised.
         """
-        slots = asyncio.Semaphore(self.max_in_flight or max(1, len(jobs)))
-        episodes: list[Episode | None] = [None] * len(jobs)
-
-        async def one(index: int, task: Any, sample: int) -> None:
-            async with slots:
-                episode = await self.run(task, sample)
-            episodes[index] = episode
-            if on_episode is not None:
-                on_episode(index, episode)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for index, (task, sample) in enumerate(jobs):
-                    group.create_task(one(index, task, sample))
-        except BaseExceptionGroup as failures:
-            # The first failure is the cause; the rest of the group only repeats it.
-            raise failures.exceptions[0] from None
-        return [episode for episode in episodes if episode is not None]
+        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight)
 
     async def _steps(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
         marker = self.dialect.templates.cut_marker
@@ -192,10 +174,49 @@ class EpisodeRunner:
         return StopReason.UNANSWERED
 
     def _sampling_of(self, episode: Episode, index: int, sampled: int) -> Sampling:
-        sampling = replace(self.sampling, affinity=episode.task_id)
+        sampling = self.sampling
         if self.limits.max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self.limits.max_tokens - sampled))
-        if sampling.seed is None:
-            return sampling
-        key = f"{sampling.seed}/{episode.task_id}/{episode.sample}/{index}".encode()
-        return replace(sampling, seed=int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1)
+        return request_sampling(sampling, episode, index)
+
+
+def set_score(episode: Episode, score: Score) -> None:
+    """Note in `episode` how it was scored."""
+    episode.reward, episode.answers = score.reward, score.answers
+    episode.metrics, episode.question_metrics = dict(score.metrics), score.question_metrics
+
+
+def request_sampling(sampling: Sampling, episode: Episode, index: int) -> Sampling:
+    """How request number `index` of an episode is sampled: with a seed of its own, near its task's other requests."""
+    sampling = replace(sampling, affinity=episode.task_id)
+    if sampling.seed is None:
+        return sampling
+    key = f"{sampling.seed}/{episode.task_id}/{episode.sample}/{index}".encode()
+    return replace(sampling, seed=int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1)
+
+
+async def run_jobs(
+    run: Callable[[Any, int], Awaitable[Episode]],
+    jobs: Sequence[tuple[Any, int]],
+    on_episode: Callable[[int, Episode], None] | None = None,
+    max_in_flight: int | None = None,
+) -> list[Episode]:
+    """`EpisodeRunner.run_all` for any `run(task, sample)`: what runs episodes in another way runs them alike."""
+    slots = asyncio.Semaphore(max_in_flight or max(1, len(jobs)))
+    episodes: list[Episode | None] = [None] * len(jobs)
+
+    async def one(index: int, task: Any, sample: int) -> None:
+        async with slots:
+            episode = await run(task, sample)
+        episodes[index] = episode
+        if on_episode is not None:
+            on_episode(index, episode)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, (task, sample) in enumerate(jobs):
+                group.create_task(one(index, task, sample))
+    except BaseExceptionGroup as failures:
+        # The first failure is the cause; the rest of the group only repeats it.
+        raise failures.exceptions[0] from None
+    return [episode for episode in episodes if episode is not None]

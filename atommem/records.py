@@ -124,6 +124,8 @@ class Step:
 
     `token_ids` are what the policy sampled and `logprobs` its log-probabilities of them (nats, of
     the unscaled distribution); they are trained on as they are, never re-encoded from `text`.
+    `prompt` is the prompt's text where it cannot be made again from `observation` and `view`: the
+    baselines of an evaluation word their own prompts.
     """
 
     index: int
@@ -139,6 +141,7 @@ class Step:
     operations: tuple[Operation, ...]
     store_size: int
     seconds: float = 0.0
+    prompt: str | None = None
 
 
 @dataclass(slots=True)
@@ -150,6 +153,7 @@ class Episode:
         answers: One per question, None where none was given.
         reward: In [0, 1]; None exactly when `stop_reason` is FAILED.
         metrics: Further scores (``em``, ``f1``, ...), empty when failed.
+        question_metrics: The scores of each question, empty when failed.
         error: What failed, when `stop_reason` is FAILED.
         seconds: Wall-clock of the whole episode.
     """
@@ -160,6 +164,7 @@ class Episode:
     answers: tuple[str | None, ...] = ()
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    question_metrics: tuple[dict[str, float], ...] = ()
     stop_reason: StopReason = StopReason.FAILED
     error: str | None = None
     seconds: float = 0.0

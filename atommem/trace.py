@@ -58,6 +58,7 @@ def write_trace(
         "answers": list(episode.answers),
         "reward": episode.reward,
         "metrics": episode.metrics,
+        **({"question_metrics": list(episode.question_metrics)} if episode.question_metrics else {}),
         "stop_reason": episode.stop_reason,
         "error": episode.error,
         "seconds": round(episode.seconds, 4),
@@ -116,6 +117,7 @@ def _trace(header: dict[str, Any], records: list[dict[str, Any]]) -> Trace:
             episode.answers = tuple(record["answers"])
             episode.reward = record["reward"]
             episode.metrics = record["metrics"]
+            episode.question_metrics = tuple(record.get("question_metrics", ()))
             episode.stop_reason = StopReason(record["stop_reason"])
             episode.error = record["error"]
             episode.seconds = record["seconds"]
@@ -133,6 +135,7 @@ def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
         "prompt_tokens": len(step.prompt_ids),
         "token_ids": step.token_ids,
         **({"prompt_ids": step.prompt_ids, "logprobs": step.logprobs} if tokens else {}),
+        **({} if step.prompt is None else {"prompt": step.prompt}),
         "text": step.text,
         "finish_reason": step.finish_reason,
         "actions": [asdict(action) for action in step.actions],
@@ -165,4 +168,5 @@ def _step(record: dict[str, Any]) -> Step:
         ),
         store_size=record["store_size"],
         seconds=record["seconds"],
+        prompt=record.get("prompt"),
     )

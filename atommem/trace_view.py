@@ -129,6 +129,9 @@ def _step(step: Step, count: int, complete: bool, full: bool) -> RenderableType:
 
 def _shown(step: Step, full: bool) -> Iterator[RenderableType]:
     observation, view = step.observation, step.view
+    if step.prompt is not None:
+        yield _field("prompt", _abbreviated(step.prompt, _TEXT_CHARACTERS, full), "dim")
+        return
     if observation.phase == "answering":
         for question in observation.questions:
             yield _field("question", question)
