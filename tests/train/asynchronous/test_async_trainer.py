@@ -168,7 +168,7 @@ def test_a_resumed_run_goes_on_with_the_next_groups(tmp_path: Path, model_folder
 
 def test_a_run_that_is_stopped_leaves_its_position(tmp_path: Path, model_folder: Path) -> None:
     stop = StopIt()
-    stop.trainer = make_trainer(model_folder, tmp_path / "async", [stop], max_staleness=1)
+    stop.trainer = make_trainer(model_folder, tmp_path / "async", [stop], max_staleness=1, save_strategy="steps")
     with pytest.raises(TrainingInterrupted, match="stopped before update 2"):
         stop.trainer.train()
     state = json.loads((tmp_path / "async" / "checkpoint-1" / ROLLOUT_STATE).read_text())
