@@ -1,4 +1,4 @@
-"""Task files: written as parquet or JSON Lines, read from these and from MemAgent's files."""
+"""Task files: written as parquet or JSON Lines, read from these and from MemAgent's and LoCoMo's files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from atommem.errors import ConfigError, DataError
 from envs.base import Document, Question, Task
+from envs.benchmarks.locomo import is_locomo, parse_locomo
 from envs.benchmarks.memagent import is_memagent, parse_memagent
 from envs.benchmarks.rows import Row, import_pyarrow, read_rows
 
@@ -49,7 +50,7 @@ def check_name(path: str | Path) -> Path:
 
 
 def load_tasks(path: str | Path) -> list[Task]:
-    """Read a file of `save_tasks`, or one of MemAgent's (recognised by their keys).
+    """Read a file of `save_tasks`, one of MemAgent's, or LoCoMo's (recognised by their keys).
 
     Raises:
         DataError: The file is none of these, is damaged, or has no task; the message names the row and the field.
@@ -69,18 +70,21 @@ def iter_tasks(path: str | Path) -> Iterator[Task]:
     documents: dict[Document, Document] = {}
     for row in read_rows(path):
         if is_memagent(row.values):
-            task = parse_memagent(row)
+            tasks = iter([parse_memagent(row)])
+        elif is_locomo(row.values):
+            tasks = parse_locomo(row)
         elif "questions" in row.values:
-            task = _parse(row, documents)
+            tasks = iter([_parse(row, documents)])
         else:
             raise DataError(
                 f"{row.path}: row {row.number}: has the fields {', '.join(map(repr, row.values))}; a task has "
                 "'questions', and 'documents' or 'context'. Make tasks of a benchmark's file with: atommem data build."
             )
-        if task.id in rows:
-            raise row.error("id", f"is {task.id!r}, as in row {rows[task.id]}; ids must differ")
-        rows[task.id] = row.number
-        yield task
+        for task in tasks:
+            if task.id in rows:
+                raise row.error("id", f"is {task.id!r}, as in row {rows[task.id]}; ids must differ")
+            rows[task.id] = row.number
+            yield task
 
 
 @contextmanager

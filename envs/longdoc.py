@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from atommem.actions import Action, ActionKind, first
 from atommem.config import check_choice
@@ -15,7 +14,8 @@ from atommem.records import Observation, StopReason
 from atommem.tokens import Tokenizer
 from envs.base import Task
 from envs.chunking import chunk_task
-from envs.rewards import exact_match, f1, f1_rule, mean_over_questions
+from envs.judge import LLMJudge
+from envs.scoring import REWARDS, Judge, score_answers
 
 
 @dataclass
@@ -30,11 +30,21 @@ class LongDocConfig:
     max_reads: int = field(
         default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
     )
-    reward: str = field(default="em", metadata={"help": "em or f1: the mean over a task's questions."})
+    reward: str = field(default="em", metadata={"help": "em, f1, sub_em or judge: the mean over a task's questions."})
+    judge_url: str | None = field(
+        default=None, metadata={"help": "OpenAI-compatible server of a model that judges every answer."}
+    )
+    judge_model: str | None = field(default=None, metadata={"help": "Name of the judge's model on its server."})
 
     def __post_init__(self) -> None:
         check_choice("chunking", self.chunking, ("tokens", "documents"))
-        check_choice("reward", self.reward, ("em", "f1"))
+        check_choice("reward", self.reward, REWARDS)
+        if (self.judge_url is None) != (self.judge_model is None):
+            raise ConfigError(
+                f"judge_url is {self.judge_url!r} and judge_model {self.judge_model!r}: give both or none."
+            )
+        if self.reward == "judge" and self.judge_url is None:
+            raise ConfigError("reward is judge: give judge_url and judge_model as well.")
         if self.chunk_tokens < 1:
             raise ConfigError(f"chunk_tokens is {self.chunk_tokens}: give at least 1.")
         if self.max_reads < 0:
@@ -52,6 +62,9 @@ class LongDocEnvironments:
     def __init__(self, tokenizer: Tokenizer, config: LongDocConfig) -> None:
         self.tokenizer = tokenizer
         self.config = config
+        self.judge: Judge | None = None
+        if config.judge_url is not None and config.judge_model is not None:
+            self.judge = LLMJudge(config.judge_url, config.judge_model)
         self._chunks: OrderedDict[int, tuple[Task, list[str]]] = OrderedDict()
 
     def __call__(self) -> LongDocEnvironment:
@@ -69,6 +82,19 @@ class LongDocEnvironments:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(id(task))
         return cached[1]
+
+    async def score(self, task: Task, answers: Sequence[str | None]) -> Score:
+        """Score the answers to a task, one per question (None: no answer).
+
+        Raises:
+            OutageError: The judge is out of reach, or its verdict cannot be read.
+        """
+        return await score_answers(task, answers, self.config.reward, self.judge)
+
+    async def close(self) -> None:
+        """Close the judge's connections."""
+        if self.judge is not None:
+            await self.judge.close()
 
 
 class LongDocEnvironment:
@@ -119,16 +145,10 @@ class LongDocEnvironment:
         return StepResult(None, True, StopReason.ANSWERED if complete else StopReason.UNANSWERED)
 
     async def score(self) -> Score:
-        """EM and F1: means over all questions, answer i against the golds of question i only."""
+        """Means over all questions, answer i against the golds of question i only."""
         assert self._task is not None, "reset() comes first"
-        questions = self._task.questions
-        answers = tuple(self._answers) + (None,) * (len(questions) - len(self._answers))
-        rule = f1_rule(self._task.source)
-        metrics = {
-            "em": mean_over_questions(exact_match, answers, questions),
-            "f1": mean_over_questions(partial(f1, rule=rule), answers, questions),
-        }
-        return Score(metrics[self._config.reward], answers, metrics)
+        missing = len(self._task.questions) - len(self._answers)
+        return await self._shared.score(self._task, [*self._answers, *[None] * missing])
 
     def _go(self, observation: Observation) -> StepResult:
         self._observation = observation

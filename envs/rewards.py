@@ -1,4 +1,4 @@
-"""Exact match and token F1, as the evaluation scripts of HotpotQA, 2WikiMultihopQA and MuSiQue define them.
+"""Exact match, sub-EM and token F1, as the evaluation scripts of HotpotQA, 2WikiMultihopQA and MuSiQue define them.
 
 All three normalise as SQuAD does and take the best score over the gold answers. They differ in F1 alone:
 
@@ -60,6 +60,23 @@ def f1(prediction: str | None, answers: Sequence[str], rule: F1Rule = "hotpotqa"
         return 0.0
     normalized = normalize(prediction)
     return max((_f1(prediction, normalized, answer, rule) for answer in answers), default=0.0)
+
+
+def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
+    """1.0 if, normalised, the prediction contains one of `answers` or is contained in one, as MemAgent scores.
+
+    Source: ``sub_em`` of MemAgent's ``taskutils/memory_eval``. Substrings need not be whole words there, and are not
+    here. Two things are ours: it holds the prediction against the first answer only, and a prediction that normalises
+    to nothing would be contained in every answer; here all answers count, and such a prediction earns what exact match
+    gives it.
+    """
+    if prediction is None:
+        return 0.0
+    normalized = normalize(prediction)
+    if not normalized:
+        return exact_match(prediction, answers)
+    golds = [normalize(answer) for answer in answers]
+    return float(any(gold and (gold in normalized or normalized in gold) for gold in golds))
 
 
 def f1_rule(source: str) -> F1Rule:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from atommem.embedding import make_embedder
-from atommem.episode import EpisodeRunner
 from atommem.errors import PolicyError
 from atommem.policy.base import Sampling
 from envs.files import load_tasks
 from envs.longdoc import LongDocEnvironments
 from eval.config import Configs, EvalConfig, parse_arguments
+from eval.methods import make_method
+from eval.methods.base import Setup
 from eval.output import EPISODES, SUMMARY, TRACES
 from eval.report import report_table
 from eval.runner import evaluate
@@ -70,24 +71,32 @@ async def _run(configs: Configs) -> EvalResult:
         stack.push_async_callback(embedder.close)
         policy = _open_policy(config)
         stack.push_async_callback(policy.close)
-        runner = EpisodeRunner(
-            policy=policy,
-            embedder=embedder,
-            tokenizer=policy.tokenizer,
-            environment_factory=LongDocEnvironments(policy.tokenizer, environment),
-            memory=memory,
-            sampling=Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens, config.seed),
-            max_in_flight=config.max_in_flight,
-            chat_template_kwargs=config.template_kwargs,
+        environments = LongDocEnvironments(policy.tokenizer, environment)
+        stack.push_async_callback(environments.close)
+        method = make_method(
+            config.method,
+            Setup(
+                policy=policy,
+                embedder=embedder,
+                tokenizer=policy.tokenizer,
+                environments=environments,
+                memory=memory,
+                sampling=Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens, config.seed),
+                max_in_flight=config.max_in_flight,
+                chat_template_kwargs=config.template_kwargs,
+                context_tokens=config.context_tokens,
+                yarn_factor=config.yarn_factor,
+            ),
         )
         settings = {
             "policy": await policy_identity(config, policy),
             # The same server may come back at another address.
             "embedder": {**asdict(embedder_config), "embedder_url": None},
-            "environment": asdict(environment),
+            "environment": {**asdict(environment), "judge_url": None},
             "chat_template_kwargs": config.template_kwargs,
+            "method": {"name": config.method},
         }
-        return await evaluate(tasks, runner, config.out, samples_per_task=config.samples_per_task, settings=settings)
+        return await evaluate(tasks, method, config.out, samples_per_task=config.samples_per_task, settings=settings)
 
 
 def _open_policy(config: EvalConfig) -> LocalPolicy | ServerPolicy:

@@ -8,10 +8,11 @@ from typing import Any
 
 import yaml
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig, MemoryConfig, check_choice
 from atommem.errors import ConfigError
 from envs.longdoc import LongDocConfig
 from envs.settings import json_object, stored_settings
+from eval.methods import METHODS
 
 _CHECKPOINT_FIELDS = ("max_tokens", "chat_template_kwargs")
 
@@ -25,6 +26,13 @@ class EvalConfig:
     )
     data: str = field(metadata={"help": "Task file (`atommem data build`), or one of MemAgent's."})
     out: str = field(metadata={"help": "Folder for records, traces and summary; an interrupted run continues in it."})
+    method: str = field(default="atommem", metadata={"help": f"How the task is read: {', '.join(METHODS)}."})
+    context_tokens: int = field(
+        default=32_768, metadata={"help": "Longest prompt and completion together (full_context cuts to it)."}
+    )
+    yarn_factor: float | None = field(
+        default=None, metadata={"help": "Factor of YaRN that the server or model config applies; stated in the result."}
+    )
     model: str | None = field(default=None, metadata={"help": "Name of the model on the server."})
     tokenizer: str | None = field(default=None, metadata={"help": "Tokenizer folder or hub name (server)."})
     limit: int | None = field(default=None, metadata={"help": "Only the first so many tasks."})
@@ -47,6 +55,9 @@ class EvalConfig:
     )
 
     def __post_init__(self) -> None:
+        check_choice("method", self.method, METHODS)
+        if self.yarn_factor is not None and self.yarn_factor < 1:
+            raise ConfigError(f"yarn_factor is {self.yarn_factor}: give 1 or more, or leave it unset.")
         for name in ("samples_per_task", "max_tokens", "max_in_flight", "max_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")

@@ -16,12 +16,13 @@ from atommem.errors import ConfigError, DataError
 from atommem.records import Episode
 from envs.base import Task
 from envs.records import EpisodeRecord, EvalResult, record_of
+from eval.methods.base import Baseline, Method
 from eval.output import OutputFolder
 
 
 async def evaluate(
     tasks: Sequence[Task],
-    runner: EpisodeRunner,
+    runner: Method,
     out: str | Path | None = None,
     *,
     samples_per_task: int = 1,
@@ -32,7 +33,7 @@ async def evaluate(
 
     Args:
         tasks: Each with an id of its own.
-        runner: Holds the policy, the memory's settings and how completions are sampled.
+        runner: The method: an `EpisodeRunner`, or a baseline.
         out: Folder for records, traces and summary. Episodes that it holds already are not run again, failed
             ones are. None keeps everything in memory.
         samples_per_task: Episodes of each task.
@@ -82,17 +83,27 @@ async def evaluate(
 
 
 def make_manifest(
-    tasks: Sequence[Task], runner: EpisodeRunner, samples_per_task: int, settings: Mapping[str, Any]
+    tasks: Sequence[Task], runner: Method, samples_per_task: int, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Everything that a score depends on and that can be written down, as JSON values."""
     return {
         **settings,
         "tasks": {"count": len(tasks), "sha256": tasks_digest(tasks)},
         "samples_per_task": samples_per_task,
-        "memory": asdict(runner.memory),
-        "templates_sha256": hashlib.sha256(repr(runner.dialect.templates).encode()).hexdigest(),
-        "sampling": asdict(runner.sampling),
-        "limits": asdict(runner.limits),
+        **_method_settings(runner),
+    }
+
+
+def _method_settings(method: Method) -> dict[str, Any]:
+    if isinstance(method, Baseline):
+        return method.settings()
+    if not isinstance(method, EpisodeRunner):
+        raise ConfigError(f"method is a {type(method).__name__}: give an EpisodeRunner or a Baseline, or no folder.")
+    return {
+        "memory": asdict(method.memory),
+        "templates_sha256": hashlib.sha256(repr(method.dialect.templates).encode()).hexdigest(),
+        "sampling": asdict(method.sampling),
+        "limits": asdict(method.limits),
     }
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import Question
-from envs.rewards import F1Rule, Metric, exact_match, f1, f1_rule, mean_over_questions, normalize
+from envs.rewards import F1Rule, Metric, exact_match, f1, f1_rule, mean_over_questions, normalize, sub_exact_match
 
 
 @pytest.mark.parametrize(
@@ -141,3 +141,22 @@ def test_scores_stay_in_range(prediction: str, answers: list[str]) -> None:
         assert 0.0 <= em <= score <= 1.0
     if prediction.strip() and answers:
         assert exact_match(answers[0], answers) == float(bool(answers[0].strip()))
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "expected"),
+    [
+        ("It is in Port, I think", ["Port"], 1.0),  # the answer in the prediction
+        ("Barack", ["Barack Obama"], 1.0),  # the prediction in the answer
+        ("Portland", ["Port"], 1.0),  # substrings, not words
+        ("Rome", ["Port", "the Rome of old"], 1.0),  # every answer counts
+        ("Oslo", ["Port"], 0.0),
+        ("the", ["the Port"], 0.0),  # what normalises to nothing is in everything
+        ("", ["Port"], 0.0),
+        (None, ["Port"], 0.0),
+        ("a", ["A"], 1.0),
+        ("Port", ["!!"], 0.0),
+    ],
+)
+def test_sub_exact_match(prediction: str | None, answers: list[str], expected: float) -> None:
+    assert sub_exact_match(prediction, answers) == expected

@@ -1,0 +1,62 @@
+"""The methods of an evaluation by name: AtomMem and what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from atommem.config import check_choice
+from atommem.episode import EpisodeRunner
+from envs.longdoc import LongDocEnvironments
+from eval.methods.base import Method, Setup
+from eval.methods.full_context import FullContext
+from eval.methods.no_memory import NoMemory
+from eval.methods.oracle import Oracle
+from eval.methods.rag import VanillaRAG
+
+__all__ = ["METHODS", "Method", "Setup", "make_method"]
+
+
+def _atommem(setup: Setup) -> EpisodeRunner:
+    """AtomMem (arXiv 2601.08323), trained or not: the loop itself."""
+    return EpisodeRunner(
+        policy=setup.policy,
+        embedder=setup.embedder,
+        tokenizer=setup.tokenizer,
+        environment_factory=setup.environments,
+        memory=setup.memory,
+        sampling=setup.sampling,
+        max_in_flight=setup.max_in_flight,
+        chat_template_kwargs=setup.chat_template_kwargs,
+    )
+
+
+def _memagent(setup: Setup) -> EpisodeRunner:
+    """MemAgent (arXiv 2507.02259): the loop with one text that every completion overwrites; nothing to look up."""
+    environments = LongDocEnvironments(setup.tokenizer, replace(setup.environments.config, max_reads=0))
+    environments.judge = setup.environments.judge
+    # The checkpoint's own wording, where it was trained on this dialect.
+    templates = setup.memory.templates if setup.memory.dialect == "memagent" else "memagent"
+    memory = replace(setup.memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[])
+    return _atommem(replace(setup, environments=environments, memory=memory))
+
+
+_MAKERS: Mapping[str, Callable[[Setup], Method]] = MappingProxyType(
+    {
+        "atommem": _atommem,
+        "memagent": _memagent,
+        **{method.name: method for method in (FullContext, VanillaRAG, NoMemory, Oracle)},
+    }
+)
+METHODS = tuple(_MAKERS)
+
+
+def make_method(name: str, setup: Setup) -> Method:
+    """The method called `name`, over the policy and all else of `setup`.
+
+    Raises:
+        ConfigError: There is none of this name, or its settings do not fit together.
+    """
+    check_choice("method", name, METHODS)
+    return _MAKERS[name](setup)

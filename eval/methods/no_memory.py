@@ -1,0 +1,17 @@
+"""No Memory: the question alone. What the model knows without having read anything."""
+
+from __future__ import annotations
+
+from envs.base import Task
+from eval.methods.base import Baseline, Recorder
+
+
+class NoMemory(Baseline):
+    """Asks each question without any text."""
+
+    name = "no_memory"
+
+    async def play(self, record: Recorder, task: Task) -> None:
+        """Ask; nothing is read."""
+        for index in range(len(task.questions)):
+            await record.answer(index)

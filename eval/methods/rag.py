@@ -1,0 +1,49 @@
+"""Vanilla RAG: whole documents, found by the question (Lewis et al. 2020, arXiv 2005.11401, without its training)."""
+
+from __future__ import annotations
+
+import re
+
+from atommem.records import MemoryView, Retrieved
+from atommem.store import Store
+from envs.base import Document, Task
+from envs.chunking import document_text
+from eval.methods.base import Baseline, Recorder
+
+# How MemAgent's files, and our own joined text, begin a document.
+_HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
+
+
+class VanillaRAG(Baseline):
+    """Embeds every document of the task once and asks each question with the `retrieve_k` most similar ones.
+
+    Tasks that bring their text ready joined are split where a document begins ("Document 7:"), or else into chunks.
+    """
+
+    name = "rag"
+
+    async def play(self, record: Recorder, task: Task) -> None:
+        """Embed, retrieve, ask."""
+        texts = [document_text(document, number) for number, document in enumerate(self._documents(task), start=1)]
+        store = Store(self.setup.embedder.dim)
+        if texts:
+            for text, vector in zip(texts, await self.setup.embedder.embed(texts, "entry"), strict=True):
+                store.create(text, vector, 0)
+        for index, question in enumerate(task.questions):
+            (query,) = await self.setup.embedder.embed([question.text], "query")
+            found = store.search(query, self.setup.memory.retrieve_k)
+            retrieved = tuple(
+                Retrieved(handle, entry.id, entry.text, score) for handle, (entry, score) in enumerate(found, start=1)
+            )
+            view = MemoryView(query=question.text, retrieved=retrieved)
+            step = await record.answer(index, "\n\n".join(entry.text for entry, _ in found), view)
+            record.note_query(step, question.text)
+
+    def _documents(self, task: Task) -> list[Document]:
+        if task.context is None:
+            return list(task.documents)
+        starts = [match.start() for match in _HEADING.finditer(task.context)]
+        if not starts:
+            return [Document("", chunk) for chunk in self.setup.environments.chunks(task)]
+        pieces = [task.context[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        return [Document("", _HEADING.sub("", piece, count=1)) for piece in pieces]

@@ -1,0 +1,183 @@
+"""LoCoMo: the official file format with an invented dialogue, and its scores against hand-computed ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.errors import DataError
+from envs.base import Question
+from envs.benchmarks.locomo import HINT, is_locomo, read_locomo
+from envs.benchmarks.locomo_scores import abstains, locomo_exact_match, locomo_f1
+from envs.chunking import joined_text
+from envs.files import load_tasks, save_tasks
+from envs.longdoc import LongDocConfig, LongDocEnvironments
+from envs.porter import stem
+from tests.envs.benchmark_rows import real_data, write_json
+from tests.fakes import WordTokenizer
+
+
+def turn(identifier: str, speaker: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"dia_id": identifier, "speaker": speaker, "text": text, **more}
+
+
+def conversation(**changes: Any) -> dict[str, Any]:
+    """A conversation of two sessions; session 10 comes after session 2, and session 3 has a date but no turns."""
+    row = {
+        "sample_id": "conv-1",
+        "conversation": {
+            "speaker_a": "Orla",
+            "speaker_b": "Bran",
+            "session_10_date_time": "9:00 am on 3 June, 2021",
+            "session_10": [turn("D10:1", "Orla", "I sold the kiln.")],
+            "session_2_date_time": "7:15 pm on 2 May, 2021",
+            "session_2": [
+                turn("D2:1", "Orla", "I made two bowls yesterday."),
+                turn("D2:02", "Bran", "Nice!", blip_caption="a photo of a bowl", img_url=["http://x"], query="bowl"),
+            ],
+            "session_3_date_time": "1:00 pm on 4 May, 2021",
+        },
+        "qa": [
+            {"question": "What did Orla make?", "answer": "bowls, a kiln", "evidence": ["D2:1; D10:1"], "category": 1},
+            {"question": "When?", "answer": 2021, "evidence": ["D:2:1"], "category": 2},
+            {"question": "Is she a potter?", "answer": "Likely yes; she has a kiln", "evidence": [], "category": 3},
+            {"question": "What did Orla sell?", "answer": "The kiln", "evidence": ["D10:1"], "category": 4},
+            {"question": "What did Bran sell?", "adversarial_answer": "the kiln", "evidence": ["D10:1"], "category": 5},
+        ],
+        "event_summary": {},
+        "observation": {},
+        "session_summary": {},
+    }
+    return {**row, **changes}
+
+
+def test_turns_are_the_stream_and_keep_their_dates(tmp_path: Path) -> None:
+    assert is_locomo(conversation())
+    first, second = load_tasks(write_json(tmp_path / "locomo10.json", [conversation(), conversation(sample_id="c2")]))
+    assert (first.id, second.id, first.source) == ("locomo-conv-1-000", "locomo-c2-000", "locomo")
+    assert [(document.title, document.text) for document in first.documents] == [
+        ("7:15 pm on 2 May, 2021", "Orla: I made two bowls yesterday."),
+        ("7:15 pm on 2 May, 2021", "Bran: Nice! [shares an image: a photo of a bowl]"),
+        ("9:00 am on 3 June, 2021", "Orla: I sold the kiln."),
+    ]
+    assert [document.gold for document in first.documents] == [True, False, True]
+    assert joined_text(first).startswith("Document 1: 7:15 pm on 2 May, 2021\nOrla: I made")
+    assert [question.metadata["category"] for question in first.questions] == [
+        "multi_hop",
+        "temporal",
+        "open_domain",
+        "single_hop",
+        "adversarial",
+    ]
+    assert [question.answers for question in first.questions] == [
+        ("bowls, a kiln",),
+        ("2021",),
+        ("Likely yes",),
+        ("The kiln",),
+        ("not mentioned",),
+    ]
+    assert first.questions[0].metadata["evidence"] == ["D2:1", "D10:1"]
+    assert first.questions[4].metadata["adversarial_answer"] == "the kiln"
+    assert all(question.text.endswith(HINT) for question in first.questions)
+
+
+def test_questions_are_cut_into_tasks(tmp_path: Path) -> None:
+    tasks = list(read_locomo(write_json(tmp_path / "x.json", [conversation()]), questions=2))
+    assert [(task.id[-3:], len(task.questions)) for task in tasks] == [("000", 2), ("001", 2), ("002", 1)]
+    # Only the evidence of a task's own questions is gold in it.
+    assert [document.gold for document in tasks[1].documents] == [False, False, True]
+    path = tmp_path / "tasks.parquet"
+    save_tasks(tasks, path)
+    assert load_tasks(path) == tasks
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qa": []}, "field 'qa' has no question"),
+        ({"qa": [{"question": "?", "answer": "x", "category": 6}]}, r"field 'qa\[0\].category' is 6"),
+        ({"qa": [{"question": "?", "category": 1}]}, r"field 'qa\[0\].answer' is empty"),
+        ({"qa": [{"answer": "x", "category": 1}]}, r"field 'qa\[0\].question' is null"),
+        ({"qa": ["?"]}, r"field 'qa\[0\]' is '\?'"),
+        ({"conversation": []}, "field 'conversation' must be an object"),
+        ({"conversation": {"speaker_a": "x"}}, "field 'conversation' has no turn"),
+        ({"conversation": {"session_1": [turn("D1:1", "a", "b")]}}, "session_1_date_time' is null"),
+        ({"conversation": {"session_1": ["hi"], "session_1_date_time": "now"}}, r"session_1\[0\]' is 'hi'"),
+        ({"sample_id": ""}, "field 'sample_id' is empty"),
+    ],
+)
+def test_faults(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=rf"x\.json: row 1: .*{message}"):
+        load_tasks(write_json(tmp_path / "x.json", [conversation(**changes)]))
+
+
+def question(category: str, gold: str = "not mentioned") -> Question:
+    return Question("?", (gold,), metadata={"category": category})
+
+
+@pytest.mark.parametrize(
+    ("category", "gold", "answer", "expected"),
+    [
+        ("single_hop", "running marathons", "She runs a marathon", 2 * 2 / (3 + 2)),  # stems: run, marathon
+        ("single_hop", "bread and butter", "butter, bread", 1.0),  # "and" is no word, nor is a comma
+        ("single_hop", "yes", "yes it is", 2 * 1 / (3 + 1)),  # no word is all or nothing
+        ("temporal", "7 May 2023", "May 2023", 2 * 2 / (2 + 3)),
+        ("temporal", "7 May 2023", None, 0.0),
+        ("single_hop", "kiln", "", 0.0),
+        # Each gold part's best match: "bowls" 1, "kiln" against "old kiln" 2/3.
+        ("multi_hop", "bowls, a kiln", "an old kiln, bowl", (1 + 2 / 3) / 2),
+        ("multi_hop", "bowls, a kiln", "bowls", 0.5),
+        ("adversarial", "", "It is Not mentioned.", 1.0),
+        ("adversarial", "", "no information available", 1.0),
+        ("adversarial", "", "the kiln", 0.0),
+        ("adversarial", "", None, 0.0),
+    ],
+)
+def test_f1_by_hand(category: str, gold: str, answer: str | None, expected: float) -> None:
+    assert locomo_f1(question(category, gold or "not mentioned"), answer) == pytest.approx(expected)
+
+
+def test_exact_match_and_abstention() -> None:
+    assert locomo_exact_match(question("single_hop", "The kiln"), "kiln!") == 1.0
+    assert locomo_exact_match(question("single_hop", "The kiln"), "not mentioned") == 0.0
+    assert locomo_exact_match(question("adversarial"), "that is not mentioned there") == 1.0
+    assert not abstains(None)
+
+
+async def test_a_task_is_scored_by_the_rules_of_its_categories(tmp_path: Path) -> None:
+    (task,) = load_tasks(write_json(tmp_path / "x.json", [conversation()]))
+    environments = LongDocEnvironments(WordTokenizer(), LongDocConfig(reward="f1"))
+    score = await environments.score(task, ["bowl, kilns", "2021", "likely no", None, "not mentioned"])
+    assert [item["f1"] for item in score.question_metrics] == [1.0, 1.0, 0.5, 0.0, 1.0]
+    assert [item["em"] for item in score.question_metrics] == [0.0, 1.0, 0.0, 0.0, 1.0]
+    assert score.reward == pytest.approx(3.5 / 5)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        # From Porter's paper, and where NLTK's default mode differs from it (the second half).
+        *(("caresses", "caress"), ("ponies", "poni"), ("feed", "feed"), ("agreed", "agre"), ("plastered", "plaster")),
+        *(("motoring", "motor"), ("sing", "sing"), ("conflated", "conflat"), ("hopping", "hop"), ("falling", "fall")),
+        *(("failing", "fail"), ("filing", "file"), ("happy", "happi"), ("relational", "relat"), ("digitizer", "digit")),
+        *(("triplicate", "triplic"), ("hopeful", "hope"), ("revival", "reviv"), ("adoption", "adopt")),
+        *(("probate", "probat"), ("rate", "rate"), ("controll", "control"), ("roll", "roll"), ("Running", "run")),
+        *(("dies", "die"), ("died", "die"), ("dying", "die"), ("skies", "sky"), ("enjoy", "enjoy"), ("by", "by")),
+        *(("geology", "geolog"), ("news", "news"), ("hopefully", "hope"), ("spied", "spi")),
+    ],
+)
+def test_stems(word: str, expected: str) -> None:
+    assert stem(word) == expected
+
+
+def test_the_real_sample() -> None:
+    tasks = load_tasks(real_data("locomo", "locomo10.json"))
+    questions = [question for task in tasks for question in task.questions]
+    assert len({task.metadata["sample_id"] for task in tasks}) == 5
+    assert len(questions) == 1020
+    assert sum(question.metadata["category"] == "adversarial" for question in questions) == 232
+    assert all(task.documents for task in tasks)
+    # What the file's answers earn: everything, by the official rules.
+    assert {locomo_f1(question, question.answers[0]) for question in questions} == {1.0}

@@ -1,0 +1,205 @@
+"""The methods that read nothing, or all they read at once: what the policy is shown, and what is recorded of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atommem.config import MemoryConfig
+from atommem.episode import EpisodeRunner
+from atommem.errors import ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
+from atommem.policy.base import Sampling
+from atommem.records import StopReason
+from atommem.trace import read_trace
+from envs.base import Task
+from envs.chunking import joined_text
+from eval.methods import METHODS, make_method
+from eval.runner import evaluate
+from tests.eval.methods.toys import TASK, make_setup, right, shown_documents
+
+READERS = ("full_context", "rag", "no_memory", "oracle")
+
+
+@pytest.mark.parametrize("name", READERS)
+async def test_one_call_a_question_each_kept_as_a_step(name: str) -> None:
+    setup, policy = make_setup()
+    episode = await make_method(name, setup).run(TASK, 3)
+    assert (episode.task_id, episode.sample, episode.stop_reason) == ("t", 3, StopReason.ANSWERED)
+    assert (episode.answers, episode.reward) == (("Port", "Orla"), 1.0)
+    assert [step.prompt for step in episode.steps] == policy.prompts
+    assert [step.index for step in episode.steps] == [0, 1]
+    for step in episode.steps:
+        assert setup.tokenizer.decode(step.prompt_ids, skip_special_tokens=False) == step.prompt
+        assert step.token_ids == [*setup.tokenizer.encode(step.text, add_special_tokens=False), 0]
+        assert step.actions[0].text in ("Port", "Orla")
+    assert episode.steps[1].observation.questions == ("Who is a potter ?",)
+    assert [question["em"] for question in episode.question_metrics] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("no_memory", [], []),
+        ("oracle", ["Bran"], ["Orla"]),
+        ("full_context", ["Moss", "Orla", "Kiln", "Bran"], ["Moss", "Orla", "Kiln", "Bran"]),
+    ],
+)
+async def test_what_each_question_is_asked_with(name: str, first: list[str], second: list[str]) -> None:
+    setup, policy = make_setup()
+    await make_method(name, setup).run(TASK)
+    assert [shown_documents(prompt) for prompt in policy.prompts] == [first, second]
+    assert ["Where does Bran live ?" in prompt for prompt in policy.prompts] == [True, False]
+
+
+async def test_rag_finds_whole_documents_by_the_question() -> None:
+    setup, policy = make_setup()
+    episode = await make_method("rag", setup).run(TASK)
+    # Of the words of the first question, Bran's document has one, Orla's has "is" for the second, as has the kiln's.
+    assert "Bran" in shown_documents(policy.prompts[0])
+    assert all(len(shown_documents(prompt)) == 2 for prompt in policy.prompts)
+    view = episode.steps[0].view
+    assert view.query == "Where does Bran live ?"
+    assert [item.handle for item in view.retrieved] == [1, 2]
+    assert view.retrieved[0].score >= view.retrieved[1].score
+    assert [operation.after for step in episode.steps for operation in step.operations] == [
+        "Where does Bran live ?",
+        "Who is a potter ?",
+    ]
+
+
+async def test_rag_splits_a_text_that_comes_joined() -> None:
+    for context, count in ((joined_text(TASK), 4), ("one two three four five", 2)):
+        setup, _ = make_setup()
+        setup.environments.config.chunk_tokens = 3
+        await make_method("rag", setup).run(Task("t", TASK.questions, context=context))
+        assert len(setup.embedder.calls[0]) == 1 + count  # type: ignore[attr-defined]
+
+
+async def test_rag_without_any_text() -> None:
+    setup, _ = make_setup()
+    assert (await make_method("rag", setup).run(Task("t", TASK.questions))).reward == 1.0
+
+
+async def test_an_oracle_without_named_facts_gets_all_gold_and_without_gold_says_so() -> None:
+    setup, policy = make_setup()
+    questions = tuple(replace(question, metadata={}) for question in TASK.questions)
+    await make_method("oracle", setup).run(replace(TASK, questions=questions))
+    assert shown_documents(policy.prompts[0]) == ["Orla", "Bran"]
+    with pytest.raises(DataError, match="'t' marks no document as gold"):
+        await make_method("oracle", setup).run(Task("t", TASK.questions, TASK.documents[:1]))
+
+
+@pytest.mark.parametrize("context_tokens", [140, 128])
+async def test_full_context_cuts_the_middle_and_says_how_much(context_tokens: int) -> None:
+    setup, policy = make_setup(context_tokens=context_tokens)
+    episode = await make_method("full_context", setup).run(TASK)
+    whole, _ = make_setup()
+    full = await make_method("full_context", whole).run(TASK)
+    total = len(whole.tokenizer.encode(joined_text(TASK), add_special_tokens=False))
+    assert full.metrics["truncated"] == 0.0
+    assert full.metrics["context_kept"] == 1.0
+    assert episode.metrics["truncated"] == 1.0
+    lengths = [len(step.prompt_ids) for step in episode.steps]
+    missing = len(full.steps[0].prompt_ids) - lengths[0]
+    assert episode.metrics["context_kept"] == pytest.approx((total - missing) / total, abs=1.5 / total)
+    assert max(lengths) + 64 <= context_tokens < max(lengths) + 64 + 12
+    assert "Moss grows" in policy.prompts[0]
+    assert "in Port." in policy.prompts[0]
+    assert joined_text(TASK) not in policy.prompts[0]
+
+
+def test_full_context_needs_room() -> None:
+    setup, _ = make_setup(context_tokens=64)
+    with pytest.raises(ConfigError, match="context_tokens is 64 and max_tokens 64"):
+        make_method("full_context", setup)
+
+
+async def test_no_box_is_no_answer_and_a_prompt_too_long_is_no_outage() -> None:
+    setup, _ = make_setup(lambda prompt: "Port" if "Where" in prompt else right(prompt))
+    episode = await make_method("no_memory", setup).run(TASK)
+    assert (episode.answers, episode.reward, episode.stop_reason) == ((None, "Orla"), 0.5, StopReason.UNANSWERED)
+    assert len(episode.steps[0].problems) == 1
+    setup, _ = make_setup(lambda prompt: right(prompt) if "Where" in prompt else PromptTooLongError("too long"))
+    episode = await make_method("no_memory", setup).run(TASK)
+    assert (episode.answers, episode.reward, episode.stop_reason) == (("Port", None), 0.5, StopReason.CONTEXT_OVERFLOW)
+
+
+async def test_an_outage_is_not_a_wrong_answer_and_a_refusal_is_raised() -> None:
+    setup, _ = make_setup(lambda prompt: right(prompt) if "Where" in prompt else OutageError("gone"))
+    episode = await make_method("full_context", setup).run(TASK)
+    assert (episode.failed, episode.error, episode.reward, len(episode.steps)) == (True, "gone", None, 1)
+    assert episode.metrics == {}
+    setup, _ = make_setup()
+    setup.embedder.fail = OutageError("no embeddings")  # type: ignore[attr-defined]
+    assert (await make_method("rag", setup).run(TASK)).error == "no embeddings"
+    setup, _ = make_setup(lambda prompt: PolicyError("refused"))
+    with pytest.raises(PolicyError, match="refused"):
+        await make_method("oracle", setup).run_all([(TASK, 0)])
+
+
+async def test_every_request_has_its_own_seed_and_the_same_one_in_a_rerun() -> None:
+    setup, policy = make_setup()
+    method = make_method("no_memory", setup)
+    for sample in (0, 1, 0):
+        await method.run(TASK, sample)
+    seeds = [sampling.seed for sampling in policy.samplings]
+    assert len(set(seeds)) == 4
+    assert seeds[:2] == seeds[4:]
+    assert {sampling.affinity for sampling in policy.samplings} == {"t"}
+
+
+async def test_atommem_and_memagent_are_the_loop() -> None:
+    setup, policy = make_setup(lambda prompt: right(prompt) if "Question:" in prompt else "")
+    atommem = make_method("atommem", setup)
+    assert isinstance(atommem, EpisodeRunner)
+    assert atommem.memory is setup.memory
+    memagent = make_method("memagent", replace(setup, memory=MemoryConfig(capacity=3, disabled_actions=["read"])))
+    assert isinstance(memagent, EpisodeRunner)
+    assert (memagent.memory.dialect, memagent.memory.templates, memagent.memory.capacity) == (
+        "memagent",
+        "memagent",
+        None,
+    )
+    policy.script = lambda prompt: right(prompt) if "The text is over" in prompt else f"seen {len(policy.prompts)}"
+    episode = await memagent.run(TASK)
+    assert (len(episode.steps), episode.reward) == (4 + 2, 1.0)
+    assert "seen 3" in policy.prompts[3]
+    assert "seen 2" not in policy.prompts[3]
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_every_method_is_evaluated_recorded_and_continued(name: str, tmp_path: Path) -> None:
+    def script(prompt: str) -> str:
+        asked = "Where does" in prompt and "potter ?" not in prompt
+        return right("Where does" if asked else "") if prompt else ""
+
+    tasks = [TASK, replace(TASK, id="u")]
+    setup, policy = make_setup(script)
+    first = await evaluate(tasks, make_method(name, setup), tmp_path, progress=False)
+    calls = len(policy.prompts)
+    assert (first.failed, len(first.records)) == (0, 2)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["means"]["steps"] == calls / 2
+    trace = read_trace(tmp_path / "traces" / "u.0.jsonl")
+    assert trace.complete
+    assert len(trace.episode.steps) == calls / 2
+    again = await evaluate(tasks, make_method(name, setup), tmp_path, progress=False)
+    assert (again.records, len(policy.prompts)) == (first.records, calls)
+    other = replace(setup, sampling=Sampling(temperature=1.0))
+    with pytest.raises(ConfigError, match=r"sampling\.temperature is 0\.0 there and 1\.0 now"):
+        await evaluate(tasks, make_method(name, other), tmp_path, progress=False)
+
+
+async def test_another_method_is_refused_in_the_same_folder(tmp_path: Path) -> None:
+    setup, _ = make_setup()
+    await evaluate([TASK], make_method("rag", setup), tmp_path, progress=False)
+    with pytest.raises(ConfigError, match=r"method\.name is 'rag' there and 'no_memory' now"):
+        await evaluate([TASK], make_method("no_memory", setup), tmp_path, progress=False)
+
+
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(ConfigError, match="method is 'magic': give one of atommem, memagent"):
+        make_method("magic", make_setup()[0])

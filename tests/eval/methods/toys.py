@@ -1,0 +1,80 @@
+"""What the tests of the methods share: a scripted policy over invented documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atommem.config import MemoryConfig
+from atommem.policy.base import Completion, Sampling
+from envs.base import Document, Question, Task
+from envs.longdoc import LongDocConfig, LongDocEnvironments
+from eval.methods import Setup
+from tests.fakes import WordEmbedder, WordTokenizer
+
+DOCUMENTS = (
+    Document("Moss", "Moss grows on stones."),
+    Document("Orla", "Orla is a potter whose brother is Bran.", gold=True),
+    Document("Kiln", "A kiln is hot inside."),
+    Document("Bran", "Bran lives in Port.", gold=True),
+)
+TASK = Task(
+    "t",
+    (
+        Question("Where does Bran live ?", ("Port",), metadata={"supporting": [["Bran", 0]]}),
+        Question("Who is a potter ?", ("Orla",), metadata={"supporting": [["Orla", 0]]}),
+    ),
+    DOCUMENTS,
+    source="hotpotqa",
+)
+
+
+class TextPolicy:
+    """Replies with what `script` makes of the prompt: a text, or an error to raise."""
+
+    def __init__(self, tokenizer: WordTokenizer, script: Callable[[str], str | Exception]) -> None:
+        self.tokenizer = tokenizer
+        self.script = script
+        self.prompts: list[str] = []
+        self.samplings: list[Sampling] = []
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
+        self.prompts.append(prompt)
+        self.samplings.append(sampling)
+        reply = self.script(prompt)
+        if isinstance(reply, Exception):
+            raise reply
+        ids = [*self.tokenizer.encode(reply), 0]
+        return Completion(ids, [-0.5] * len(ids), reply, "stop")
+
+    async def close(self) -> None:
+        return None
+
+
+def right(prompt: str) -> str:
+    """The right answer to the questions of `TASK`, whatever is shown."""
+    return "\\boxed{Port}" if "Where does" in prompt else "It is \\boxed{Orla}"
+
+
+def make_setup(
+    script: Callable[[str], str | Exception] = right, environment: LongDocConfig | None = None, **settings: object
+) -> tuple[Setup, TextPolicy]:
+    """What a method runs over; `settings` are fields of `Setup`."""
+    tokenizer = WordTokenizer()
+    policy = TextPolicy(tokenizer, script)
+    config = environment or LongDocConfig(chunking="documents", max_reads=1)
+    fields: dict[str, object] = {
+        "policy": policy,
+        "embedder": WordEmbedder(),
+        "tokenizer": tokenizer,
+        "environments": LongDocEnvironments(tokenizer, config),
+        "memory": MemoryConfig(retrieve_k=2),
+        "sampling": Sampling(temperature=0.0, seed=0, max_tokens=64),
+        **settings,
+    }
+    return Setup(**fields), policy  # type: ignore[arg-type]
+
+
+def shown_documents(prompt: str) -> Sequence[str]:
+    """Titles of the documents of `TASK` whose text stands in a prompt."""
+    return [document.title for document in DOCUMENTS if document.text in prompt]
