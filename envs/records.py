@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import DataError
 from atommem.records import Episode, StopReason
-from envs.base import Task
-from envs.rewards import exact_match, f1, f1_rule
+from envs.base import Question, Task
+from envs.scoring import score_question
 from envs.statistics import clustered_estimate, sign_test
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionRecord:
-    """A question, what was answered, and its scores against every gold answer."""
+    """A question, what was answered, and its scores against every gold answer.
+
+    `category` is the benchmark's, where it reports its categories apart (LoCoMo); `metrics` are further scores
+    (``sub_em``, ``judge``).
+    """
 
     id: str
     question: str
@@ -25,6 +29,14 @@ class QuestionRecord:
     golds: tuple[str, ...]
     em: float
     f1: float
+    category: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def score(self, metric: str) -> float | None:
+        """``em``, ``f1`` or one of `metrics`; None if the question has no such score."""
+        if metric in ("em", "f1"):
+            return float(getattr(self, metric))
+        return self.metrics.get(metric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +98,10 @@ def record_of(task: Task, episode: Episode) -> EpisodeRecord:
     """Score `episode` question by question against `task`."""
     questions: tuple[QuestionRecord, ...] = ()
     if not episode.failed:
-        rule = f1_rule(task.source)
+        given = episode.question_metrics or ({},) * len(task.questions)
         questions = tuple(
-            QuestionRecord(
-                id=question.id,
-                question=question.text,
-                answer=answer,
-                golds=question.answers,
-                em=exact_match(answer, question.answers),
-                f1=f1(answer, question.answers, rule),
-            )
-            for question, answer in zip(task.questions, episode.answers, strict=True)
+            _question_record(question, answer, {**score_question(question, answer, task.source), **metrics})
+            for question, answer, metrics in zip(task.questions, episode.answers, given, strict=True)
         )
     return EpisodeRecord(
         task_id=task.id,
@@ -109,6 +114,19 @@ def record_of(task: Task, episode: Episode) -> EpisodeRecord:
         questions=questions,
         sums=episode_sums([episode]),
         seconds=episode.seconds,
+    )
+
+
+def _question_record(question: Question, answer: str | None, metrics: dict[str, float]) -> QuestionRecord:
+    return QuestionRecord(
+        id=question.id,
+        question=question.text,
+        answer=answer,
+        golds=question.answers,
+        em=metrics.pop("em"),
+        f1=metrics.pop("f1"),
+        category=str(question.metadata.get("category", "")),
+        metrics=metrics,
     )
 
 
@@ -169,6 +187,8 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
             is nothing to score.
         means: `atommem.episode_stats.means`: action rates per step, tokens, model calls (``steps``), retrievals,
             seconds and store size per episode, stop reasons.
+        metrics: Further scores of questions (``sub_em``, ``judge``), each an estimate like em.
+        by_category: Where questions have categories, em, f1 and metrics of each.
         errors: How often each error message ended an episode.
     """
     items = list(records)
@@ -177,15 +197,34 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         if record.failed:
             errors[record.error or "unknown"] = errors.get(record.error or "unknown", 0) + 1
     rates = means(add_sums([episode_sums([]), *(record.sums for record in items)]))
-    for name in ("em", "f1"):
+    names = sorted({name for record in items for question in record.questions for name in question.metrics})
+    for name in ("em", "f1", *names):
         rates.pop(name, None)  # means over episodes; the scores below are means over questions
-    return {
+    categories = sorted({question.category for record in items for question in record.questions} - {""})
+    summary: dict[str, Any] = {
         "episodes": len(items),
         "failed": sum(record.failed for record in items),
         "em": _estimate(items, "em"),
         "f1": _estimate(items, "f1"),
+        "metrics": {name: _estimate(items, name) for name in names},
         "means": rates,
         "errors": errors,
+    }
+    if categories:
+        summary["by_category"] = {name: _of_category(items, name, names) for name in categories}
+    return summary
+
+
+def _of_category(records: Sequence[EpisodeRecord], category: str, metrics: Sequence[str]) -> dict[str, Any]:
+    """The scores of the questions of one category."""
+    parts = [
+        replace(record, questions=tuple(item for item in record.questions if item.category == category))
+        for record in records
+    ]
+    return {
+        "em": _estimate(parts, "em"),
+        "f1": _estimate(parts, "f1"),
+        "metrics": {name: _estimate(parts, name) for name in metrics},
     }
 
 
@@ -199,7 +238,9 @@ def task_scores(records: Iterable[EpisodeRecord], metric: str = "em") -> dict[st
     scores: dict[str, list[float]] = {}
     for record in records:
         for question in record.questions:
-            scores.setdefault(record.task_id, []).append(getattr(question, metric))
+            score = question.score(metric)
+            if score is not None:
+                scores.setdefault(record.task_id, []).append(score)
     return scores
 
 

@@ -51,6 +51,12 @@ def report_table(summary: Mapping[str, Any]) -> Table:
 def _scores(columns: Mapping[str, Any]) -> Iterator[list[str]]:
     for label, key in (("EM [95% interval]", "em"), ("F1 [95% interval]", "f1")):
         yield [label, *(_interval(summary[key]) for summary in columns.values())]
+    for name in sorted({name for summary in columns.values() for name in summary["metrics"]}):
+        yield [name, *(_interval(summary["metrics"].get(name)) for summary in columns.values())]
+    for category in sorted({name for summary in columns.values() for name in summary.get("by_category", {})}):
+        parts = [summary.get("by_category", {}).get(category, {}) for summary in columns.values()]
+        for label, key in (("EM", "em"), ("F1", "f1")):
+            yield [f"{label}, {category}", *(_interval(part.get(key)) for part in parts)]
 
 
 def _episodes(columns: Mapping[str, Any]) -> Iterator[list[str]]:

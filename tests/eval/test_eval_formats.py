@@ -1,0 +1,67 @@
+"""Files of other projects are evaluated as they are: MemAgent's, the multi-question parquet, LoCoMo's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.files import load_tasks
+from eval.methods import make_method
+from eval.report import report_table
+from eval.runner import evaluate
+from tests.envs.benchmark_rows import write_json, write_parquet
+from tests.envs.test_benchmarks_memagent import eval_row, train_row
+from tests.envs.test_locomo import conversation
+from tests.eval.methods.toys import make_setup
+
+ANSWERS = {"Where does Bran live?": "in Port", "Who is a potter?": "Bran"}
+
+
+def answer(prompt: str) -> str:
+    """Replies to whichever question comes last in the prompt; an empty text otherwise."""
+    asked = max(ANSWERS, key=prompt.rfind)
+    return f"<final_answer>\\boxed{{{ANSWERS[asked]}}}</final_answer>"
+
+
+@pytest.mark.parametrize("name", ["atommem", "memagent", "full_context", "rag", "no_memory"])
+async def test_memagents_evaluation_file(tmp_path: Path, name: str) -> None:
+    rows = [eval_row(), eval_row(input="Who is a potter?", answers=["Orla", "Orla B."])]
+    tasks = load_tasks(write_json(tmp_path / "eval_200.json", rows))
+    setup, _ = make_setup(answer)
+    result = await evaluate(tasks, make_method(name, setup), tmp_path / "out", progress=False)
+    summary = result.summary()
+    assert (summary["em"]["mean"], summary["f1"]["mean"]) == (0.0, pytest.approx((2 / 3 + 0) / 2))
+    assert summary["metrics"]["sub_em"]["mean"] == 0.5
+    assert summary["failed"] == 0
+
+
+@pytest.mark.parametrize("name", ["atommem", "memagent", "full_context", "rag"])
+async def test_several_questions_in_one_parquet_row(tmp_path: Path, name: str) -> None:
+    row: dict[str, Any] = train_row(["Where does Bran live?", "Who is a potter?"], [["Port", "in Port"], ["Orla"]])
+    tasks = load_tasks(write_parquet(tmp_path / "test.parquet", [row]))
+    setup, _ = make_setup(answer)
+    result = await evaluate(tasks, make_method(name, setup), tmp_path / "out", progress=False)
+    assert [question.em for question in result.records[0].questions] == [1.0, 0.0]
+    assert result.em == 0.5
+
+
+async def test_locomo_reports_its_categories_apart(tmp_path: Path) -> None:
+    tasks = load_tasks(write_json(tmp_path / "locomo10.json", [conversation()]))
+    setup, _ = make_setup(lambda prompt: "\\boxed{The kiln is not mentioned}")
+    result = await evaluate(tasks, make_method("rag", setup), progress=False)
+    summary = result.summary()
+    assert {name: part["em"]["mean"] for name, part in summary["by_category"].items()} == {
+        "adversarial": 1.0,
+        "multi_hop": 0.0,
+        "open_domain": 0.0,
+        "single_hop": 0.0,
+        "temporal": 0.0,
+    }
+    assert summary["by_category"]["single_hop"]["f1"]["mean"] == pytest.approx(2 * 1 / (4 + 1))
+    assert summary["by_category"]["single_hop"]["metrics"]["sub_em"]["mean"] == 1.0
+    assert summary["em"]["mean"] == pytest.approx(0.2)
+    labels = list(report_table(summary).columns[0].cells)
+    assert "EM, adversarial" in labels
+    assert "sub_em" in labels
