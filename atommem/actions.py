@@ -45,6 +45,8 @@ class ProblemReason(StrEnum):
     """An answer without ``\\boxed{...}``."""
     UNCLOSED_THINKING = "unclosed_thinking"
     """``<think>`` is never closed, so nothing after it is parsed."""
+    NOT_JSON = "not_json"
+    """A reply that was asked for as JSON and is not (baselines of an evaluation)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from types import MappingProxyType
 from atommem.config import check_choice
 from atommem.episode import EpisodeRunner
 from envs.longdoc import LongDocEnvironments
+from eval.methods.a_mem import AMem
 from eval.methods.base import Method, Setup
 from eval.methods.full_context import FullContext
+from eval.methods.generative_agents import GenerativeAgents
 from eval.methods.no_memory import NoMemory
 from eval.methods.oracle import Oracle
 from eval.methods.rag import VanillaRAG
@@ -46,7 +48,7 @@ _MAKERS: Mapping[str, Callable[[Setup], Method]] = MappingProxyType(
     {
         "atommem": _atommem,
         "memagent": _memagent,
-        **{method.name: method for method in (FullContext, VanillaRAG, NoMemory, Oracle)},
+        **{method.name: method for method in (FullContext, VanillaRAG, GenerativeAgents, AMem, NoMemory, Oracle)},
     }
 )
 METHODS = tuple(_MAKERS)

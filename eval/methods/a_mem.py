@@ -1,0 +1,158 @@
+"""A-Mem (Xu et al. 2025, arXiv 2502.12110): notes with keywords, context and tags, which link and change one another.
+
+Section 3: a note is written with its attributes (3.1); the model links it to some of its nearest notes (3.2) and
+rewrites the context and tags of those neighbours (3.3); a question gets the nearest notes and what is linked to them
+(3.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atommem.dialects.templates import fill
+from atommem.records import Step
+from envs.base import Task
+from eval.methods.base import Baseline, Recorder
+from eval.methods.notes import Notebook, clean_text, clean_texts, read_objects
+
+NEIGHBOURS = 5
+"""How many of the nearest notes a new one is compared with (the default of the authors' code)."""
+
+WRITE_SYSTEM = "You keep notes about a long text that you read part by part."
+WRITE = """Part of the text:
+{chunk}
+
+Write notes on what this part says, each of which can be understood without the text, with keywords (from the most to \
+the least important), one sentence of context, and tags for its topics. Reply with a JSON list and nothing else:
+[{"content": "...", "keywords": ["..."], "context": "...", "tags": ["..."]}, ...]"""
+EVOLVE = """A new note:
+{note}
+
+The notes that are nearest to it:
+{neighbours}
+
+Decide which of these the new note should be linked to, which tags the new note should have, and, where the new note \
+changes how a neighbour is understood, what that neighbour's context and tags should be. Reply with a JSON object and \
+nothing else:
+{"links": [1], "tags": ["..."], "neighbours": [{"number": 1, "context": "...", "tags": ["..."]}]}"""
+
+
+@dataclass
+class Note:
+    """One note; `links` are the entry ids of others."""
+
+    content: str
+    keywords: list[str] = field(default_factory=list)
+    context: str = ""
+    tags: list[str] = field(default_factory=list)
+    links: list[int] = field(default_factory=list)
+
+    def text(self) -> str:
+        """What is embedded and shown: the content with its attributes (equation 3)."""
+        parts = [self.content]
+        if self.context:
+            parts.append(f"context: {self.context}")
+        if self.keywords:
+            parts.append(f"keywords: {', '.join(self.keywords)}")
+        if self.tags:
+            parts.append(f"tags: {', '.join(self.tags)}")
+        return "; ".join(parts)
+
+
+class AMem(Baseline):
+    """Writes notes on every chunk, lets them evolve, and answers from the nearest ones and their links."""
+
+    name = "a_mem"
+    prompts = (*Baseline.prompts, WRITE_SYSTEM, WRITE, EVOLVE)
+
+    async def play(self, record: Recorder, task: Task) -> None:
+        """Read chunk by chunk, then answer."""
+        book = Notebook(record, self.setup.embedder)
+        notes: dict[int, Note] = {}
+        chunks = self.setup.environments.chunks(task)
+        for index, chunk in enumerate(chunks):
+            prompt = record.prompt(WRITE_SYSTEM, fill(WRITE, {"chunk": chunk}))
+            step = await record.ask(prompt, record.reading(chunks, index))
+            written = parse_notes(read_objects(step))
+            for entry_id, note in zip(await book.create(step, [note.text() for note in written]), written, strict=True):
+                await self._evolve(record, book, notes, entry_id, note, chunks, index)
+                notes[entry_id] = note
+        for index, question in enumerate(task.questions):
+            (query,) = await self.setup.embedder.embed([question.text], "query")
+            nearest = book.store.search(query, self.setup.memory.retrieve_k)
+            found = {entry.id: score for entry, score in nearest}
+            for entry_id in list(found):
+                for linked in notes[entry_id].links:
+                    found.setdefault(linked, float(book.vectors[linked] @ query))
+            await book.answer(index, question.text, list(found.items()))
+
+    async def _evolve(
+        self,
+        record: Recorder,
+        book: Notebook,
+        notes: dict[int, Note],
+        entry_id: int,
+        note: Note,
+        chunks: Sequence[str],
+        index: int,
+    ) -> None:
+        """Link a new note, and change its nearest neighbours among `notes`."""
+        found = book.store.search(book.vectors[entry_id], NEIGHBOURS + len(book.store) - len(notes))
+        neighbours = [entry.id for entry, _ in found if entry.id in notes][:NEIGHBOURS]
+        if not neighbours:
+            return
+        shown = "\n".join(f"{number}. {notes[near].text()}" for number, near in enumerate(neighbours, start=1))
+        prompt = record.prompt(WRITE_SYSTEM, fill(EVOLVE, {"note": note.text(), "neighbours": shown}))
+        step = await record.ask(prompt, record.reading(chunks, index))
+        for reply in read_objects(step)[:1]:
+            await self._apply(reply, step, book, notes, entry_id, note, dict(enumerate(neighbours, start=1)))
+
+    async def _apply(
+        self,
+        reply: dict[str, Any],
+        step: Step,
+        book: Notebook,
+        notes: dict[int, Note],
+        entry_id: int,
+        note: Note,
+        numbered: dict[int, int],
+    ) -> None:
+        """Do what the model decided on a new note and its neighbours, whose ids are `numbered` as it saw them."""
+        note.links = [numbered[number] for number in _numbers(reply.get("links")) if number in numbered]
+        tags = clean_texts(reply.get("tags"))
+        if tags and tags != note.tags:
+            note.tags = tags
+            await book.update(step, entry_id, note.text())
+        changes = reply.get("neighbours")
+        for change in changes if isinstance(changes, list) else []:
+            number = change.get("number") if isinstance(change, dict) else None
+            if type(number) is not int or number not in numbered:
+                continue
+            near = notes[numbered[number]]
+            before = near.text()
+            near.context = clean_text(change.get("context")) or near.context
+            near.tags = clean_texts(change.get("tags")) or near.tags
+            if near.text() != before:
+                await book.update(step, numbered[number], near.text())
+
+
+def parse_notes(replies: Sequence[dict[str, Any]]) -> list[Note]:
+    """The notes of a reply; those without content are left out, and attributes of the wrong form."""
+    return [
+        Note(
+            clean_text(item["content"]),
+            clean_texts(item.get("keywords")),
+            clean_text(item.get("context")),
+            clean_texts(item.get("tags")),
+        )
+        for item in replies
+        if clean_text(item.get("content"))
+    ]
+
+
+def _numbers(value: Any) -> list[int]:
+    """The whole numbers in a list from a reply, each once."""
+    items = value if isinstance(value, list) else []
+    return list(dict.fromkeys(item for item in items if type(item) is int))

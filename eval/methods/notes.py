@@ -1,0 +1,101 @@
+"""What the baselines that keep notes share: a store whose operations are recorded, and replies in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atommem.actions import ActionKind, Problem, ProblemReason
+from atommem.embedding.base import Embedder, Vectors
+from atommem.records import MemoryView, Operation, Outcome, Retrieved, Step
+from atommem.store import Store
+from eval.methods.base import Recorder
+
+
+@dataclass
+class Notebook:
+    """Entries with their vectors, changed through the recorder of an episode so that traces tell.
+
+    Attributes:
+        store: The entries; their texts are what an answer is given from.
+        vectors: By entry id.
+    """
+
+    recorder: Recorder
+    embedder: Embedder
+    store: Store = field(init=False)
+    vectors: dict[int, Vectors] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store = Store(self.embedder.dim)
+
+    async def create(self, step: Step, texts: Sequence[str]) -> list[int]:
+        """Add entries, as what `step` led to; their ids."""
+        if not texts:
+            return []
+        ids = []
+        for text, vector in zip(texts, await self.embedder.embed(texts, "entry"), strict=True):
+            entry = self.store.create(text, vector, step.index).entry
+            assert entry is not None, "the store has no capacity"
+            self.vectors[entry.id] = vector
+            ids.append(entry.id)
+            self.recorder.note(step, Operation(step.index, ActionKind.CREATE, Outcome.APPLIED, entry.id, after=text))
+        return ids
+
+    async def update(self, step: Step, entry_id: int, text: str) -> None:
+        """Replace the text of an entry, as what `step` led to."""
+        (vector,) = await self.embedder.embed([text], "entry")
+        self.vectors[entry_id] = vector
+        before = self.store.update(entry_id, text, vector, step.index)
+        self.recorder.note(
+            step,
+            Operation(step.index, ActionKind.UPDATE, Outcome.APPLIED, entry_id, before=before, after=text),
+        )
+
+    def view(self, query: str, found: Sequence[tuple[int, float]]) -> MemoryView:
+        """What an answer is given from: ids and scores of entries, best first."""
+        retrieved = []
+        for handle, (entry_id, score) in enumerate(found, start=1):
+            entry = self.store.get(entry_id)
+            assert entry is not None
+            retrieved.append(Retrieved(handle, entry_id, entry.text, score))
+        return MemoryView(query=query, retrieved=tuple(retrieved), size=len(self.store))
+
+    async def answer(self, index: int, query: str, found: Sequence[tuple[int, float]]) -> None:
+        """Ask question `index` with the entries found for `query`."""
+        view = self.view(query, found)
+        text = "\n".join(f"- {item.text}" for item in view.retrieved) or "(nothing is remembered)"
+        step = await self.recorder.answer(index, f"What you remember of a long text:\n{text}", view)
+        self.recorder.note_query(step, query)
+
+
+def read_objects(step: Step) -> list[dict[str, Any]]:
+    """The JSON objects in a reply, whether or not in a list; none is a problem of the step.
+
+    Of a list that was cut off at the longest completion, the objects before the cut count.
+    """
+    decoder = json.JSONDecoder()
+    found: list[dict[str, Any]] = []
+    position = step.text.find("{")
+    while position >= 0:
+        try:
+            value, position = decoder.raw_decode(step.text, position)
+            found.append(value)
+        except (ValueError, RecursionError):
+            position += 1
+        position = step.text.find("{", position)
+    if not found:
+        step.problems += (Problem(ProblemReason.NOT_JSON, "json", 0, len(step.text)),)
+    return found
+
+
+def clean_text(value: Any) -> str:
+    """A string from a reply, stripped; "" for anything else. JSON can spell half a character, which no model reads."""
+    return value.encode("utf-8", "replace").decode("utf-8").strip() if isinstance(value, str) else ""
+
+
+def clean_texts(value: Any) -> list[str]:
+    """The strings in a list from a reply, stripped, without blank ones; [] for anything else."""
+    return [text for text in map(clean_text, value if isinstance(value, list) else []) if text]
