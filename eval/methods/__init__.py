@@ -13,6 +13,7 @@ from eval.methods.a_mem import AMem
 from eval.methods.base import Method, Setup
 from eval.methods.full_context import FullContext
 from eval.methods.generative_agents import GenerativeAgents
+from eval.methods.mem0 import Mem0
 from eval.methods.no_memory import NoMemory
 from eval.methods.oracle import Oracle
 from eval.methods.rag import VanillaRAG
@@ -48,7 +49,7 @@ _MAKERS: Mapping[str, Callable[[Setup], Method]] = MappingProxyType(
     {
         "atommem": _atommem,
         "memagent": _memagent,
-        **{method.name: method for method in (FullContext, VanillaRAG, GenerativeAgents, AMem, NoMemory, Oracle)},
+        **{method.name: method for method in (FullContext, VanillaRAG, GenerativeAgents, AMem, Mem0, NoMemory, Oracle)},
     }
 )
 METHODS = tuple(_MAKERS)

@@ -113,7 +113,7 @@ def test_notes_of_any_form() -> None:
 @pytest.mark.parametrize("name", ["generative_agents", "a_mem"])
 @pytest.mark.parametrize(
     "reply",
-    ["", "nothing", "[", "{}", '{"content": 1, "memory": 2}', "[1, [2]]", '{"a":' * 2000, '[{"memory": "x"}, {"mem'],
+    ["", "nothing", "[", "{}", '{"content": 1, "memory": 2}', "[1, [2]]", '{"a":' * 1100, '[{"memory": "x"}, {"mem'],
 )
 async def test_no_reply_raises(name: str, reply: str) -> None:
     setup, _ = make_setup(lambda prompt: right(prompt) if "Question:" in prompt else reply)
