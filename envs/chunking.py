@@ -11,7 +11,7 @@ from envs.base import Document, Task
 # A sentence ends after . ! ? (and closing quotes or brackets) before white space, after their CJK
 # counterparts, and before a line break. The white space goes to the next chunk, as most tokenizers
 # put it into the token that follows.
-_SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|[。！？]|(?=\n)")  # noqa: RUF001
+SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|[。！？]|(?=\n)")  # noqa: RUF001
 
 
 def document_text(document: Document, number: int) -> str:
@@ -36,7 +36,7 @@ def chunk_text(text: str, tokenizer: Tokenizer, chunk_tokens: int, whole_sentenc
     """
     offsets = token_offsets(tokenizer, text)
     starts = [start for start, _ in offsets]
-    ends = [match.end() for match in _SENTENCE_END.finditer(text)] if whole_sentences else []
+    ends = [match.end() for match in SENTENCE_END.finditer(text)] if whole_sentences else []
     chunks: list[str] = []
     begin, token = 0, 0
     while token < len(offsets):

@@ -11,6 +11,7 @@ from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import DataError
 from atommem.records import Episode, StopReason
 from envs.base import Question, Task
+from envs.fact_recall import fact_recall
 from envs.scoring import score_question
 from envs.statistics import clustered_estimate, sign_test
 
@@ -20,7 +21,7 @@ class QuestionRecord:
     """A question, what was answered, and its scores against every gold answer.
 
     `category` is the benchmark's, where it reports its categories apart (LoCoMo); `metrics` are further scores
-    (``sub_em``, ``judge``).
+    (``sub_em``, ``judge``, and those of `envs.fact_recall`).
     """
 
     id: str
@@ -100,8 +101,10 @@ def record_of(task: Task, episode: Episode) -> EpisodeRecord:
     if not episode.failed:
         given = episode.question_metrics or ({},) * len(task.questions)
         questions = tuple(
-            _question_record(question, answer, {**score_question(question, answer, task.source), **metrics})
-            for question, answer, metrics in zip(task.questions, episode.answers, given, strict=True)
+            _question_record(question, answer, {**score_question(question, answer, task.source), **metrics, **recall})
+            for question, answer, metrics, recall in zip(
+                task.questions, episode.answers, given, fact_recall(task, episode), strict=True
+            )
         )
     return EpisodeRecord(
         task_id=task.id,

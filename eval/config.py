@@ -24,7 +24,7 @@ class EvalConfig:
     policy: str = field(
         metadata={"help": "A model folder (or hub name), or the base URL of an OpenAI-compatible server (http://...)."}
     )
-    data: str = field(metadata={"help": "Task file (`atommem data build`), or one of MemAgent's."})
+    data: str = field(metadata={"help": "Task file (`atommem data build`), MemAgent's or LoCoMo's."})
     out: str = field(metadata={"help": "Folder for records, traces and summary; an interrupted run continues in it."})
     method: str = field(default="atommem", metadata={"help": f"How the task is read: {', '.join(METHODS)}."})
     context_tokens: int = field(
