@@ -61,10 +61,7 @@ class PromptBuilder:
         if not templates.chat:
             return templates.join.join(piece for piece in (self.system, user) if piece)
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": user}]
-        rendered: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **self._chat_template_kwargs
-        )
-        return rendered
+        return render_chat(self.tokenizer, messages, self._chat_template_kwargs)
 
     def _pieces(self, observation: Observation, view: MemoryView) -> list[str]:
         stream = self._stream(observation)
@@ -126,3 +123,13 @@ class PromptBuilder:
         if "store" in self._places:
             pieces += [self._fill(templates.query, text=view.query or templates.empty), memory.rstrip()]
         return pieces
+
+
+def render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], chat_template_kwargs: dict[str, Any]) -> str:
+    """Messages as the policy reads them: through its chat template, or joined where its tokenizer has none."""
+    if getattr(tokenizer, "chat_template", "") is None:
+        return "\n\n".join(message["content"] for message in messages)
+    rendered: str = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, **chat_template_kwargs
+    )
+    return rendered

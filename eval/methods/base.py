@@ -21,6 +21,7 @@ from atommem.episode import request_sampling, run_jobs, set_score
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.parsing import parse_whole
 from atommem.policy.base import Policy, Sampling
+from atommem.prompts import render_chat
 from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Step, StopReason
 from atommem.tokens import Tokenizer
 from envs.base import Task
@@ -159,10 +160,7 @@ class Recorder:
 
     def prompt_of(self, messages: list[dict[str, str]]) -> str:
         """Any messages as the policy reads them."""
-        rendered: str = self._setup.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **self._setup.chat_template_kwargs
-        )
-        return rendered
+        return render_chat(self._setup.tokenizer, messages, self._setup.chat_template_kwargs)
 
     async def ask(self, prompt: str, observation: Observation, view: MemoryView | None = None) -> Step:
         """Sample a completion of `prompt` and keep it as a step; what it did is noted with `note`.

@@ -205,3 +205,12 @@ async def test_another_method_is_refused_in_the_same_folder(tmp_path: Path) -> N
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(ConfigError, match="method is 'magic': give one of atommem, memagent"):
         make_method("magic", make_setup()[0])
+
+
+@pytest.mark.parametrize("name", ["no_memory", "memagent"])
+async def test_a_tokenizer_without_a_chat_template_gets_plain_text(name: str) -> None:
+    setup, policy = make_setup()
+    setup.tokenizer.chat_template = None  # type: ignore[attr-defined]
+    await make_method(name, setup).run(TASK)
+    assert all("[system]" not in prompt for prompt in policy.prompts)
+    assert policy.prompts[0].startswith("You answer")
