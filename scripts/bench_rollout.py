@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import sys
 import time
@@ -239,10 +238,9 @@ def common(sequences: list[list[int]]) -> int:
 
 
 def serve(model: Path, log: Path, longest: int, *flags: str) -> VllmServer:
-    """A server in float32, with a thread for each processor, whose prefix cache can be emptied."""
+    """A server in float32 whose prefix cache can be emptied."""
     tokens = ["--max-model-len", str(longest), "--max-num-batched-tokens", str(longest), "--block-size", "32"]
     env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4"}
-    env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
     return VllmServer(model, log, *tokens, *flags, env=env)
 
 

@@ -37,6 +37,8 @@ LEAST_RECOVERY = 0.8
 IN_FLIGHT = 64
 PHASE_SECONDS, WARM_UP_SECONDS = 12.0, 8.0
 """How long throughput is measured; a server compiles at its first requests."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Left to itself, vLLM would bind both servers to the same processor."""
 TASKS = 4
 """The stream of tasks of this bench: none that the policy was trained on."""
 
@@ -118,6 +120,7 @@ async def disturbed(run: Run, tasks: Sequence[Any]) -> tuple[list[Episode], dict
     await asyncio.sleep(PHASE_SECONDS)
     restarted = time.perf_counter()
     await asyncio.to_thread(run.servers[0].start)
+    run.servers[0].give_way()
     while len(run.clock.pool.serving) < 2:
         await asyncio.sleep(0.1)
     back = time.perf_counter()
@@ -141,15 +144,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/bench_server_loss"))
     parser.add_argument("--cold_start", type=Path, help="A policy of scripts/tiny_policy.py (unset: made in OUT).")
-    parser.add_argument("--compared", type=int, default=500, help="Episodes that are run undisturbed as well.")
+    parser.add_argument("--compared", type=int, default=400, help="Episodes that are run undisturbed as well.")
     options = parser.parse_args()
     began = time.perf_counter()
     model = options.cold_start or cold_start(options.out / "policy", 0)
     tasks = list(generate(RECIPE.world, 20_000, TASKS))
     flags = ["--max-model-len", "256", "--max-num-seqs", "128", "--block-size", "32", "--disable-uvicorn-access-log"]
-    servers = [
-        VllmServer(model, options.out / f"server{i}.log", *flags, env={"OMP_NUM_THREADS": "1"}) for i in range(2)
-    ]
+    # Left to itself, vLLM would pin the workers of both servers to the same processor.
+    env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    servers = [VllmServer(model, options.out / f"server{i}.log", *flags, env=env) for i in range(2)]
 
     async def both() -> tuple[list[Episode], list[Episode], dict[str, float], int]:
         run = Run(servers, model, options.out)
@@ -164,6 +167,7 @@ def main() -> int:
             server.start(wait=False)
         for server in servers:
             server.wait()
+            server.give_way()  # to the one that is started again: on two processors it would take minutes
         calm, episodes, rates, lost = asyncio.run(both())
     finally:
         for server in servers:
