@@ -29,8 +29,8 @@ from atommem.policy.pool import Adapter, ServerPool
 from demo.recipe import GRPO_CONFIG
 from envs.files import save_tasks
 from envs.longdoc import LongDocEnvironments
-from envs.synthetic.world import generate
 from envs.records import EvalResult
+from envs.synthetic.world import generate
 from eval.runner import evaluate
 from train.callbacks import METRICS_FILE, read_metrics
 from train.cli import parse_grpo
