@@ -37,8 +37,6 @@ LEAST_RECOVERY = 0.8
 IN_FLIGHT = 64
 PHASE_SECONDS, WARM_UP_SECONDS = 12.0, 8.0
 """How long throughput is measured; a server compiles at its first requests."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""Left to itself, vLLM would bind both servers to the same processor."""
 TASKS = 4
 """The stream of tasks of this bench: none that the policy was trained on."""
 
