@@ -63,8 +63,8 @@ each: what ``--record`` printed."""
 SHORTER = 8
 """They are divided by this, so that the bench takes minutes; their spread stays."""
 EPISODES, IN_FLIGHT = 32, 8
-"""Of the second part. The emptier a batch gets, the cheaper its steps where arithmetic bounds them, as on two processors
-(about 30 ms a step and 9 ms a row), and the less a barrier costs; few rows are nearer to a GPU, where rows cost little."""
+"""Of the second part. Where arithmetic bounds a step, as on two processors (about 30 ms and 9 ms a row), a batch that a
+barrier empties has cheaper steps, and a barrier costs less than on a GPU; few rows are nearer to one."""
 
 
 class FixedLength(httpx.AsyncBaseTransport):
