@@ -62,7 +62,7 @@ LENGTHS = (
 each: what ``--record`` printed."""
 SHORTER = 8
 """They are divided by this, so that the bench takes minutes; their spread stays."""
-EPISODES, IN_FLIGHT = 24, 4
+EPISODES, IN_FLIGHT = 32, 8
 """Of the second part. Where arithmetic bounds a step, as on two processors (about 30 ms and 9 ms a row), a batch that a
 barrier empties has cheaper steps, and a barrier costs less than on a GPU; few rows are nearer to one."""
 
