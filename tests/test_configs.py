@@ -43,6 +43,7 @@ def test_no_yaml_is_left_out() -> None:
     assert [path.stem for path in ACCELERATE] == ["ddp", "deepspeed_zero3", "fsdp2", "multi_node", "single_gpu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TRAIN, ids=lambda path: path.stem)
 def test_a_dry_run_passes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With nothing but the file: no data, no weights, no network."""

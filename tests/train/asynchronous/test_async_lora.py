@@ -23,6 +23,8 @@ from train.asynchronous.samplers import AdapterTransfer, Sampler
 from train.asynchronous.worker import LoopThread
 from train.faults import RolloutFailedError
 
+pytestmark = pytest.mark.slow
+
 
 def lora() -> LoraConfig:
     """A fresh one: peft notes in it which model it is of."""

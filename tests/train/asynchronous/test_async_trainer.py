@@ -25,6 +25,8 @@ from train.callbacks import METRICS_FILE, read_metrics, use_console
 from train.faults import RolloutFailedError
 from train.interrupts import TrainingInterrupted
 
+pytestmark = pytest.mark.slow
+
 SHARED = {"max_completion_length": 4, "max_grad_norm": 1.0, "seed": 3, "learning_rate": 1e-2, "max_steps": 3}
 
 
