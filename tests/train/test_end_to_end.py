@@ -22,6 +22,8 @@ from train.checkpoint import GenerationSettings, save_final
 from train.traces import TraceWriter
 from train.trainer import MemoryGRPOTrainer
 
+pytestmark = pytest.mark.slow
+
 MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
 ENVIRONMENT = LongDocConfig(chunking="documents", max_reads=0)
 SETTINGS = [MEMORY, EmbedderConfig(embedder="hashing", embedder_dim=16), ENVIRONMENT, GenerationSettings(4)]
