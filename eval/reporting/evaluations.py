@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ class Evaluation:
         method: What answered: a row of the tables, together with `setting`.
         dataset: What was asked: a column, together with `documents`.
         setting: What sets this row of a method apart ("without update", "k = 12"); empty for none.
+        parameters: What `setting` is made of where it is a point of a grid, by name: ``{"chunk": 4096, "k": 6}``.
+            Numbers make an axis of a plot; a text ("unlimited") comes after them on it.
         documents: Documents in the stream of a task; None where it is not known.
         seed: Evaluations that differ in nothing else are shown as one, with the spread between seeds.
         manifest: Contents of ``run.json``.
@@ -35,6 +37,7 @@ class Evaluation:
     setting: str = ""
     documents: int | None = None
     seed: int = 0
+    parameters: Mapping[str, str | float] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict, repr=False)
     records: tuple[EpisodeRecord, ...] = field(default=(), repr=False)
 
@@ -71,6 +74,7 @@ def read_evaluation(
     setting: str = "",
     documents: int | None = None,
     seed: int | None = None,
+    parameters: Mapping[str, str | float] | None = None,
 ) -> Evaluation:
     """Read an evaluation's folder, also one that is not finished; nothing in it is changed.
 
@@ -78,7 +82,7 @@ def read_evaluation(
         folder: As ``atommem eval --out`` wrote it.
         method: Unset is the folder's name.
         dataset: Unset is the source of its tasks.
-        setting, documents: See `Evaluation`.
+        setting, documents, parameters: See `Evaluation`.
         seed: Unset is that of the sampling.
 
     Raises:
@@ -101,7 +105,15 @@ def read_evaluation(
         seed = int(manifest.get("sampling", {}).get("seed") or 0)
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
     return Evaluation(
-        folder, method or folder.resolve().name, dataset or sources, setting, documents, seed, manifest, records
+        folder=folder,
+        method=method or folder.resolve().name,
+        dataset=dataset or sources,
+        setting=setting,
+        documents=documents,
+        seed=seed,
+        parameters=dict(parameters or {}),
+        manifest=manifest,
+        records=records,
     )
 
 
