@@ -113,13 +113,15 @@ class EpisodeRunner:
         self,
         jobs: Sequence[tuple[Any, int]],
         on_episode: Callable[[int, Episode], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
         """Run one episode per ``(task, sample)``, free-running, and return them in the order of `jobs`.
 
-        `on_episode(index, episode)` is called as each one ends. An exception that is no outage (a
-        bug, a refused request) cancels the other episodes and is raised.
+        `on_episode(index, episode)` is called as each one ends. `stop()` is asked before each one starts: where it
+        is true, that one is left out. An exception that is no outage (a bug, a refused request) cancels the other
+        episodes and is raised.
         """
-        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight)
+        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight, stop)
 
     async def _steps(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
         marker = self.dialect.templates.cut_marker
@@ -200,6 +202,7 @@ async def run_jobs(
     jobs: Sequence[tuple[Any, int]],
     on_episode: Callable[[int, Episode], None] | None = None,
     max_in_flight: int | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> list[Episode]:
     """`EpisodeRunner.run_all` for any `run(task, sample)`: what runs episodes in another way runs them alike."""
     slots = asyncio.Semaphore(max_in_flight or max(1, len(jobs)))
@@ -207,6 +210,8 @@ async def run_jobs(
 
     async def one(index: int, task: Any, sample: int) -> None:
         async with slots:
+            if stop is not None and stop():
+                return
             episode = await run(task, sample)
         episodes[index] = episode
         if on_episode is not None:

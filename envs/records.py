@@ -52,6 +52,7 @@ class EpisodeRecord:
         questions: Empty when failed.
         sums: `atommem.episode_stats.episode_sums` of this episode.
         seconds: Wall-clock of the whole episode.
+        prompt_tokens, completion_tokens: Of every call whose answer arrived, also if the episode failed later.
     """
 
     task_id: str
@@ -64,6 +65,8 @@ class EpisodeRecord:
     questions: tuple[QuestionRecord, ...]
     sums: dict[str, float]
     seconds: float
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -117,6 +120,8 @@ def record_of(task: Task, episode: Episode) -> EpisodeRecord:
         questions=questions,
         sums=episode_sums([episode]),
         seconds=episode.seconds,
+        prompt_tokens=sum(len(step.prompt_ids) for step in episode.steps),
+        completion_tokens=sum(len(step.token_ids) for step in episode.steps),
     )
 
 

@@ -38,6 +38,8 @@ def stored_settings(argv: Sequence[str], model_field: str) -> tuple[dict[str, An
     if model is None and named.config is not None:
         values = yaml.safe_load(Path(named.config).read_text(encoding="utf-8"))
         model = values.get(model_field) if isinstance(values, dict) else None
+    if isinstance(model, list):  # servers, or a folder written as a list of one
+        model = model[0] if model else None
     stored = load_config(model) if model is not None else {}
     shared: dict[str, Any] = {}
     for config in (MemoryConfig, EmbedderConfig, LongDocConfig):

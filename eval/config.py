@@ -12,7 +12,9 @@ from atommem.config import EmbedderConfig, MemoryConfig, check_choice
 from atommem.errors import ConfigError
 from envs.longdoc import LongDocConfig
 from envs.settings import json_object, stored_settings
+from eval.budget import Budget
 from eval.methods import METHODS
+from eval.policies import is_server
 
 _CHECKPOINT_FIELDS = ("max_tokens", "chat_template_kwargs")
 
@@ -21,8 +23,10 @@ _CHECKPOINT_FIELDS = ("max_tokens", "chat_template_kwargs")
 class EvalConfig:
     """What to evaluate, on what, and how completions are sampled."""
 
-    policy: str = field(
-        metadata={"help": "A model folder (or hub name), or the base URL of an OpenAI-compatible server (http://...)."}
+    policy: list[str] = field(
+        metadata={
+            "help": "A model folder (or hub name), or the base URLs of one or more vLLM servers of one model (http://...)."
+        }
     )
     data: str = field(metadata={"help": "Task file (`atommem data build`), MemAgent's or LoCoMo's."})
     out: str = field(metadata={"help": "Folder for records, traces and summary; an interrupted run continues in it."})
@@ -46,15 +50,25 @@ class EvalConfig:
         default=None,
         metadata={"help": "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."},
     )
-    max_in_flight: int = field(default=64, metadata={"help": "Most episodes at the same time."})
+    max_in_flight: int = field(default=64, metadata={"help": "Most episodes at the same time, on all servers."})
     max_batch_tokens: int = field(
         default=65_536, metadata={"help": "Most tokens in one batch of a model folder: bounds the key-value cache."}
     )
     max_failed_fraction: float = field(
         default=0.05, metadata={"help": "Exit with status 3 when more than this fraction of the episodes failed."}
     )
+    budget_tokens: int | None = field(
+        default=None, metadata={"help": "Start no episode after so many tokens of prompts and completions (status 4)."}
+    )
+    budget_money: float | None = field(
+        default=None, metadata={"help": "Start no episode after so much money, by the prices (status 4)."}
+    )
+    prompt_price: float = field(default=0.0, metadata={"help": "Price of a million prompt tokens."})
+    completion_price: float = field(default=0.0, metadata={"help": "Price of a million completion tokens."})
 
     def __post_init__(self) -> None:
+        if isinstance(self.policy, str):  # from a YAML file
+            self.policy = [self.policy]
         check_choice("method", self.method, METHODS)
         if self.yarn_factor is not None and self.yarn_factor < 1:
             raise ConfigError(f"yarn_factor is {self.yarn_factor}: give 1 or more, or leave it unset.")
@@ -66,9 +80,10 @@ class EvalConfig:
         if not 0 <= self.max_failed_fraction <= 1:
             raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
         if self.is_server and self.tokenizer is None:
-            raise ConfigError(f"policy is the server {self.policy}: give the --tokenizer of its model as well.")
+            raise ConfigError(f"policy is the server {self.policy[0]}: give the --tokenizer of its model as well.")
         if not self.is_server and (self.tokenizer is not None or self.model is not None):
-            raise ConfigError(f"policy is the folder {self.policy}: --model and --tokenizer are for servers only.")
+            raise ConfigError(f"policy is the folder {self.policy[0]}: --model and --tokenizer are for servers only.")
+        self.make_budget()
         json_object("chat_template_kwargs", self.chat_template_kwargs)
 
     @property
@@ -78,8 +93,12 @@ class EvalConfig:
 
     @property
     def is_server(self) -> bool:
-        """Whether `policy` is a URL."""
-        return self.policy.startswith(("http://", "https://"))
+        """Whether `policy` is one or more URLs."""
+        return is_server(self.policy)
+
+    def make_budget(self) -> Budget:
+        """The limits on spending, with nothing spent yet."""
+        return Budget(self.budget_tokens, self.budget_money, self.prompt_price, self.completion_price)
 
 
 Configs = tuple[EvalConfig, MemoryConfig, EmbedderConfig, LongDocConfig]

@@ -25,6 +25,7 @@ from atommem.records import Episode
 from atommem.trace import write_trace
 from envs.base import Task
 from envs.records import EpisodeRecord
+from eval.budget import Usage
 
 MANIFEST = "run.json"
 EPISODES = "episodes.jsonl"
@@ -42,6 +43,10 @@ class OutputFolder:
     Raises:
         ConfigError: The folder belongs to another evaluation, or one is running in it right now.
         DataError: ``episodes.jsonl`` is damaged elsewhere than in its last line.
+
+    Attributes:
+        finished: The latest record of every episode that earlier runs ended.
+        used: What earlier runs spent, episodes that failed and were run again included.
     """
 
     def __init__(self, path: str | Path, manifest: Mapping[str, Any]) -> None:
@@ -51,6 +56,7 @@ class OutputFolder:
         self.manifest: dict[str, Any] = json.loads(json.dumps(manifest))
         self._check_manifest()
         self._file = _open_locked(self.path / EPISODES)
+        self.used = Usage()
         try:
             self.finished = self._load()
         except BaseException:
@@ -111,7 +117,16 @@ class OutputFolder:
         end = content.rfind(b"\n") + 1
         if end < len(content):
             self._file.truncate(end)
-        return parse_records(content[:end], self.path / EPISODES)
+        records: dict[tuple[str, int], EpisodeRecord] = {}
+        for record in _records(content[:end], self.path / EPISODES):
+            self.used += usage_of(record)
+            records[record.key] = record
+        return records
+
+
+def usage_of(record: EpisodeRecord) -> Usage:
+    """What an episode spent."""
+    return Usage(record.prompt_tokens, record.completion_tokens)
 
 
 def parse_records(content: bytes, path: Path) -> dict[tuple[str, int], EpisodeRecord]:
@@ -120,14 +135,15 @@ def parse_records(content: bytes, path: Path) -> dict[tuple[str, int], EpisodeRe
     Raises:
         DataError: A line is no record.
     """
-    records: dict[tuple[str, int], EpisodeRecord] = {}
+    return {record.key: record for record in _records(content, path)}
+
+
+def _records(content: bytes, path: Path) -> Iterator[EpisodeRecord]:
     for number, line in enumerate(content.splitlines(), start=1):
         try:
-            record = EpisodeRecord.from_json(json.loads(line))
+            yield EpisodeRecord.from_json(json.loads(line))
         except (ValueError, DataError) as error:
             raise DataError(f"{path}, line {number}: {error}. Remove the line to run its episode again.") from error
-        records[record.key] = record
-    return records
 
 
 def trace_path(folder: Path, record: EpisodeRecord) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +16,9 @@ from atommem.errors import ConfigError, DataError
 from atommem.records import Episode
 from envs.base import Task
 from envs.records import EpisodeRecord, EvalResult, record_of
+from eval.budget import Budget, BudgetSpentError
 from eval.methods.base import Baseline, Method
-from eval.output import OutputFolder
+from eval.output import OutputFolder, usage_of
 
 
 async def evaluate(
@@ -28,6 +29,8 @@ async def evaluate(
     samples_per_task: int = 1,
     settings: Mapping[str, Any] | None = None,
     progress: bool = True,
+    budget: Budget | None = None,
+    on_record: Callable[[EpisodeRecord], None] | None = None,
 ) -> EvalResult:
     """Run `samples_per_task` episodes of every task.
 
@@ -40,6 +43,9 @@ async def evaluate(
         settings: What else must be the same when a folder is continued (policy, embedder, environment), as JSON
             values.
         progress: Show a progress bar on standard error.
+        budget: What may be spent; several evaluations may share one. What `out` holds already counts as spent.
+        on_record: Called with every record: at first with those that `out` holds of episodes that need not run
+            again, then with each episode's as it ends and is stored.
 
     Returns:
         The records in the order of the tasks. Failed episodes are among them, and in no score.
@@ -48,6 +54,7 @@ async def evaluate(
         ConfigError: `out` holds an evaluation with other settings or tasks.
         DataError: Two tasks have the same id, or the records in `out` are damaged.
         PolicyError: The policy refused a request for good.
+        BudgetSpentError: The budget was spent before every episode had run.
     """
     if samples_per_task < 1:
         raise ConfigError(f"samples_per_task is {samples_per_task}: give at least 1.")
@@ -60,11 +67,16 @@ async def evaluate(
             manifest = make_manifest(tasks, runner, samples_per_task, settings or {})
             folder = stack.enter_context(OutputFolder(out, manifest))
             records = {key: record for key, record in folder.finished.items() if not record.failed}
+            if budget is not None:
+                budget.add_folder(folder.path, folder.used)
         resumed = len(records)
         pending = [(task, sample) for task, sample in jobs if (task.id, sample) not in records]
         if folder is not None and pending:
             folder.drop_summary()
         bar = stack.enter_context(_Bar(len(jobs), records.values(), show=progress))
+        if on_record is not None:
+            for record in records.values():
+                on_record(record)
 
         def on_episode(index: int, episode: Episode) -> None:
             task = pending[index][0]
@@ -74,8 +86,15 @@ async def evaluate(
             # The trace holds the steps; in memory those of thousands of episodes would add up to gigabytes.
             episode.steps.clear()
             bar.add(record)
+            if budget is not None:
+                budget.add(usage_of(record))
+            if on_record is not None:
+                on_record(record)
 
-        await runner.run_all(pending, on_episode)
+        await runner.run_all(pending, on_episode, None if budget is None else lambda: budget.spent)
+        left = len(jobs) - len(records)
+        if left:
+            raise BudgetSpentError(f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run.")
         result = EvalResult(tuple(records[(task.id, sample)] for task, sample in jobs), resumed)
         if folder is not None:
             folder.write_summary({**result.summary(), "run": folder.manifest})

@@ -109,6 +109,7 @@ class ServerPool:
         urls = {server.url for server in self.servers}
         if not urls or len(urls) < len(self.servers):
             raise ConfigError(f"the servers are {list(base_urls)}: give at least one URL, and each only once.")
+        self.tokenizer = tokenizer
         self.patience = patience
         self.max_attempts = max_attempts
         self.adapter: Adapter | None = None
@@ -158,6 +159,30 @@ class ServerPool:
             # A time limit of the episode ran out while servers were missing: that is no fault of the policy.
             raise OutageError(f"given up while servers were missing: {trouble or 'none was left'}") from error
         raise OutageError(f"a request failed {self.max_attempts} times, on one server after the other: {trouble}")
+
+    async def model_name(self) -> str:
+        """The model's name, which is the same on all servers. Requests ask for it from then on.
+
+        Raises:
+            OutageError: No server could be reached in `patience` seconds.
+            PolicyError: Servers serve different models, or one of them several.
+        """
+        names: dict[str, str] = {}
+        while not names:
+            await self.wait()
+            for server in self.serving:
+                try:
+                    names[server.url] = await server.policy.model_name()
+                except OutageError:
+                    self._drop(server)
+        if len(set(names.values())) > 1:
+            served = ", ".join(f"{url}: {name}" for url, name in names.items())
+            raise PolicyError(f"the servers do not serve one model ({served}): name it, or leave servers out.")
+        name = next(iter(names.values()))
+        for server in self.servers:
+            # One that comes back later with another model refuses, rather than answering from it.
+            server.policy.use_model(name)
+        return name
 
     async def use_adapter(self, adapter: Adapter) -> None:
         """Load `adapter` on every server; requests ask for it from then on. Servers that are gone get it later.

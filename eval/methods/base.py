@@ -44,7 +44,10 @@ class Method(Protocol):
         ...
 
     async def run_all(
-        self, jobs: Sequence[tuple[Any, int]], on_episode: Callable[[int, Episode], None] | None = None
+        self,
+        jobs: Sequence[tuple[Any, int]],
+        on_episode: Callable[[int, Episode], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
         """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
         ...
@@ -129,10 +132,13 @@ class Baseline(ABC):
         return episode
 
     async def run_all(
-        self, jobs: Sequence[tuple[Any, int]], on_episode: Callable[[int, Episode], None] | None = None
+        self,
+        jobs: Sequence[tuple[Any, int]],
+        on_episode: Callable[[int, Episode], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
         """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
-        return await run_jobs(self.run, jobs, on_episode, self.setup.max_in_flight)
+        return await run_jobs(self.run, jobs, on_episode, self.setup.max_in_flight, stop)
 
 
 class Recorder:

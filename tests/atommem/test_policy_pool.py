@@ -216,3 +216,36 @@ async def test_seeds_can_be_left_out() -> None:
     for send_seeds in (True, False):
         await pool_of(cluster, send_seeds=send_seeds).complete([5], replace(SAMPLING, seed=3))
     assert ["seed" in body for body in cluster["a"].bodies] == [True, False]
+
+
+async def test_one_model_name_for_all_servers() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster["c"].up = False
+    pool = pool_of(cluster)
+    assert await pool.model_name() == "policy"
+    assert [server.url for server in pool.serving] == ["http://a", "http://b"]
+    cluster["c"].models = {"another": ""}
+    cluster["c"].up = True
+    await until(lambda: len(pool.serving) == 3)
+    # It came back with another model: it is not asked for whatever it has.
+    with pytest.raises(PolicyError, match="does not serve a model named 'policy'"):
+        await complete(pool, 3)
+    await pool.close()
+
+
+async def test_servers_of_different_models_are_no_pool() -> None:
+    cluster = Cluster("a", "b")
+    cluster["b"].models = {"another": ""}
+    pool = pool_of(cluster)
+    with pytest.raises(PolicyError, match=r"http://a: policy, http://b: another"):
+        await pool.model_name()
+    await pool.close()
+
+
+async def test_no_server_has_a_model_name() -> None:
+    cluster = Cluster("a")
+    cluster["a"].up = False
+    pool = pool_of(cluster, patience=0.05)
+    with pytest.raises(OutageError, match="no server has answered"):
+        await pool.model_name()
+    await pool.close()

@@ -20,6 +20,7 @@ from envs.files import save_tasks
 from envs.records import summarize
 from eval import cli
 from eval.config import EvalConfig
+from eval.policies import policy_identity
 from eval.report import report_table
 from tests.eval.toys import ToyPolicy, make_task
 from tests.fakes import WordTokenizer
@@ -37,7 +38,7 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> ToyPolicy:
     toy = ToyPolicy(WordTokenizer())
-    monkeypatch.setattr(cli, "_open_policy", lambda config: toy)
+    monkeypatch.setattr(cli, "open_policy", lambda config: toy)
     return toy
 
 
@@ -140,7 +141,7 @@ def test_a_killed_process_loses_no_finished_episode(data: Path) -> None:
         "from tests.fakes import WordTokenizer\n"
         "toy = ToyPolicy(WordTokenizer())\n"
         "toy.hang = 'd'\n"
-        "cli._open_policy = lambda config: toy\n"
+        "cli.open_policy = lambda config: toy\n"
         "cli.main(sys.argv[1:])\n"
     )
     root = Path(__file__).parents[2]
@@ -157,12 +158,12 @@ def test_a_killed_process_loses_no_finished_episode(data: Path) -> None:
 async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"1234")
-    config = EvalConfig(policy=str(tmp_path), data="d", out=str(tmp_path / "eval"))
-    first = await cli.policy_identity(config, None)
+    config = EvalConfig(policy=[str(tmp_path)], data="d", out=str(tmp_path / "eval"))
+    first = await policy_identity(config, None)
     (tmp_path / "eval").mkdir()
-    assert await cli.policy_identity(config, None) == first  # results beside the weights are no change
+    assert await policy_identity(config, None) == first  # results beside the weights are no change
     os.utime(weights, ns=(1, 1))
-    assert await cli.policy_identity(config, None) != first
+    assert await policy_identity(config, None) != first
 
 
 def test_missing_data_is_an_error_of_ours(tmp_path: Path, policy: ToyPolicy) -> None:

@@ -62,7 +62,7 @@ def test_checkpoint_is_found_when_the_file_names_it(checkpoint: Path, tmp_path: 
     file = tmp_path / "eval.yaml"
     file.write_text(yaml.safe_dump({"policy": str(checkpoint), "data": "d", "out": "o", "disabled_actions": []}))
     config, memory, _, _ = parse_arguments(["--config", str(file)])
-    assert config.policy == str(checkpoint)
+    assert config.policy == [str(checkpoint)]
     assert memory.dialect == "released"
     assert memory.disabled_actions == []
 
@@ -119,3 +119,15 @@ def test_broken_files_are_refused(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "eval").glob("*.yaml")), ids=lambda path: path.name)
 def test_shipped_files_parse(path: Path) -> None:
     parse_arguments(arguments("model", "--config", str(path)))
+
+
+def test_several_servers_or_one_folder(tmp_path: Path) -> None:
+    servers = ["http://a:8000", "http://b:8000"]
+    config = parse_arguments([*arguments(servers[0]), "--policy", *servers, "--tokenizer", "t"])[0]
+    assert config.policy == servers
+    assert config.is_server
+    file = tmp_path / "eval.yaml"
+    file.write_text(yaml.safe_dump({"policy": servers, "tokenizer": "t", "data": "d", "out": "o"}))
+    assert parse_arguments(["--config", str(file)])[0].policy == servers
+    with pytest.raises(ConfigError, match="give one model folder, or the URLs"):
+        parse_arguments([*arguments("m"), "--policy", "m", "http://b"])
