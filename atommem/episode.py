@@ -57,7 +57,8 @@ class EpisodeRunner:
         memory: Dialect, layout and limits of the memory.
         sampling: How completions are sampled. With a seed, every request gets its own derived one.
         limits: Bounds of one episode.
-        max_in_flight: Most episodes at the same time; unset runs all at once.
+        max_in_flight: Most episodes at the same time, or a semaphore that several runners share; unset runs all at
+            once.
         chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
 
     Attributes:
@@ -75,10 +76,10 @@ class EpisodeRunner:
         memory: MemoryConfig,
         sampling: Sampling,
         limits: Limits | None = None,
-        max_in_flight: int | None = None,
+        max_in_flight: int | asyncio.Semaphore | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        if max_in_flight is not None and max_in_flight < 1:
+        if isinstance(max_in_flight, int) and max_in_flight < 1:
             raise ConfigError(f"max_in_flight is {max_in_flight}: give at least 1, or leave it unset.")
         self.policy = policy
         self.embedder = embedder
@@ -201,11 +202,13 @@ async def run_jobs(
     run: Callable[[Any, int], Awaitable[Episode]],
     jobs: Sequence[tuple[Any, int]],
     on_episode: Callable[[int, Episode], None] | None = None,
-    max_in_flight: int | None = None,
+    max_in_flight: int | asyncio.Semaphore | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[Episode]:
     """`EpisodeRunner.run_all` for any `run(task, sample)`: what runs episodes in another way runs them alike."""
-    slots = asyncio.Semaphore(max_in_flight or max(1, len(jobs)))
+    slots = max_in_flight
+    if not isinstance(slots, asyncio.Semaphore):
+        slots = asyncio.Semaphore(slots or max(1, len(jobs)))
     episodes: list[Episode | None] = [None] * len(jobs)
 
     async def one(index: int, task: Any, sample: int) -> None:

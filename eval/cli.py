@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import AsyncExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from atommem.embedding import make_embedder
-from atommem.policy.base import Sampling
 from envs.files import load_tasks
-from envs.longdoc import LongDocEnvironments
 from eval.budget import BudgetSpentError
 from eval.config import Configs, parse_arguments
-from eval.methods import make_method
-from eval.methods.base import Setup
 from eval.output import EPISODES, SUMMARY, TRACES
-from eval.policies import open_policy, policy_identity
 from eval.report import report_table
 from eval.runner import evaluate
+from eval.session import Session
 
 if TYPE_CHECKING:
     from envs.records import EvalResult
@@ -42,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         AtomMemError: A setting or file is wrong, or the policy refused a request.
     """
-    configs = parse_arguments(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    configs = parse_arguments(argv)
     config = configs[0]
     try:
         result = asyncio.run(_run(configs))
@@ -71,38 +65,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _run(configs: Configs) -> EvalResult:
-    config, memory, embedder_config, environment = configs
+    config = configs[0]
     tasks = load_tasks(config.data)[: config.limit]
-    async with AsyncExitStack() as stack:
-        embedder = make_embedder(embedder_config)
-        stack.push_async_callback(embedder.close)
-        policy = open_policy(config)
-        stack.push_async_callback(policy.close)
-        environments = LongDocEnvironments(policy.tokenizer, environment)
-        stack.push_async_callback(environments.close)
-        method = make_method(
-            config.method,
-            Setup(
-                policy=policy,
-                embedder=embedder,
-                tokenizer=policy.tokenizer,
-                environments=environments,
-                memory=memory,
-                sampling=Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens, config.seed),
-                max_in_flight=config.max_in_flight,
-                chat_template_kwargs=config.template_kwargs,
-                context_tokens=config.context_tokens,
-                yarn_factor=config.yarn_factor,
-            ),
-        )
-        settings = {
-            "policy": await policy_identity(config, policy),
-            # The same server may come back at another address.
-            "embedder": {**asdict(embedder_config), "embedder_url": None},
-            "environment": {**asdict(environment), "judge_url": None},
-            "chat_template_kwargs": config.template_kwargs,
-            "method": {"name": config.method},
-        }
+    async with Session() as session:
+        method, settings = await session.open(configs)
         return await evaluate(
             tasks,
             method,

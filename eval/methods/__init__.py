@@ -30,7 +30,7 @@ def _atommem(setup: Setup) -> EpisodeRunner:
         environment_factory=setup.environments,
         memory=setup.memory,
         sampling=setup.sampling,
-        max_in_flight=setup.max_in_flight,
+        max_in_flight=setup.slots or setup.max_in_flight,
         chat_template_kwargs=setup.chat_template_kwargs,
     )
 

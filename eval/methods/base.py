@@ -6,6 +6,7 @@ call is a step of the episode, so that counts of calls and tokens, traces and ou
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
@@ -63,6 +64,7 @@ class Setup:
         memory: AtomMem's settings; its `retrieve_k` is how many entries, notes or documents any method retrieves.
         sampling: How completions are sampled.
         max_in_flight: Most episodes at the same time; unset runs all at once.
+        slots: Takes the place of `max_in_flight` where several evaluations share one bound.
         chat_template_kwargs: Passed to the tokenizer's chat template.
         context_tokens: Longest prompt and completion together, for methods that fill the context.
         yarn_factor: The factor by which YaRN (arXiv 2309.00071) stretches the model's context, where its server or
@@ -76,6 +78,7 @@ class Setup:
     memory: MemoryConfig
     sampling: Sampling
     max_in_flight: int | None = None
+    slots: asyncio.Semaphore | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     context_tokens: int = 32_768
     yarn_factor: float | None = None
@@ -138,7 +141,7 @@ class Baseline(ABC):
         stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
         """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
-        return await run_jobs(self.run, jobs, on_episode, self.setup.max_in_flight, stop)
+        return await run_jobs(self.run, jobs, on_episode, self.setup.slots or self.setup.max_in_flight, stop)
 
 
 class Recorder:

@@ -18,7 +18,7 @@ from atommem.errors import AtomMemError, ConfigError
 from atommem.trace_view import main as trace_main
 from envs.files import save_tasks
 from envs.records import summarize
-from eval import cli
+from eval import cli, session
 from eval.config import EvalConfig
 from eval.policies import policy_identity
 from eval.report import report_table
@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> ToyPolicy:
     toy = ToyPolicy(WordTokenizer())
-    monkeypatch.setattr(cli, "open_policy", lambda config: toy)
+    monkeypatch.setattr(session, "open_policy", lambda config: toy)
     return toy
 
 
@@ -136,12 +136,12 @@ def test_a_killed_process_loses_no_finished_episode(data: Path) -> None:
     """SIGKILL in the middle: every line on disk is whole, and a rerun continues after them."""
     script = (
         "import asyncio, sys\n"
-        "from eval import cli\n"
+        "from eval import cli, session\n"
         "from tests.eval.toys import ToyPolicy\n"
         "from tests.fakes import WordTokenizer\n"
         "toy = ToyPolicy(WordTokenizer())\n"
         "toy.hang = 'd'\n"
-        "cli.open_policy = lambda config: toy\n"
+        "session.open_policy = lambda config: toy\n"
         "cli.main(sys.argv[1:])\n"
     )
     root = Path(__file__).parents[2]
