@@ -41,6 +41,7 @@ from envs.synthetic.world import WorldConfig, generate
 from train.batching import pad_rows
 from train.lm_head import tune_lm_head_for_cpu
 from train.packing import pack_rows
+from train.scoring import packed_forward
 from train.sequences import Row
 from train.tree_attention import register_tree_attention, use_tree_attention
 
@@ -101,14 +102,7 @@ def padded(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> torch.Tens
 def packed(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> tuple[torch.Tensor, float]:
     """The same from one packed row, and how many tokens it saves."""
     trie = pack_rows(rows)
-    out = model(
-        input_ids=trie.input_ids,
-        position_ids=trie.position_ids,
-        shift_labels=trie.shift_labels,
-        fused_lm_head=True,
-        tree=trie.tree,
-    )
-    logps = out.log_probs.flatten()[trie.token_index]
+    logps, _ = packed_forward(model, trie)
     (logps * weights[: len(logps)]).sum().backward()
     return logps.detach(), sum(map(len, rows)) / trie.tree.length
 

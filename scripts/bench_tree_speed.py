@@ -36,6 +36,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from train.lm_head import tune_lm_head_for_cpu
 from train.packing import pack_rows
+from train.scoring import packed_forward
 from train.sequences import Row
 from train.tree_attention import register_tree_attention, use_tree_attention
 
@@ -83,15 +84,7 @@ def padded_step(model: Any, rows: list[Row]) -> torch.Tensor:
 def packed_step(model: Any, rows: list[Row]) -> torch.Tensor:
     """Packing included."""
     with use_tree_attention(model):
-        trie = pack_rows(rows)
-        out = model(
-            input_ids=trie.input_ids,
-            position_ids=trie.position_ids,
-            shift_labels=trie.shift_labels,
-            fused_lm_head=True,
-            tree=trie.tree,
-        )
-        logps = out.log_probs.flatten()[trie.token_index]
+        logps, _ = packed_forward(model, pack_rows(rows))
         (-logps.sum()).backward()
     return logps.detach().view(len(rows), COMPLETION)
 

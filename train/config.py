@@ -12,7 +12,7 @@ from atommem.config import check_choice
 from atommem.errors import ConfigError
 from envs.settings import json_object
 from train.credit import CREDITS
-from train.sequences import NORMALIZATIONS
+from train.episode_config import BF16_HELP, CHECKPOINTING_HELP, EpisodeConfig
 
 # Fields of GRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
@@ -41,12 +41,9 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "pad_to_multiple_of": (None, "micro-batches are padded to their longest row"),
 }
 
-BF16_HELP = "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."
-CHECKPOINTING_HELP = "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
-
 
 @dataclass
-class TrainConfig(GRPOConfig):
+class TrainConfig(EpisodeConfig, GRPOConfig):
     """GRPO over whole episodes.
 
     `per_device_train_batch_size` counts episodes per process and update; over all processes it has
@@ -58,20 +55,12 @@ class TrainConfig(GRPOConfig):
         ValueError: `GRPOConfig` refuses a value.
     """
 
-    data: str = field(default="", metadata={"help": "File of training tasks (`atommem data build`)."})
     eval_data: str | None = field(
         default=None,
         metadata={"help": "File of held-out tasks, for evaluation during training (eval_strategy, eval_steps)."},
     )
     eval_temperature: float | None = field(
         default=None, metadata={"help": "Sampling temperature of evaluation: 0 is greedy, unset is that of training."}
-    )
-    normalization: str = field(
-        default="token",
-        metadata={
-            "help": "What counts the same in the loss: every completion token of the batch (token), every step "
-            "(step), or every episode (trajectory)."
-        },
     )
     micro_batch_tokens: int = field(
         default=16_384,
@@ -101,35 +90,8 @@ class TrainConfig(GRPOConfig):
     credit_share: float = field(
         default=0.5, metadata={"help": "Share of the advantage that credit=leave_one_out distributes, 0 to 1."}
     )
-    overlong_filtering: bool = field(
-        default=False,
-        metadata={"help": "Do not train on episodes that a limit of tokens, time or context cut short (DAPO's)."},
-    )
     max_in_flight: int | None = field(
         default=None, metadata={"help": "Most episodes at the same time per process; unset runs all at once."}
-    )
-    rollout_batch_size: int = field(default=256, metadata={"help": "Most prompts that are sampled as one batch."})
-    rollout_batch_tokens: int = field(
-        default=65_536, metadata={"help": "Most tokens in one sampling batch: bounds the key-value cache."}
-    )
-    episode_max_tokens: int | None = field(
-        default=None, metadata={"help": "Most sampled tokens of an episode; it ends there and is scored."}
-    )
-    episode_max_seconds: float | None = field(
-        default=None, metadata={"help": "Longest wall-clock time of an episode; it ends there and is scored."}
-    )
-    max_failed_fraction: float = field(
-        default=0.5,
-        metadata={
-            "help": "Stop when more than this fraction of an update's episodes failed (servers gone, time-outs)."
-        },
-    )
-    log_episodes: int = field(
-        default=2, metadata={"help": "Whole episodes to show in output_dir/samples (and as a table in wandb, trackio)."}
-    )
-    log_episodes_steps: int = field(default=10, metadata={"help": "Updates between two times of log_episodes."})
-    save_traces: bool = field(
-        default=False, metadata={"help": "Write every training episode to output_dir/traces/step-N/."}
     )
 
     # GRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
@@ -142,29 +104,14 @@ class TrainConfig(GRPOConfig):
         default=None, metadata={"help": "Episodes per held-out task in evaluation; unset is 1."}
     )
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate."})
-    num_generations: int | None = field(default=16, metadata={"help": "Episodes per task: the group size G."})
-    per_device_train_batch_size: int = field(
-        default=64, metadata={"help": "Episodes per process and update (not rows: an episode has many steps)."}
-    )
-    max_completion_length: int | None = field(default=1024, metadata={"help": "Longest completion of a step, tokens."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature in training."})
     epsilon: float = field(default=0.2, metadata={"help": "PPO clip below: ratio >= 1 - epsilon."})
-    epsilon_high: float | None = field(default=0.28, metadata={"help": "PPO clip above: ratio <= 1 + epsilon_high."})
-    scale_rewards: str = field(
-        default="none",
-        metadata={"help": "Divide advantages by the standard deviation of the group, of the batch, or not: none."},
-    )
     vllm_server_base_url: str | None = field(
         default=None,
         metadata={"help": "The vLLM server, or several, with commas; unset: vllm_server_host and vllm_server_port."},
     )
-    router_aux_loss_coef: float | None = field(
-        default=0.0, metadata={"help": "Load-balancing loss of mixture-of-experts models; only 0 is supported."}
-    )
     logging_steps: float = field(default=1, metadata={"help": "Updates between two log entries."})
     steps_per_generation: int | None = field(default=1, metadata={"help": "Only 1: training is fully on-policy."})
-    bf16: bool | None = field(default=None, metadata={"help": BF16_HELP})
-    gradient_checkpointing: bool | None = field(default=None, metadata={"help": CHECKPOINTING_HELP})
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -201,29 +148,11 @@ class TrainConfig(GRPOConfig):
         check_choice("credit", self.credit, CREDITS)
         if not 0.0 <= self.credit_share <= 1.0:
             raise ConfigError(f"credit_share is {self.credit_share}: give a share between 0 and 1.")
-        check_choice("normalization", self.normalization, NORMALIZATIONS)
-        check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
-        if self.router_aux_loss_coef:
-            raise ConfigError(
-                f"router_aux_loss_coef is {self.router_aux_loss_coef}: only 0 is supported, because the term is a "
-                "mean over a micro-batch and would depend on micro_batch_tokens."
-            )
-        for name in ("episode_max_tokens", "episode_max_seconds"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} is {value}: give a positive number, or leave it unset.")
-        if not 0 <= self.max_failed_fraction <= 1:
-            raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
-        if self.log_episodes < 0 or self.log_episodes_steps < 1:
-            raise ConfigError(
-                f"log_episodes is {self.log_episodes} every {self.log_episodes_steps} updates: give 0 or more, and at "
-                "least 1 for log_episodes_steps."
-            )
+        self.check_episode_settings()
         if self.dynamic_sampling_rounds < 0:
             raise ConfigError(f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}: give 0 or more.")
-        for name in ("micro_batch_tokens", "rollout_batch_size", "rollout_batch_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
+        if self.micro_batch_tokens < 1:
+            raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}: give at least 1.")
 
 
 @dataclass

@@ -10,18 +10,18 @@ update. The loss itself is TRL's `_compute_loss` with ``loss_type="dapo"``::
 
 where `tool_mask` carries the weights and `num_items_in_batch` the normaliser of `train.sequences`.
 `_get_per_token_logps_and_entropies`, which TRL calls for the policy and we call for the reference, computes
-each distinct token of a micro-batch once (`train.packing`, `train.tree_attention`).
+each distinct token of a micro-batch once (`train.scoring`, `train.packing`, `train.tree_attention`).
 `tests/train/test_seam.py` guards the private names that are relied on.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -29,21 +29,24 @@ from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 from transformers.utils import logging
 from trl import GRPOTrainer
-from trl.trainer.utils import RepeatSampler, use_adapter
+from trl.trainer.utils import use_adapter
 
 from atommem.errors import ConfigError
 from atommem.records import Episode
-from train.advantages import group_advantages, has_variance, zero_variance_fraction
+from train.advantages import group_advantages, zero_variance_fraction
 from train.backends.base import Backend
 from train.batching import Padded, filler_row, pad_rows
 from train.config import TrainConfig
 from train.credit import leave_one_out_weights
+from train.dynamic_sampling import replacement_tasks
+from train.epoch_sampler import EpochSampler
 from train.importance import importance_ratio
 from train.lm_head import tune_lm_head_for_cpu
 from train.micro_batches import MicroBatchPlanner
-from train.packing import Packed, pack_rows, shared_prefixes
-from train.planning import cut, lexicographic, pair_cost
+from train.packing import Packed, pack_rows
+from train.planning import pair_cost
 from train.rollouts import EpisodesHook, RolloutTrainer
+from train.scoring import completion_logps, packed_forward
 from train.sequences import EpisodeSize, Row, episode_rows, longest, merge_equal_rows, normalizer
 from train.tree_attention import ATTENTION_NAME, register_tree_attention, use_tree_attention, why_no_tree
 
@@ -57,23 +60,6 @@ class Rollout:
 
     rows: list[Row]
     normalizer: float
-
-
-class EpochSampler(RepeatSampler):
-    """A `RepeatSampler` whose order depends on the seed and the epoch alone.
-
-    TRL's goes on drawing from one generator, so that a run that is resumed in its second epoch would
-    repeat the order of the first.
-    """
-
-    def __init__(self, *args: Any, epoch: Callable[[], int], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        if self.shuffle:
-            self.generator.manual_seed(self.seed + 1_000_003 * self._epoch())
-        return super().__iter__()
 
 
 class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
@@ -149,7 +135,7 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         self._packed: Packed | None = None
         self._micro_batch_inputs: dict[str, torch.Tensor] = {}
 
-    def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
+    def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
         """TRL's sampler, made to continue where a resumed run stopped (`EpochSampler`)."""
         return EpochSampler(
             data_source=self.train_dataset if dataset is None else dataset,
@@ -182,7 +168,9 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         self._log_variance(rewards)
         count = 0
         for round_ in range(self.args.dynamic_sampling_rounds):
-            drawn = self._replacements(rewards, jobs, round_)
+            seen = set(gather_object([task.id for task, _ in jobs]))
+            seed = f"{self.args.seed}/{self.state.global_step}/{round_}"
+            drawn = replacement_tasks(rewards, self.num_generations, self.tasks, seen, seed)
             if not drawn:
                 break
             count += len(drawn)
@@ -206,21 +194,6 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         self.end_rollout(everything, rewards, seconds)
         return Rollout(rows, normalizer(sizes, normalization))
 
-    def _replacements(
-        self, rewards: Sequence[float | None], jobs: Sequence[tuple[Any, int]], round_: int
-    ) -> dict[int, Any]:
-        """New tasks for groups that teach nothing, by the group's number in the global batch.
-
-        They are drawn from those that this update has not seen, by the seed, the update and the
-        round: every rank draws the same, and so does a resumed run.
-        """
-        size = self.num_generations
-        flat = [i for i in range(len(rewards) // size) if not has_variance(rewards[i * size : (i + 1) * size])]
-        seen = set(gather_object([task.id for task, _ in jobs]))
-        unseen = [task for task in self.tasks if task.id not in seen]
-        rng = random.Random(f"{self.args.seed}/{self.state.global_step}/{round_}")
-        return dict(zip(flat, rng.sample(unseen, min(len(flat), len(unseen))), strict=False))
-
     def _credit(self, episodes: Sequence[Episode], advantages: Sequence[float]) -> list[list[float]] | None:
         """Weights of steps where credit is not uniform (`train.credit`)."""
         if self.args.credit == "uniform":
@@ -231,29 +204,18 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
             advantages,
             self.num_generations,
             self.backend.runner.prompts,
-            self._completion_logps,
+            partial(
+                completion_logps,
+                self.accelerator.unwrap_model(self.model),
+                pair_cost=self._planner.pair_cost,
+                token_budget=self.args.micro_batch_tokens,
+                device=self.accelerator.device,
+                autocast=self.accelerator.autocast,
+            ),
             self.args.credit_share,
         )
         self._metrics["train"]["seconds/credit"].append(time.perf_counter() - started)
         return weights
-
-    @torch.no_grad()
-    def _completion_logps(self, rows: Sequence[Row]) -> list[float]:
-        """Log-probability of each row's completion under the current policy."""
-        model = self.accelerator.unwrap_model(self.model)
-        ordered = lexicographic(rows)
-        lengths = [len(row) for row in ordered]
-        found: dict[int, float] = {}
-        start = 0
-        with use_tree_attention(model):
-            for count in cut(lengths, shared_prefixes(ordered), self._planner.pair_cost, self.args.micro_batch_tokens):
-                part, start = ordered[start : start + count], start + count
-                packed = pack_rows(part).to(self.accelerator.device)
-                width = max(len(row.completion_ids) for row in part)
-                target = torch.empty(len(part), width, device=self.accelerator.device)
-                logps, _, _ = self._packed_logps_and_entropies(model, target, packed)
-                found.update(zip(map(id, part), logps.sum(1).tolist(), strict=True))
-        return [found[id(row)] for row in rows]
 
     def _gather_outcomes(self, episodes: Sequence[Episode]) -> tuple[list[float | None], list[EpisodeSize]]:
         """Reward (None: failed) and size of every episode of the global batch, in its order."""
@@ -336,21 +298,11 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
 
     def _packed_logps_and_entropies(self, model: Any, completion_ids: torch.Tensor, packed: Packed) -> Any:
         with self.accelerator.autocast():
-            outputs = model(
-                input_ids=packed.input_ids,
-                position_ids=packed.position_ids,
-                shift_labels=packed.shift_labels,
-                fused_lm_head=True,
-                tree=packed.tree,
-            )
+            logps, entropies = packed_forward(model, packed)
         place = packed.places(completion_ids.size(1))
-        empty = outputs.log_probs.new_zeros(completion_ids.shape)
-        logps = empty.index_put(place, outputs.log_probs.flatten()[packed.token_index])
+        empty = logps.new_zeros(completion_ids.shape)
         # The reference model computes no entropy.
-        entropies = None
-        if outputs.entropy is not None:
-            entropies = empty.index_put(place, outputs.entropy.flatten()[packed.token_index])
-        return logps, entropies, None
+        return empty.index_put(place, logps), None if entropies is None else empty.index_put(place, entropies), None
 
     def _correct_for_sampler(self) -> None:
         """TRL's loss multiplies by ``importance_sampling_ratio``. On-policy, the old policy is the one in training."""

@@ -13,6 +13,7 @@ from trl.trainer.utils import add_fused_lm_head
 from tests.train.harness import completion_logps
 from tests.train.toys import make_model
 from train.packing import pack_rows
+from train.scoring import packed_forward
 from train.sequences import Row
 from train.tree_attention import (
     Tree,
@@ -115,15 +116,9 @@ def test_packed_log_probabilities_are_those_of_single_rows(seed: int) -> None:
     register_tree_attention()
     packed = pack_rows(rows)
     with use_tree_attention(model):
-        out = model(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            shift_labels=packed.shift_labels,
-            fused_lm_head=True,
-            tree=packed.tree,
-        )
+        scored, _ = packed_forward(model, packed)
     width = max(len(row.completion_ids) for row in rows)
-    logps = torch.zeros(len(rows), width).index_put(packed.places(width), out.log_probs.flatten()[packed.token_index])
+    logps = torch.zeros(len(rows), width).index_put(packed.places(width), scored)
     for row, got in zip(rows, logps, strict=True):
         expected = completion_logps(model, row.prompt_ids, row.completion_ids, 1.0)
         assert torch.allclose(got[width - len(expected) :], expected, atol=1e-5)

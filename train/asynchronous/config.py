@@ -8,11 +8,10 @@ from typing import Any
 from trl import ModelConfig
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
-from atommem.config import check_choice
 from atommem.errors import ConfigError
 from envs.settings import json_object
-from train.config import BF16_HELP, CHECKPOINTING_HELP, check_fixed, check_group, hardware_defaults
-from train.sequences import NORMALIZATIONS
+from train.config import check_fixed, check_group, hardware_defaults
+from train.episode_config import EpisodeConfig
 
 _DISTRIBUTION = "what is sampled must be the distribution that is trained"
 
@@ -36,7 +35,7 @@ FIXED: dict[str, tuple[Any, str]] = {
 
 
 @dataclass
-class AsyncTrainConfig(AsyncGRPOConfig):
+class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
     """GRPO over whole episodes, sampled while the trainer steps.
 
     `per_device_train_batch_size` counts episodes per process and update; over all processes it has to
@@ -48,7 +47,6 @@ class AsyncTrainConfig(AsyncGRPOConfig):
         ValueError: `AsyncGRPOConfig` refuses a value.
     """
 
-    data: str = field(default="", metadata={"help": "File of training tasks (`atommem data build`)."})
     use_vllm: bool = field(
         default=False,
         metadata={
@@ -56,57 +54,10 @@ class AsyncTrainConfig(AsyncGRPOConfig):
             "second copy of the model in this process."
         },
     )
-    normalization: str = field(
-        default="token",
-        metadata={
-            "help": "What counts the same in the loss: every completion token of the update (token), every step "
-            "(step), or every episode (trajectory)."
-        },
-    )
-    scale_rewards: str = field(
-        default="none",
-        metadata={"help": "Divide advantages by the standard deviation of the group, of the batch, or not: none."},
-    )
     shuffle_dataset: bool = field(default=True, metadata={"help": "Take the tasks in random order."})
-    rollout_batch_size: int = field(
-        default=256, metadata={"help": "Most prompts that are sampled as one batch, without vLLM."}
-    )
-    rollout_batch_tokens: int = field(
-        default=65_536,
-        metadata={"help": "Most tokens in one sampling batch, without vLLM: bounds the key-value cache."},
-    )
-    episode_max_tokens: int | None = field(
-        default=None, metadata={"help": "Most sampled tokens of an episode; it ends there and is scored."}
-    )
-    episode_max_seconds: float | None = field(
-        default=None, metadata={"help": "Longest wall-clock time of an episode; it ends there and is scored."}
-    )
-    overlong_filtering: bool = field(
-        default=False,
-        metadata={"help": "Do not train on episodes that a limit of tokens, time or context cut short (DAPO's)."},
-    )
-    max_failed_fraction: float = field(
-        default=0.5,
-        metadata={
-            "help": "Stop when more than this fraction of an update's episodes failed (servers gone, time-outs)."
-        },
-    )
-    log_episodes: int = field(
-        default=2, metadata={"help": "Whole episodes to show in output_dir/samples (and as a table in wandb, trackio)."}
-    )
-    log_episodes_steps: int = field(default=10, metadata={"help": "Updates between two times of log_episodes."})
-    save_traces: bool = field(
-        default=False, metadata={"help": "Write every training episode to output_dir/traces/step-N/."}
-    )
 
     # AsyncGRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
     output_dir: str = field(default="runs/async", metadata={"help": "Where checkpoints and logs go."})
-    num_generations: int = field(default=16, metadata={"help": "Episodes per task: the group size G."})
-    per_device_train_batch_size: int = field(
-        default=64, metadata={"help": "Episodes per process and update (not rows: an episode has many steps)."}
-    )
-    max_completion_length: int = field(default=1024, metadata={"help": "Longest completion of a step, tokens."})
-    epsilon_high: float | None = field(default=0.28, metadata={"help": "PPO clip above: ratio <= 1 + epsilon_high."})
     token_budget: int | None = field(
         default=16_384,
         metadata={
@@ -124,11 +75,6 @@ class AsyncTrainConfig(AsyncGRPOConfig):
             "every update: on-policy."
         },
     )
-    router_aux_loss_coef: float | None = field(
-        default=0.0, metadata={"help": "Load-balancing loss of mixture-of-experts models; only 0 is supported."}
-    )
-    bf16: bool | None = field(default=None, metadata={"help": BF16_HELP})
-    gradient_checkpointing: bool | None = field(default=None, metadata={"help": CHECKPOINTING_HELP})
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -146,28 +92,14 @@ class AsyncTrainConfig(AsyncGRPOConfig):
         super().__post_init__()
         check_fixed(self, FIXED)
         json_object("chat_template_kwargs", self.chat_template_kwargs)
-        check_choice("normalization", self.normalization, NORMALIZATIONS)
-        check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
-        if self.router_aux_loss_coef:
-            raise ConfigError(f"router_aux_loss_coef is {self.router_aux_loss_coef}: only 0 is supported.")
+        self.check_episode_settings()
         if self.max_staleness < 0:
             raise ConfigError(f"max_staleness is {self.max_staleness}: give 0 (on-policy) or more.")
         if self.max_inflight_tasks == 0 or self.max_inflight_tasks < -1:
             raise ConfigError(f"max_inflight_tasks is {self.max_inflight_tasks}: give at least 1, or -1 for no limit.")
-        if self.log_episodes < 0 or self.log_episodes_steps < 1:
-            raise ConfigError(
-                f"log_episodes is {self.log_episodes} every {self.log_episodes_steps} updates: give 0 or more, and at "
-                "least 1 for log_episodes_steps."
-            )
-        if not 0 <= self.max_failed_fraction <= 1:
-            raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a fraction from 0 to 1.")
-        for name in ("token_budget", "weight_sync_steps", "rollout_batch_size", "rollout_batch_tokens"):
+        for name in ("token_budget", "weight_sync_steps"):
             if (getattr(self, name) or 0) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
-        for name in ("episode_max_tokens", "episode_max_seconds"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} is {value}: give a positive number, or leave it unset.")
         if self.use_vllm and not self.vllm_server_urls:
             raise ConfigError("use_vllm is set but vllm_server_base_url is empty: give the servers' URLs.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.trainer import EpochSampler
+from train.epoch_sampler import EpochSampler
 
 
 class TaskOrder:

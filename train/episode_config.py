@@ -1,0 +1,95 @@
+"""Settings that on-policy and asynchronous training share: what an update is made of, and what is written of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atommem.config import check_choice
+from atommem.errors import ConfigError
+from train.sequences import NORMALIZATIONS
+
+BF16_HELP = "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."
+CHECKPOINTING_HELP = "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
+
+
+@dataclass
+class EpisodeConfig:
+    """Mixed into a configuration of TRL. Defaults are those of arXiv 2601.08323 where it gives one."""
+
+    data: str = field(default="", metadata={"help": "File of training tasks (`atommem data build`)."})
+    normalization: str = field(
+        default="token",
+        metadata={
+            "help": "What counts the same in the loss: every completion token of the update (token), every step "
+            "(step), or every episode (trajectory)."
+        },
+    )
+    scale_rewards: str = field(
+        default="none",
+        metadata={"help": "Divide advantages by the standard deviation of the group, of the batch, or not: none."},
+    )
+    overlong_filtering: bool = field(
+        default=False,
+        metadata={"help": "Do not train on episodes that a limit of tokens, time or context cut short (DAPO's)."},
+    )
+    rollout_batch_size: int = field(
+        default=256, metadata={"help": "Most prompts that are sampled as one batch, without vLLM."}
+    )
+    rollout_batch_tokens: int = field(
+        default=65_536,
+        metadata={"help": "Most tokens in one sampling batch, without vLLM: bounds the key-value cache."},
+    )
+    episode_max_tokens: int | None = field(
+        default=None, metadata={"help": "Most sampled tokens of an episode; it ends there and is scored."}
+    )
+    episode_max_seconds: float | None = field(
+        default=None, metadata={"help": "Longest wall-clock time of an episode; it ends there and is scored."}
+    )
+    max_failed_fraction: float = field(
+        default=0.5,
+        metadata={
+            "help": "Stop when more than this fraction of an update's episodes failed (servers gone, time-outs)."
+        },
+    )
+    log_episodes: int = field(
+        default=2, metadata={"help": "Whole episodes to show in output_dir/samples (and as a table in wandb, trackio)."}
+    )
+    log_episodes_steps: int = field(default=10, metadata={"help": "Updates between two times of log_episodes."})
+    save_traces: bool = field(
+        default=False, metadata={"help": "Write every training episode to output_dir/traces/step-N/."}
+    )
+    num_generations: int = field(default=16, metadata={"help": "Episodes per task: the group size G."})
+    per_device_train_batch_size: int = field(
+        default=64, metadata={"help": "Episodes per process and update (not rows: an episode has many steps)."}
+    )
+    max_completion_length: int = field(default=1024, metadata={"help": "Longest completion of a step, tokens."})
+    epsilon_high: float | None = field(default=0.28, metadata={"help": "PPO clip above: ratio <= 1 + epsilon_high."})
+    router_aux_loss_coef: float | None = field(
+        default=0.0, metadata={"help": "Load-balancing loss of mixture-of-experts models; only 0 is supported."}
+    )
+    bf16: bool | None = field(default=None, metadata={"help": BF16_HELP})
+    gradient_checkpointing: bool | None = field(default=None, metadata={"help": CHECKPOINTING_HELP})
+
+    def check_episode_settings(self) -> None:
+        """Raise ConfigError for a value of these fields that cannot be honoured, or is out of range."""
+        check_choice("normalization", self.normalization, NORMALIZATIONS)
+        check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
+        if self.router_aux_loss_coef:
+            raise ConfigError(
+                f"router_aux_loss_coef is {self.router_aux_loss_coef}: only 0 is supported, because the term is a "
+                "mean over a micro-batch and would depend on the token budget."
+            )
+        for name in ("episode_max_tokens", "episode_max_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} is {value}: give a positive number, or leave it unset.")
+        if not 0 <= self.max_failed_fraction <= 1:
+            raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
+        if self.log_episodes < 0 or self.log_episodes_steps < 1:
+            raise ConfigError(
+                f"log_episodes is {self.log_episodes} every {self.log_episodes_steps} updates: give 0 or more, and at "
+                "least 1 for log_episodes_steps."
+            )
+        for name in ("rollout_batch_size", "rollout_batch_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
