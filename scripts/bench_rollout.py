@@ -60,11 +60,9 @@ LENGTHS = (
 # fmt: on
 """Tokens of the completions of SmolLM2-135M-Instruct at temperature 1 in 32 steps on the synthetic world, at most 512
 each: what ``--record`` printed."""
-SHORTER = 8
-"""They are divided by this, so that the bench takes minutes; their spread stays."""
-EPISODES, IN_FLIGHT = 32, 8
-"""Of the second part. Where arithmetic bounds a step, as on two processors (about 30 ms and 9 ms a row), a batch that a
-barrier empties has cheaper steps, and a barrier costs less than on a GPU; few rows are nearer to one."""
+EPISODES, IN_FLIGHT, STEPS = 24, 4, 2
+"""Of the second part. Where arithmetic bounds a step, as on two processors, a batch that a barrier empties has cheaper
+steps, and a barrier costs less than on a GPU; few rows are nearer to one."""
 
 
 class FixedLength(httpx.AsyncBaseTransport):
@@ -127,7 +125,7 @@ class Drawn:
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample as many tokens as the request's seed draws."""
-        length = max(1, random.Random(sampling.seed).choice(LENGTHS) // SHORTER)
+        length = random.Random(sampling.seed).choice(LENGTHS)
         return await self.policy.complete(prompt_ids, replace(sampling, max_tokens=length, seed=None))
 
     async def close(self) -> None:
@@ -241,7 +239,9 @@ def common(sequences: list[list[int]]) -> int:
 def serve(model: Path, log: Path, longest: int, *flags: str) -> VllmServer:
     """A server in float32 whose prefix cache can be emptied."""
     tokens = ["--max-model-len", str(longest), "--max-num-batched-tokens", str(longest), "--block-size", "32"]
-    env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4"}
+    # vLLM would pin its worker to one core, where its other threads wait for the same one.
+    threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4", **threads}
     return VllmServer(model, log, *tokens, *flags, env=env)
 
 
@@ -350,7 +350,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/bench_rollout"))
     parser.add_argument("--chunks", type=int, default=CHUNKS)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="What to measure (all).")
-    parser.add_argument("--steps", type=int, default=4, help="Steps of an episode in the second part.")
+    parser.add_argument("--steps", type=int, default=STEPS, help="Steps of an episode in the second part.")
     parser.add_argument("--record", action="store_true", help="Only print lengths of completions of a real run.")
     options = parser.parse_args()
     from smollm2 import main as make_model
