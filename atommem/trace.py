@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -130,20 +131,30 @@ def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
     return {
         "type": "step",
         "index": step.index,
-        "observation": asdict(step.observation),
-        "view": asdict(step.view),
+        "observation": _values(step.observation),
+        "view": {**_values(step.view), "retrieved": [_values(item) for item in step.view.retrieved]},
         "prompt_tokens": len(step.prompt_ids),
         "token_ids": step.token_ids,
         **({"prompt_ids": step.prompt_ids, "logprobs": step.logprobs} if tokens else {}),
         **({} if step.prompt is None else {"prompt": step.prompt}),
         "text": step.text,
         "finish_reason": step.finish_reason,
-        "actions": [asdict(action) for action in step.actions],
-        "problems": [asdict(problem) for problem in step.problems],
-        "operations": [asdict(operation) for operation in step.operations],
+        "actions": [_values(action) for action in step.actions],
+        "problems": [_values(problem) for problem in step.problems],
+        "operations": [_values(operation) for operation in step.operations],
         "store_size": step.store_size,
         "seconds": round(step.seconds, 4),
     }
+
+
+def _values(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass without the copies that `dataclasses.asdict` makes: most of the time of a trace."""
+    return {name: getattr(record, name) for name in _names(type(record))}
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _step(record: dict[str, Any]) -> Step:
