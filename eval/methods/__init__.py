@@ -10,7 +10,7 @@ from atommem.config import check_choice
 from atommem.episode import EpisodeRunner
 from envs.longdoc import LongDocEnvironments
 from eval.methods.a_mem import AMem
-from eval.methods.base import Method, Setup
+from eval.methods.base import Baseline, Method, Setup
 from eval.methods.full_context import FullContext
 from eval.methods.generative_agents import GenerativeAgents
 from eval.methods.mem0 import Mem0
@@ -18,7 +18,17 @@ from eval.methods.no_memory import NoMemory
 from eval.methods.oracle import Oracle
 from eval.methods.rag import VanillaRAG
 
-__all__ = ["METHODS", "Method", "Setup", "make_method"]
+__all__ = ["METHODS", "Method", "Setup", "check_method", "make_method"]
+
+_BASELINES: tuple[type[Baseline], ...] = (
+    FullContext,
+    VanillaRAG,
+    GenerativeAgents,
+    AMem,
+    Mem0,
+    NoMemory,
+    Oracle,
+)
 
 
 def _atommem(setup: Setup) -> EpisodeRunner:
@@ -49,17 +59,30 @@ _MAKERS: Mapping[str, Callable[[Setup], Method]] = MappingProxyType(
     {
         "atommem": _atommem,
         "memagent": _memagent,
-        **{method.name: method for method in (FullContext, VanillaRAG, GenerativeAgents, AMem, Mem0, NoMemory, Oracle)},
+        **{method.name: method for method in _BASELINES},
     }
 )
 METHODS = tuple(_MAKERS)
+
+
+def check_method(name: str) -> None:
+    """Make sure that a method can run here. Cheap: to be asked before any model is loaded.
+
+    Raises:
+        ConfigError: There is none of this name, or a package that it needs is not installed.
+    """
+    check_choice("method", name, METHODS)
+    for baseline in _BASELINES:
+        if baseline.name == name:
+            baseline.require()
 
 
 def make_method(name: str, setup: Setup) -> Method:
     """The method called `name`, over the policy and all else of `setup`.
 
     Raises:
-        ConfigError: There is none of this name, or its settings do not fit together.
+        ConfigError: There is none of this name, something that it needs is not installed, or its settings do not fit
+            together.
     """
-    check_choice("method", name, METHODS)
+    check_method(name)
     return _MAKERS[name](setup)

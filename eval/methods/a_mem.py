@@ -7,14 +7,14 @@ rewrites the context and tags of those neighbours (3.3); a question gets the nea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.dialects.templates import fill
-from atommem.records import Step
+from atommem.records import Observation
 from envs.base import Task
-from eval.methods.base import Baseline, Recorder
+from eval.methods.base import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
 from eval.methods.notes import Notebook, clean_text, clean_texts, read_objects
 
 NEIGHBOURS = 5
@@ -65,19 +65,17 @@ class AMem(Baseline):
     """Writes notes on every chunk, lets them evolve, and answers from the nearest ones and their links."""
 
     name = "a_mem"
-    prompts = (*Baseline.prompts, WRITE_SYSTEM, WRITE, EVOLVE)
+    prompts = (*Baseline.prompts, REMEMBERED, NOTHING_REMEMBERED, WRITE_SYSTEM, WRITE, EVOLVE)
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Read chunk by chunk, then answer."""
         book = Notebook(record, self.setup.embedder)
         notes: dict[int, Note] = {}
         chunks = self.setup.environments.chunks(task)
-        for index, chunk in enumerate(chunks):
-            prompt = record.prompt(WRITE_SYSTEM, fill(WRITE, {"chunk": chunk}))
-            step = await record.ask(prompt, record.reading(chunks, index))
+        async for step in record.read(chunks, WRITE_SYSTEM, WRITE):
             written = parse_notes(read_objects(step))
             for entry_id, note in zip(await book.create(step, [note.text() for note in written]), written, strict=True):
-                await self._evolve(record, book, notes, entry_id, note, chunks, index)
+                await self._evolve(record, book, notes, entry_id, note, step.observation)
                 notes[entry_id] = note
         for index, question in enumerate(task.questions):
             (query,) = await self.setup.embedder.embed([question.text], "query")
@@ -86,7 +84,7 @@ class AMem(Baseline):
             for entry_id in list(found):
                 for linked in notes[entry_id].links:
                     found.setdefault(linked, float(book.vectors[linked] @ query))
-            await book.answer(index, question.text, list(found.items()))
+            await book.answer(index, list(found.items()))
 
     async def _evolve(
         self,
@@ -95,8 +93,7 @@ class AMem(Baseline):
         notes: dict[int, Note],
         entry_id: int,
         note: Note,
-        chunks: Sequence[str],
-        index: int,
+        observation: Observation,
     ) -> None:
         """Link a new note, and change its nearest neighbours among `notes`."""
         found = book.store.search(book.vectors[entry_id], NEIGHBOURS + len(book.store) - len(notes))
@@ -105,37 +102,35 @@ class AMem(Baseline):
             return
         shown = "\n".join(f"{number}. {notes[near].text()}" for number, near in enumerate(neighbours, start=1))
         prompt = record.prompt(WRITE_SYSTEM, fill(EVOLVE, {"note": note.text(), "neighbours": shown}))
-        step = await record.ask(prompt, record.reading(chunks, index))
+        step = await record.ask(prompt, observation)
         for reply in read_objects(step)[:1]:
-            await self._apply(reply, step, book, notes, entry_id, note, dict(enumerate(neighbours, start=1)))
+            seen = {number: (near, notes[near]) for number, near in enumerate(neighbours, start=1)}
+            await book.update(step, evolve(reply, entry_id, note, seen))
 
-    async def _apply(
-        self,
-        reply: dict[str, Any],
-        step: Step,
-        book: Notebook,
-        notes: dict[int, Note],
-        entry_id: int,
-        note: Note,
-        numbered: dict[int, int],
-    ) -> None:
-        """Do what the model decided on a new note and its neighbours, whose ids are `numbered` as it saw them."""
-        note.links = [numbered[number] for number in _numbers(reply.get("links")) if number in numbered]
-        tags = clean_texts(reply.get("tags"))
-        if tags and tags != note.tags:
-            note.tags = tags
-            await book.update(step, entry_id, note.text())
-        changes = reply.get("neighbours")
-        for change in changes if isinstance(changes, list) else []:
-            number = change.get("number") if isinstance(change, dict) else None
-            if type(number) is not int or number not in numbered:
-                continue
-            near = notes[numbered[number]]
-            before = near.text()
+
+def evolve(reply: Mapping[str, Any], entry_id: int, note: Note, seen: Mapping[int, tuple[int, Note]]) -> dict[int, str]:
+    """Change a new note and its neighbours as a reply says (sections 3.2, 3.3).
+
+    Args:
+        reply: The object that the model wrote; what has the wrong form in it is passed over.
+        entry_id, note: The new note, which gets its links and tags.
+        seen: Ids and notes of the neighbours, by the number under which the model saw them.
+
+    Returns:
+        The new texts of the notes that changed, by entry id.
+    """
+    before = {near_id: near.text() for near_id, near in [(entry_id, note), *seen.values()]}
+    note.links = [seen[number][0] for number in _numbers(reply.get("links")) if number in seen]
+    note.tags = clean_texts(reply.get("tags")) or note.tags
+    changes = reply.get("neighbours")
+    for change in changes if isinstance(changes, list) else []:
+        number = change.get("number") if isinstance(change, dict) else None
+        if type(number) is int and number in seen:
+            near = seen[number][1]
             near.context = clean_text(change.get("context")) or near.context
             near.tags = clean_texts(change.get("tags")) or near.tags
-            if near.text() != before:
-                await book.update(step, numbered[number], near.text())
+    after = {near_id: near.text() for near_id, near in [(entry_id, note), *seen.values()]}
+    return {near_id: text for near_id, text in after.items() if text != before[near_id]}
 
 
 def parse_notes(replies: Sequence[dict[str, Any]]) -> list[Note]:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -23,7 +23,7 @@ from atommem.errors import OutageError, PromptTooLongError
 from atommem.parsing import parse_whole
 from atommem.policy.base import Policy, Sampling
 from atommem.prompts import render_chat
-from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Step, StopReason
+from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
 from atommem.tokens import Tokenizer
 from envs.base import Task
 from envs.longdoc import LongDocEnvironments
@@ -31,6 +31,8 @@ from envs.longdoc import LongDocEnvironments
 SYSTEM = "You answer questions. Give the shortest wording that is complete, and end with it in a box: \\boxed{answer}"
 ANSWER_FROM_TEXT = "{text}\n\nQuestion:\n{question}\n\nAnswer the question from the text above, in a box."
 ANSWER = "Question:\n{question}\n\nAnswer the question, in a box."
+REMEMBERED = "What you remember of a long text:\n{entries}"
+NOTHING_REMEMBERED = "(nothing is remembered)"
 
 
 class Method(Protocol):
@@ -97,6 +99,15 @@ class Baseline(ABC):
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+
+    @classmethod
+    def require(cls) -> None:
+        """Make sure that what the method needs is installed. Cheap: asked before any model is loaded.
+
+        Raises:
+            ConfigError: It is not; the message has the command that installs it.
+        """
+        return
 
     def settings(self) -> dict[str, Any]:
         """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
@@ -219,6 +230,11 @@ class Recorder:
         self.note(step, Operation(step.index, ActionKind.READ, Outcome.APPLIED, before=self.query, after=query))
         self.query = query
 
+    async def read(self, chunks: Sequence[str], system: str, template: str) -> AsyncIterator[Step]:
+        """Ask the policy once for every chunk, with `template` around it; each call is a step."""
+        for index, chunk in enumerate(chunks):
+            yield await self.ask(self.prompt(system, fill(template, {"chunk": chunk})), self.reading(chunks, index))
+
     def reading(self, chunks: Sequence[str], index: int) -> Observation:
         """The observation while chunk `index` is read (its text stands in the step's prompt)."""
         return Observation("reading", self._texts(), chunk_index=index, chunk_count=len(chunks))
@@ -231,6 +247,13 @@ class Recorder:
         if parsed.actions:
             self.answers[index] = parsed.actions[0].text
         return step
+
+    async def answer_from_memory(self, index: int, retrieved: Sequence[Retrieved]) -> None:
+        """Ask question `index` with what was retrieved for it, best first."""
+        question = self._task.questions[index].text
+        view = MemoryView(query=question, retrieved=tuple(retrieved), size=self._size)
+        entries = "\n".join(f"- {item.text}" for item in retrieved) or NOTHING_REMEMBERED
+        self.note_query(await self.answer(index, fill(REMEMBERED, {"entries": entries}), view), question)
 
     def question_prompt(self, index: int, text: str | None) -> str:
         """The prompt of `answer`."""

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atommem.dialects.templates import fill
 from envs.base import Task
-from eval.methods.base import Baseline, Recorder
+from eval.methods.base import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
 from eval.methods.notes import Notebook, clean_text, read_objects
 
 DECAY = 0.995
@@ -33,16 +32,14 @@ class GenerativeAgents(Baseline):
     """Turns every chunk into rated statements, and answers from the `retrieve_k` best of them."""
 
     name = "generative_agents"
-    prompts = (*Baseline.prompts, OBSERVE_SYSTEM, OBSERVE)
+    prompts = (*Baseline.prompts, REMEMBERED, NOTHING_REMEMBERED, OBSERVE_SYSTEM, OBSERVE)
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Read chunk by chunk, then answer."""
         book = Notebook(record, self.setup.embedder)
         importance: dict[int, float] = {}
         chunks = self.setup.environments.chunks(task)
-        for index, chunk in enumerate(chunks):
-            prompt = record.prompt(OBSERVE_SYSTEM, fill(OBSERVE, {"chunk": chunk}))
-            step = await record.ask(prompt, record.reading(chunks, index))
+        async for step in record.read(chunks, OBSERVE_SYSTEM, OBSERVE):
             rated = rated_memories(read_objects(step))
             ids = await book.create(step, [text for text, _ in rated])
             importance.update(zip(ids, (rating for _, rating in rated), strict=True))
@@ -61,7 +58,7 @@ class GenerativeAgents(Baseline):
             best = np.argsort(-scores, kind="stable")[: self.setup.memory.retrieve_k]
             found = [(ids[i], float(scores[i])) for i in best]
             last_used.update((entry_id, now) for entry_id, _ in found)
-            await book.answer(index, question.text, found)
+            await book.answer(index, found)
 
 
 def stream_scores(

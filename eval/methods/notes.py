@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.actions import ActionKind, Problem, ProblemReason
 from atommem.embedding.base import Embedder, Vectors
-from atommem.records import MemoryView, Operation, Outcome, Retrieved, Step
+from atommem.records import Operation, Outcome, Retrieved, Step
 from atommem.store import Store
 from eval.methods.base import Recorder
 
@@ -44,31 +44,26 @@ class Notebook:
             self.recorder.note(step, Operation(step.index, ActionKind.CREATE, Outcome.APPLIED, entry.id, after=text))
         return ids
 
-    async def update(self, step: Step, entry_id: int, text: str) -> None:
-        """Replace the text of an entry, as what `step` led to."""
-        (vector,) = await self.embedder.embed([text], "entry")
-        self.vectors[entry_id] = vector
-        before = self.store.update(entry_id, text, vector, step.index)
-        self.recorder.note(
-            step,
-            Operation(step.index, ActionKind.UPDATE, Outcome.APPLIED, entry_id, before=before, after=text),
-        )
+    async def update(self, step: Step, texts: Mapping[int, str]) -> None:
+        """Replace the texts of entries (by id), as what `step` led to."""
+        if not texts:
+            return
+        vectors = await self.embedder.embed(list(texts.values()), "entry")
+        for (entry_id, text), vector in zip(texts.items(), vectors, strict=True):
+            self.vectors[entry_id] = vector
+            before = self.store.update(entry_id, text, vector, step.index)
+            self.recorder.note(
+                step, Operation(step.index, ActionKind.UPDATE, Outcome.APPLIED, entry_id, before=before, after=text)
+            )
 
-    def view(self, query: str, found: Sequence[tuple[int, float]]) -> MemoryView:
-        """What an answer is given from: ids and scores of entries, best first."""
+    async def answer(self, index: int, found: Sequence[tuple[int, float]]) -> None:
+        """Ask question `index` with the entries found for it: ids and scores, best first."""
         retrieved = []
         for handle, (entry_id, score) in enumerate(found, start=1):
             entry = self.store.get(entry_id)
-            assert entry is not None
+            assert entry is not None, "entries are never deleted"
             retrieved.append(Retrieved(handle, entry_id, entry.text, score))
-        return MemoryView(query=query, retrieved=tuple(retrieved), size=len(self.store))
-
-    async def answer(self, index: int, query: str, found: Sequence[tuple[int, float]]) -> None:
-        """Ask question `index` with the entries found for `query`."""
-        view = self.view(query, found)
-        text = "\n".join(f"- {item.text}" for item in view.retrieved) or "(nothing is remembered)"
-        step = await self.recorder.answer(index, f"What you remember of a long text:\n{text}", view)
-        self.recorder.note_query(step, query)
+        await self.recorder.answer_from_memory(index, retrieved)
 
 
 def read_objects(step: Step) -> list[dict[str, Any]]:

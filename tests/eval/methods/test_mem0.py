@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.metadata
 import json
-import socket
+import os
+import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from atommem.actions import ProblemReason
 from atommem.errors import ConfigError, OutageError
 from atommem.oplog import replay
+from eval.config import EvalConfig
 from eval.methods import make_method
-from tests.eval.methods.toys import TASK, make_setup, right
+from eval.methods.mem0 import DATE, at_fixed_date
+from tests.eval.methods.toys import TASK, TextPolicy, make_setup, right
+
+ROOT = Path(__file__).resolve().parents[3]
+
+NO_NETWORK = """
+import asyncio, os, sys
+
+reached = []
+
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.sendmsg"):
+        reached.append((event, arguments[1:]))
+        raise OSError(f"no network: {event}")
+
+sys.addaudithook(refuse)
+assert not [name for name in os.environ if "KEY" in name]
+
+from eval.methods import make_method
+from tests.eval.methods.test_mem0 import script
+from tests.eval.methods.toys import TASK, make_setup
+
+setup, policy = make_setup(script)
+episode = asyncio.run(make_method("mem0", setup).run(TASK))
+assert (episode.reward, episode.steps[-1].store_size, len(policy.prompts)) == (1.0, 4, 6), episode
+assert "mem0" in sys.modules and reached == [], reached
+"""
 
 
 def script(prompt: str) -> str:
@@ -22,21 +55,59 @@ def script(prompt: str) -> str:
     return json.dumps({"memory": [{"id": "0", "text": found}]})
 
 
-def test_without_the_package_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mem0", None)
-    with pytest.raises(ConfigError, match=r"pip install 'atommem\[mem0\]'"):
+def reply_of(reply: str) -> tuple[object, TextPolicy]:
+    """A setup whose model replies so to every chunk."""
+    return make_setup(lambda prompt: right(prompt) if "What you remember" in prompt else reply)
+
+
+@pytest.mark.parametrize("installed", [None, "1.0.2", "2.1.9", "3.0"])
+def test_a_missing_package_is_named_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, installed: str | None
+) -> None:
+    def version(name: str) -> str:
+        if installed is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr("eval.methods.mem0.version", version)
+    wrong = "not installed" if installed is None else f"not the {installed} installed"
+    with pytest.raises(ConfigError, match=rf"{wrong}: pip install 'atommem\[mem0\]'"):
+        EvalConfig("no/such/folder", "no/such/file", "out", method="mem0")
+    with pytest.raises(ConfigError, match=wrong):
         make_method("mem0", make_setup()[0])
 
 
-async def test_the_real_package_runs_without_network_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_package_and_spacy_without_its_model_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.methods.mem0.version", lambda name: "2.10.1")
+    monkeypatch.setattr("eval.methods.mem0.find_spec", lambda name: True if name == "spacy" else None)
+    with pytest.raises(ConfigError, match="python -m spacy download en_core_web_sm"):
+        make_method("mem0", make_setup()[0])
+    monkeypatch.setattr("eval.methods.mem0.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "mem0", None)
+    with pytest.raises(ConfigError, match=r"cannot be imported .*pip install 'atommem\[mem0\]'"):
+        make_method("mem0", make_setup()[0])
+
+
+def test_a_fresh_process_needs_no_network_no_key_and_no_home(tmp_path: Path) -> None:
     pytest.importorskip("mem0")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    reached: list[object] = []
-    monkeypatch.setattr(socket, "create_connection", lambda address, *more, **options: reached.append(address))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **options: reached.append(address) or [])
+    # In a network namespace of its own, where the machine gives one, not even loopback is up.
+    unshare = ["unshare", "--map-root-user", "--net"]
+    try:
+        subprocess.run([*unshare, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        unshare = []
+    (tmp_path / "scratch").mkdir()
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path / "scratch")}
+    command = [*unshare, sys.executable, "-c", NO_NETWORK]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
+
+
+async def test_what_it_stores_and_finds_is_recorded() -> None:
+    pytest.importorskip("mem0")
     setup, policy = make_setup(script)
     episode = await make_method("mem0", setup).run(TASK)
-    assert reached == []
     assert episode.reward == 1.0
     assert [step.prompt for step in episode.steps] == policy.prompts
     assert len(policy.prompts) == 4 + 2
@@ -47,6 +118,18 @@ async def test_the_real_package_runs_without_network_and_key(monkeypatch: pytest
     assert [step.store_size for step in episode.steps] == [1, 2, 3, 4, 4, 4]
 
 
+async def test_its_prompts_are_the_same_on_every_day() -> None:
+    pytest.importorskip("mem0")
+    setup, policy = make_setup(script)
+    await make_method("mem0", setup).run(TASK)
+    tail = f"## Observation Date\n{DATE}\n\n## Current Date\n{DATE}\n\n# Output:"
+    assert all(tail in prompt for prompt in policy.prompts[:4])
+    assert at_fixed_date("## Observation Date\n1999-01-01\n\n## Observation Date\n2026-11-22") == (
+        f"## Observation Date\n1999-01-01\n\n## Observation Date\n{DATE}"
+    )
+    assert at_fixed_date("on 1999-01-01") == "on 1999-01-01"
+
+
 async def test_two_episodes_share_nothing() -> None:
     pytest.importorskip("mem0")
     setup, _ = make_setup(script)
@@ -55,7 +138,7 @@ async def test_two_episodes_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("part", ["policy", "embedder"])
-async def test_outages_come_through_mem0(part: str) -> None:
+async def test_outages_come_through_mem0_at_once(part: str) -> None:
     pytest.importorskip("mem0")
     setup, policy = make_setup(script)
     if part == "policy":
@@ -63,11 +146,68 @@ async def test_outages_come_through_mem0(part: str) -> None:
     else:
         setup.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
     assert (await make_method("mem0", setup).run(TASK)).error == "gone"
+    calls = setup.embedder.calls  # type: ignore[attr-defined]
+    assert (len(policy.prompts), len(calls)) == ((1, 1) if part == "policy" else (0, 1))
 
 
-async def test_a_reply_that_is_no_json_stores_nothing() -> None:
+async def test_an_outage_while_a_reply_is_stored_is_not_tried_text_by_text() -> None:
     pytest.importorskip("mem0")
-    setup, policy = make_setup(lambda prompt: right(prompt) if "What you remember" in prompt else "no")
-    episode = await make_method("mem0", setup).run(TASK)
+    reply = json.dumps({"memory": [{"text": str(number)} for number in range(20)]})
+
+    def script(prompt: str) -> str:
+        setup.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
+        return reply
+
+    setup, _ = make_setup(script)
+    assert (await make_method("mem0", setup).run(TASK)).error == "gone"
+    assert len(setup.embedder.calls) == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("reply", "stored", "malformed"),
+    [
+        ("no", [], True),
+        ("", [], True),
+        ('{"memory": [' * 5000, [], True),
+        ("[1]", [], False),
+        ('{"memory": "text"}', [], False),
+        ('{"memory": {"text": "x"}}', [], False),
+        ('{"memory": ["x", 1, {"text": 5}, {"text": ["y"]}, {"text": " "}]}', [], False),
+        ('{"memory": [{"text": {}}, {"text": "z", "attributed_to": [1]}]}', ["z"], False),
+        ('Here: ```json\n{"memory": [{"text": "half \\ud800"}]}\n```', ["half ?"], False),
+        ('{"memory": [{"text": "same"}, {"text": "same"}]}', ["same"], False),
+    ],
+)
+async def test_no_reply_raises(reply: str, stored: list[str], malformed: bool) -> None:
+    pytest.importorskip("mem0")
+    setup, _ = reply_of(reply)
+    episode = await make_method("mem0", setup).run(replace(TASK, documents=TASK.documents[:1]))  # type: ignore[arg-type]
     assert episode.reward == 1.0
-    assert "(nothing is remembered)" in policy.prompts[-1]
+    entries = replay(operation for step in episode.steps for operation in step.operations).entries
+    assert list(entries.values()) == stored
+    assert [problem.reason for problem in episode.steps[0].problems] == [ProblemReason.NOT_JSON] * malformed
+
+
+async def test_blank_text_and_no_text() -> None:
+    pytest.importorskip("mem0")
+    for documents in ((), (replace(TASK.documents[0], title="", text="  \n "),)):
+        setup, policy = make_setup(script)
+        assert (await make_method("mem0", setup).run(replace(TASK, documents=documents))).reward == 1.0
+    assert "(nothing is remembered)" not in policy.prompts[-1]
+
+
+async def test_a_cancelled_run_ends_at_once() -> None:
+    pytest.importorskip("mem0")
+    setup, policy = make_setup(script)
+    started = asyncio.Event()
+
+    async def never(*arguments: object) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    policy.complete = never  # type: ignore[assignment,method-assign]
+    run = asyncio.create_task(make_method("mem0", setup).run_all([(TASK, 0)]))
+    await started.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(run, 5)
