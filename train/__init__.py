@@ -1,0 +1,6 @@
+"""Training: cold start, GRPO and asynchronous GRPO over whole episodes."""
+
+import os
+
+# TRL is pinned, and tests/train/test_seam.py guards what is used of its experimental part.
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -20,7 +20,9 @@ def load_tokenizer(config: ModelConfig) -> Any:
     try:
         return AutoTokenizer.from_pretrained(config.model_name_or_path, revision=config.model_revision)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"no tokenizer could be loaded from {config.model_name_or_path!r}: {error}") from error
+        name = str(config.model_name_or_path)
+        reason = str(error) if Path(name).exists() else "it is no folder here, and the hub gave no model of this name"
+        raise ConfigError(f"no tokenizer could be loaded from {name!r}: {reason}") from error
 
 
 def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,10 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-
-os.environ.setdefault(
-    "TRL_EXPERIMENTAL_SILENCE", "1"
-)  # TRL is pinned, and tests/train/test_seam.py guards what is used
 from trl.experimental.async_grpo.packing import TreeRow
 
 from train.sequences import Row
