@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 STAGES = ("grpo", "sft", "async")
 _REPORTERS = ("wandb", "trackio", "tensorboard")
+_WANDB_RUN = "wandb_run_id"
 _RESUME = ["--resume_from_checkpoint", "auto"]
 USAGE = """usage: atommem train [grpo|sft|async] [--config FILE.yaml] [--FIELD VALUE ...]
 
@@ -234,7 +236,7 @@ def prepare_reporters(args: Any) -> None:
     """Check that what ``report_to`` names is installed, and keep wandb's files in the output folder.
 
     Without an account wandb would ask for one, and wait: it runs offline; ``WANDB_MODE=online`` in the environment
-    sends them.
+    sends them. A run that is resumed goes on in its run of wandb, whose id lies in the output folder.
 
     Raises:
         ConfigError: A service is not installed.
@@ -246,6 +248,19 @@ def prepare_reporters(args: Any) -> None:
         Path(args.output_dir).mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("WANDB_MODE", "offline")
         os.environ.setdefault("WANDB_DIR", str(args.output_dir))
+        os.environ.setdefault("WANDB_RESUME", "allow")
+        os.environ.setdefault("WANDB_RUN_ID", _wandb_run(args))
+
+
+def _wandb_run(args: Any) -> str:
+    """The id of this run in wandb: that of the run that is resumed, or a new one."""
+    path = Path(args.output_dir) / _WANDB_RUN
+    if args.resume_from_checkpoint not in (None, "false") and path.is_file():
+        return path.read_text(encoding="utf-8").strip()
+    run = secrets.token_hex(4)
+    if args.process_index == 0:  # the one that reports
+        path.write_text(run + "\n", encoding="utf-8")
+    return run
 
 
 def _model_settings(argv: Sequence[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,7 @@ def test_wandb_writes_to_the_output_folder(model_folder: Path, tmp_path: Path, m
     import wandb
 
     # Set and deleted, so that what the command sets is taken back.
-    for name in ("WANDB_MODE", "WANDB_DIR"):
+    for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -150,6 +151,20 @@ def test_wandb_writes_to_the_output_folder(model_folder: Path, tmp_path: Path, m
     finally:
         wandb.finish()
     assert list(out.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_a_resumed_run_goes_on_in_its_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_id(*flags: str) -> str:
+        for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
+        prepare_reporters(parse_grpo([*MINIMUM, "--report_to", "wandb", "--output_dir", str(tmp_path), *flags])[0])
+        assert os.environ["WANDB_RESUME"] == "allow"
+        return os.environ["WANDB_RUN_ID"]
+
+    first = run_id()
+    assert run_id("--resume_from_checkpoint", "auto") == first
+    assert run_id() != first
 
 
 def test_a_service_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
