@@ -1,0 +1,182 @@
+"""Bar: an episode on 800 documents with 10 questions takes under 100 MB, chunking and retrieval under 2% of its time.
+
+    python scripts/bench_eval_memory.py [--tokenizer DIR] [--embedder_model DIR]
+
+The real loop (`eval.runner.evaluate`, chunks of 4,000 tokens, 6 retrieved entries, traces) runs one such episode alone
+against a simulated server that takes `LATENCY` seconds for each call. That is fast: a prompt of some 4,500 tokens and a
+completion of 100, at 20,000 and 150 tokens a second, take 0.9 s. Then it runs `TOGETHER` at the same time.
+
+Memory is the growth of the process's resident set, at its highest, beyond what it has after a small episode that loads
+everything. Chunking is cutting the text by tokens, retrieval is the search of the store. Embedding is reported beside
+them: `HashingEmbedder` unless ``--embedder_model`` names a sentence-transformers folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import smollm2
+from bench_eval_overhead import InLoop
+from simulated_server import Simulation
+from transformers import AutoTokenizer
+
+from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.embedding import make_embedder
+from atommem.embedding.base import Embedder
+from atommem.episode import EpisodeRunner
+from atommem.policy.base import Sampling
+from envs.base import Document, Task
+from envs.longdoc import LongDocConfig, LongDocEnvironments
+from envs.synthetic.world import WorldConfig, make_task
+from eval.runner import evaluate
+
+DOCUMENTS, QUESTIONS, TOGETHER = 800, 10, 16
+LATENCY = 0.5
+MOST_MEGABYTES, MOST_FRACTION = 100.0, 0.02
+WORLD = WorldConfig(questions=(QUESTIONS, QUESTIONS), distractors=30, filler=9)
+
+
+def make_long_task(index: int, documents: int = DOCUMENTS) -> Task:
+    """A task of the synthetic world with the documents of other tasks behind its own."""
+    texts: list[Document] = []
+    number = 0
+    while len(texts) < documents:
+        texts += make_task(WORLD, index, number).documents
+        number += 1
+    titled = (replace(text, title=f"Notice {place}") for place, text in enumerate(texts[:documents], start=1))
+    return replace(make_task(WORLD, index, 0), documents=tuple(titled))
+
+
+class Chunking(LongDocEnvironments):
+    """Measures the seconds of `chunks`."""
+
+    seconds = 0.0
+
+    def chunks(self, task: Task) -> list[str]:
+        """The chunks of `task`."""
+        began = time.perf_counter()
+        try:
+            return super().chunks(task)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+class Resident:
+    """A context manager: the highest resident memory of this process while it is open, in bytes."""
+
+    def __init__(self) -> None:
+        self.peak = resident()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Resident:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.002):
+            self.peak = max(self.peak, resident())
+
+
+def resident() -> int:
+    """Bytes of this process in physical memory (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def folders() -> Iterator[Path]:
+    """A fresh folder every time."""
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(1_000_000):
+            yield Path(name, str(number))
+
+
+async def measure(
+    tokenizer: Any, embedder: Embedder, tasks: Sequence[Task], out: Path, latency: float
+) -> dict[str, float]:
+    """Seconds and memory of an evaluation whose episodes are all in flight together."""
+    environments = Chunking(tokenizer, LongDocConfig())
+    runner = EpisodeRunner(
+        policy=InLoop(Simulation(tokenizer.backend_tokenizer, latency, 4096), tokenizer),
+        embedder=embedder,
+        tokenizer=tokenizer,
+        environment_factory=environments,
+        memory=MemoryConfig(),
+        sampling=Sampling(temperature=0.0, seed=0),
+    )
+    gc.collect()
+    before = resident()
+    with Resident() as memory:
+        began = time.perf_counter()
+        result = await evaluate(tasks, runner, out, progress=False)
+        seconds = time.perf_counter() - began
+    assert result.failed == 0, result.records
+    activity = runner.activity.take()
+    calls = sum(record.sums["steps"] for record in result.records)
+    return {
+        "seconds": seconds,
+        "calls": calls,
+        "prompt_tokens_per_call": sum(record.prompt_tokens for record in result.records) / calls,
+        "megabytes": (memory.peak - before) / 1e6,
+        "chunking_seconds": environments.seconds,
+        "retrieval_seconds": activity.get("retrieve", 0.0),
+        "embedding_seconds": activity.get("embed", 0.0),
+    }
+
+
+def main() -> int:
+    """Measure, print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
+    parser.add_argument("--embedder_model", help="a sentence-transformers folder (unset: HashingEmbedder)")
+    options = parser.parse_args()
+    smollm2.main([str(options.tokenizer)])
+    tokenizer: Any = AutoTokenizer.from_pretrained(options.tokenizer)
+    model = options.embedder_model
+    embedder = make_embedder(EmbedderConfig(*(("sentence_transformer", model) if model else ("hashing",))))
+    tasks = [make_long_task(index) for index in range(1 + TOGETHER)]
+    tokens = len(tokenizer.encode(" ".join(document.text for document in tasks[0].documents))) / DOCUMENTS
+    out = folders()
+    asyncio.run(measure(tokenizer, embedder, [make_long_task(99, 80)], next(out), 0.0))
+    alone = asyncio.run(measure(tokenizer, embedder, tasks[:1], next(out), LATENCY))
+    together = asyncio.run(measure(tokenizer, embedder, tasks[1:], next(out), LATENCY))
+    fraction = (alone["chunking_seconds"] + alone["retrieval_seconds"]) / alone["seconds"]
+    for name, part in (("alone", alone), (f"{TOGETHER} together", together)):
+        print(f"{name:<12}" + "  ".join(f"{key} {value:.3f}" for key, value in part.items()))
+    result: dict[str, Any] = {
+        "documents": DOCUMENTS,
+        "questions": QUESTIONS,
+        "tokens_per_document": round(tokens, 1),
+        "alone": {key: round(value, 4) for key, value in alone.items()},
+        "together": {"episodes": TOGETHER, **{key: round(value, 4) for key, value in together.items()}},
+        "megabytes": round(alone["megabytes"], 1),
+        "megabytes_each_together": round(together["megabytes"] / TOGETHER, 1),
+        "chunking_and_retrieval_fraction": round(fraction, 5),
+        "embedding_fraction": round(alone["embedding_seconds"] / alone["seconds"], 5),
+    }
+    result["holds"] = (
+        result["megabytes"] < MOST_MEGABYTES
+        and result["megabytes_each_together"] < MOST_MEGABYTES
+        and fraction < MOST_FRACTION
+    )
+    print(json.dumps(result))
+    return 0 if result["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Bar: 2,000 episodes of 12 steps against a simulated server take at most 1.10 times the least time that it allows.
+
+    python scripts/bench_eval_overhead.py [--tokenizer DIR] [--only http|loop]
+
+The server (scripts/simulated_server.py) works on `CONCURRENCY` completions at a time and takes `LATENCY` seconds for
+each: 128 completions of some 1,200 + 100 tokens a second, 40 ms a token. That is the work of several large GPUs with a
+model of 8B parameters; with fewer or slower servers the bound is longer and the orchestration's share smaller.
+Measured is `eval.runner.evaluate` as a whole, with everything that a real run does: chunks, prompts and their tokens,
+actions, store, retrieval, scores, fact recall, a trace and a line on disk for every episode, the summary.
+
+Once over HTTP with `ServerPolicy`, the server being another process on the same machine; and once with the server as
+coroutines in the same event loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import smollm2
+from simulated_server import SimulatedServer, Simulation
+from transformers import AutoTokenizer
+
+from atommem.config import MemoryConfig
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.episode import EpisodeRunner
+from atommem.policy.base import Completion, Policy, Sampling
+from atommem.policy.server import ServerPolicy
+from envs.base import Task
+from envs.chunking import document_text
+from envs.longdoc import LongDocConfig, LongDocEnvironments
+from envs.records import EvalResult
+from envs.synthetic.world import WorldConfig, make_task
+from eval.runner import evaluate
+
+EPISODES, CHUNKS, QUESTIONS = 2000, 10, 2
+STEPS = CHUNKS + QUESTIONS
+CHUNK_TOKENS = 700
+LATENCY, CONCURRENCY, IN_FLIGHT = 4.0, 512, 1024
+MOST_RATIO, MOST_MEMORY = 1.10, 2e9
+WORLD = WorldConfig(questions=(QUESTIONS, QUESTIONS), distractors=38, facts_per_document=1, filler=10)
+"""Documents of some 100 tokens, as long as HotpotQA's paragraphs."""
+CHARACTERS_PER_TOKEN = 3.9
+"""Of this world's text, roughly."""
+
+
+def make_tasks(count: int) -> Iterator[Task]:
+    """Tasks whose text has some `CHUNKS` - 0.5 chunks."""
+    for index in range(count):
+        task = make_task(WORLD, 0, index)
+        lengths = accumulate(len(document_text(document, 10)) for document in task.documents)
+        room = (CHUNKS - 0.5) * CHUNK_TOKENS * CHARACTERS_PER_TOKEN
+        kept = sum(length <= room for length in lengths)
+        assert kept < len(task.documents), "the world's text is too short"
+        yield replace(task, documents=task.documents[:kept])
+
+
+class InLoop:
+    """The simulated server without HTTP."""
+
+    def __init__(self, simulation: Simulation, tokenizer: Any) -> None:
+        self._simulation = simulation
+        self._tokenizer = tokenizer
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """What the server answers."""
+        token_ids = await self._simulation.complete(prompt_ids)
+        return Completion(token_ids, [-0.25] * len(token_ids), self._tokenizer.decode(token_ids), "stop")
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+async def measure(policy: Policy, tokenizer: Any, tasks: Sequence[Task], out: Path) -> tuple[float, float, EvalResult]:
+    """Wall-clock and CPU seconds of the evaluation of `tasks`, and its result."""
+    runner = EpisodeRunner(
+        policy=policy,
+        embedder=HashingEmbedder(256),
+        tokenizer=tokenizer,
+        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=CHUNK_TOKENS, max_reads=0)),
+        memory=MemoryConfig(),
+        sampling=Sampling(temperature=0.0, seed=0),
+        max_in_flight=IN_FLIGHT,
+    )
+    if isinstance(policy, ServerPolicy):
+        await policy.model_name()  # as the command does
+    began, cpu = time.perf_counter(), time.process_time()
+    result = await evaluate(tasks, runner, out, progress=False)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    await policy.close()
+    return seconds, cpu, result
+
+
+def figures(seconds: float, cpu: float, result: EvalResult, bound: float) -> dict[str, float]:
+    """What is reported of one measurement; all episodes must have run as they were meant to."""
+    assert result.failed == 0, next(record.error for record in result.records if record.failed)
+    assert all(record.sums["steps"] == STEPS for record in result.records)
+    calls = len(result.records) * STEPS
+    return {
+        "seconds": round(seconds, 2),
+        "ratio": round(seconds / bound, 4),
+        "cpu_ms_per_call": round(1000 * cpu / calls, 3),
+        "prompt_tokens_per_call": round(sum(record.prompt_tokens for record in result.records) / calls),
+        "completion_tokens_per_call": round(sum(record.completion_tokens for record in result.records) / calls),
+    }
+
+
+def main() -> int:
+    """Measure, print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
+    parser.add_argument("--only", choices=("http", "loop"), help="measure one of the two")
+    parser.add_argument("--episodes", type=int, default=EPISODES)
+    options = parser.parse_args()
+    smollm2.main([str(options.tokenizer)])
+    tokenizer: Any = AutoTokenizer.from_pretrained(options.tokenizer)
+    tasks = list(make_tasks(options.episodes))
+    random.Random(0).shuffle(tasks)
+    bound = max(options.episodes * STEPS * LATENCY / CONCURRENCY, STEPS * LATENCY)
+    print(f"{options.episodes} episodes of {STEPS} steps: at least {bound:.1f} s", flush=True)
+    result: dict[str, Any] = {"episodes": options.episodes, "steps": STEPS, "bound_seconds": bound}
+    with tempfile.TemporaryDirectory() as folder:
+        if options.only != "http":
+            policy: Policy = InLoop(Simulation(tokenizer.backend_tokenizer, LATENCY, CONCURRENCY), tokenizer)
+            measured = asyncio.run(measure(policy, tokenizer, tasks, Path(folder, "loop")))
+            result["loop"] = figures(*measured, bound)
+        if options.only != "loop":
+            with SimulatedServer(options.tokenizer, LATENCY, CONCURRENCY) as server:
+                policy = ServerPolicy(server.url, tokenizer=tokenizer, max_in_flight=IN_FLIGHT)
+                measured = asyncio.run(measure(policy, tokenizer, tasks, Path(folder, "http")))
+                result["http"] = figures(*measured, bound)
+    result["peak_memory_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 3)
+    parts = [result[name] for name in ("loop", "http") if name in result]
+    for name in ("loop", "http"):
+        if name in result:
+            print(f"{name:<6}" + "".join(f"{key} {value:<12}" for key, value in result[name].items()))
+    result["holds"] = (
+        len(parts) == 2
+        and options.episodes == EPISODES
+        and all(part["ratio"] <= MOST_RATIO for part in parts)
+        and result["peak_memory_gb"] * 1e9 < MOST_MEMORY
+    )
+    print(json.dumps(result))
+    return 0 if result["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

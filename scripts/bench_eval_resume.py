@@ -1,0 +1,203 @@
+"""Bar: an evaluation that is killed (SIGKILL) at twenty random moments ends as one that was left alone.
+
+    python scripts/bench_eval_resume.py [--tokenizer DIR] [--kills N] [--seed N]
+
+The real command (`atommem eval`, 200 episodes, greedy) runs against a simulated server in another process
+(scripts/simulated_server.py), once left alone and once killed again and again, and started again with the same command.
+Compared are the records of all episodes, the summary and every trace, apart from seconds. The server notes every
+request on arrival; after a kill, none may come for an episode whose line was in ``episodes.jsonl`` by then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import smollm2
+from simulated_server import SimulatedServer
+
+from atommem.episode import request_sampling
+from atommem.policy.base import Sampling
+from atommem.records import Episode
+from envs.files import save_tasks
+from envs.synthetic.world import WorldConfig, generate
+
+TASKS, SAMPLES = 100, 2
+WORLD = WorldConfig(questions=(1, 2), distractors=4, facts_per_document=1)
+LATENCY, CONCURRENCY, IN_FLIGHT = 0.05, 8, 12
+MOST_STEPS = 64
+SEED = 0
+PATIENCE = 300.0
+SETTINGS = {
+    "temperature": 0,
+    "seed": SEED,
+    "samples_per_task": SAMPLES,
+    "max_in_flight": IN_FLIGHT,
+    "embedder": "hashing",
+    "templates": "full",
+    "chunk_tokens": 60,
+    "max_reads": 0,
+}
+
+Key = tuple[str, int]
+
+
+class Command:
+    """`atommem eval` on the bench's tasks, as often as it is started."""
+
+    def __init__(self, server: SimulatedServer, tokenizer: Path, data: Path, out: Path) -> None:
+        self.out = out
+        self._server = server
+        self._arguments = [sys.executable, "-m", "atommem.cli", "eval", "--policy", server.url]
+        self._arguments += ["--tokenizer", str(tokenizer), "--data", str(data), "--out", str(out)]
+        self._arguments += [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """A process of it; its output goes to a file beside the folder."""
+        with self.out.with_suffix(".log").open("ab") as log:
+            return subprocess.Popen(self._arguments, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def run(self) -> None:
+        """Run it to its end."""
+        status = self.start().wait(timeout=PATIENCE)
+        if status != 0:
+            raise RuntimeError(f"the evaluation ended with status {status}: {self.out.with_suffix('.log')}")
+
+    def kill_after(self, seconds: float, requests: int) -> bool:
+        """Start it, and kill it `seconds` after its first request. False if it ended before.
+
+        Args:
+            seconds: From the first request; if negative, from its start instead (which takes longer than that).
+            requests: How many the server had seen before.
+        """
+        process = self.start()
+        deadline = time.monotonic() + PATIENCE
+        while seconds >= 0 and len(self.requests()) == requests and process.poll() is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no request came: {self.out.with_suffix('.log')}")
+            time.sleep(0.005)
+        time.sleep(abs(seconds))
+        process.send_signal(signal.SIGKILL)
+        return process.wait() == -signal.SIGKILL
+
+    def requests(self) -> list[str]:
+        """The seeds of all requests that have come, in order."""
+        assert self._server.log is not None
+        return self._server.log.read_text().splitlines() if self._server.log.exists() else []
+
+    def finished(self) -> set[Key]:
+        """The episodes whose lines are whole."""
+        path = self.out / "episodes.jsonl"
+        content = path.read_text() if path.exists() else ""
+        records = [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith("\n")]
+        return {(record["task_id"], record["sample"]) for record in records}
+
+
+def seeds_of(keys: Iterable[Key]) -> dict[str, Key]:
+    """Which episode a request is of: every request has a seed of its own."""
+    sampling = Sampling(temperature=0.0, seed=SEED)
+    return {
+        str(request_sampling(sampling, Episode(task_id, sample), step).seed): (task_id, sample)
+        for task_id, sample in keys
+        for step in range(MOST_STEPS)
+    }
+
+
+def without_seconds(value: Any) -> Any:
+    """A JSON value without what a clock measured."""
+    if isinstance(value, dict):
+        return {key: without_seconds(item) for key, item in value.items() if key != "seconds"}
+    return [without_seconds(item) for item in value] if isinstance(value, list) else value
+
+
+def contents(out: Path) -> dict[str, Any]:
+    """All that an evaluation left, apart from seconds: by file name; the lines of ``episodes.jsonl`` sorted."""
+    files: dict[str, Any] = {}
+    for path in sorted(file for file in out.rglob("*") if file.is_file()):
+        text = path.read_text()
+        if path.suffix == ".jsonl":
+            lines = [json.dumps(without_seconds(json.loads(line))) for line in text.splitlines()]
+            files[str(path.relative_to(out))] = sorted(lines) if path.parent == out else lines
+        else:
+            files[str(path.relative_to(out))] = without_seconds(json.loads(text))
+    return files
+
+
+def main() -> int:
+    """Run both, compare, print the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args()
+    smollm2.main([str(options.tokenizer)])
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = folder / "tasks.jsonl"
+        tasks = list(generate(WORLD, TASKS, SEED))
+        save_tasks(tasks, data)
+        episodes = {(task.id, sample) for task in tasks for sample in range(SAMPLES)}
+        seeds = seeds_of(episodes)
+        with SimulatedServer(options.tokenizer, LATENCY, CONCURRENCY, folder / "calm.requests") as server:
+            calm = Command(server, options.tokenizer, data, folder / "calm")
+            calm.run()
+            calls = len(calm.requests())
+        assert len(set(calm.requests())) == calls, "a request was made twice although nothing went wrong"
+        # What is left of an episode that is killed is lost: the whole takes about twice as long as it takes alone.
+        longest = 2 * calls * LATENCY / CONCURRENCY / options.kills
+        rng = random.Random(options.seed)
+        repeated, kills, finished_at_kills = 0, 0, []
+        with SimulatedServer(options.tokenizer, LATENCY, CONCURRENCY, folder / "killed.requests") as server:
+            killed = Command(server, options.tokenizer, data, folder / "killed")
+            done: set[Key] = set()
+            for index in range(options.kills):
+                seen = len(killed.requests())
+                # One in five dies while it loads what is there.
+                wait = -rng.uniform(0.5, 3.0) if index % 5 == 4 else rng.uniform(0.0, longest)
+                kills += killed.kill_after(wait, seen)
+                repeated += sum(seeds[seed] in done for seed in killed.requests()[seen:])
+                done = killed.finished()
+                finished_at_kills.append(len(done))
+                print(f"kill {index + 1:>2}: {len(done):>3} of {len(episodes)} episodes finished", flush=True)
+            seen = len(killed.requests())
+            killed.run()
+            requests = killed.requests()
+            repeated += sum(seeds[seed] in done for seed in requests[seen:])
+        left, right = contents(folder / "calm"), contents(folder / "killed")
+        different = sorted(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))
+    print(f"files that differ: {', '.join(different) or 'none'}")
+    result = {
+        "episodes": len(episodes),
+        "kills": kills,
+        "finished_at_kills": finished_at_kills,
+        "calls": calls,
+        "calls_with_kills": len(requests),
+        "repeated_calls_of_finished_episodes": repeated,
+        "files": len(left),
+        "different_files": len(different),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    result["holds"] = (
+        len(left["episodes.jsonl"]) == len(episodes) == 200
+        and kills == options.kills >= 20
+        and not repeated
+        and not different
+        and 0 < finished_at_kills[-1] < len(episodes)
+    )
+    print(json.dumps(result))
+    return 0 if result["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
