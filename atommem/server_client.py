@@ -159,6 +159,8 @@ class ServerClient:
                 # Requests queue at the semaphore, which is fair, and never time out there.
                 timeout=httpx.Timeout(self._timeout, pool=None),
                 transport=self._transport or self._own_transport(),
+                # The default is 100 connections, which would be the bound behind a proxy.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             )
             connection = self._connections[loop] = _Connection(client, asyncio.Semaphore(self._max_in_flight))
         return connection

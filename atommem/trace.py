@@ -149,11 +149,12 @@ def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
 
 def _values(record: Any) -> dict[str, Any]:
     """The fields of a dataclass without the copies that `dataclasses.asdict` makes: most of the time of a trace."""
-    return {name: getattr(record, name) for name in _names(type(record))}
+    kind: Any = type(record)
+    return {name: getattr(record, name) for name in _names(kind)}
 
 
 @cache
-def _names(kind: type[Any]) -> tuple[str, ...]:
+def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from atommem.policy.local import LocalPolicy
     from atommem.policy.pool import ServerPool
     from atommem.policy.server import ServerPolicy
+
+
+OTHER_FILES = 256
+"""Files that may be open beside the connections to servers."""
 
 
 class PolicySettings(Protocol):
@@ -57,7 +62,7 @@ def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | Server
 
     Raises:
         PolicyError: The model or the tokenizer cannot be loaded.
-        ConfigError: A URL is wrong or given twice.
+        ConfigError: A URL is wrong or given twice, or there may not be so many connections.
     """
     if not is_server(settings.policy):
         from atommem.policy.local import LocalPolicy
@@ -71,6 +76,7 @@ def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | Server
         tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer)
     except (OSError, ValueError) as error:
         raise PolicyError(f"No tokenizer could be loaded from {settings.tokenizer!r}: {error}") from error
+    allow_connections(settings.max_in_flight)
     if len(settings.policy) == 1:
         from atommem.policy.server import ServerPolicy
 
@@ -81,6 +87,24 @@ def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | Server
 
     # While the others are gone, one server may get all requests.
     return ServerPool(settings.policy, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
+
+
+def allow_connections(count: int) -> None:
+    """Let this process have `count` connections: raise its own limit on open files (often 1,024) if it is lower.
+
+    Raises:
+        ConfigError: The system allows less.
+    """
+    needed = count + OTHER_FILES
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise ConfigError(
+            f"max_in_flight is {count}, and this process may have {most} open files: give at most "
+            f"{max(1, most - OTHER_FILES)}, or raise the system's limit (ulimit -Hn)."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
 async def policy_identity(settings: PolicySettings, policy: Any) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""Which policy an evaluation opens, and what it needs for that."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from atommem.errors import ConfigError
+from atommem.policy.pool import ServerPool
+from atommem.policy.server import ServerPolicy
+from eval import policies
+from tests.fakes import WordTokenizer
+
+
+@dataclass
+class Settings:
+    policy: list[str]
+    model: str | None = None
+    tokenizer: str | None = "t"
+    max_in_flight: int = 8
+    max_batch_tokens: int = 100
+
+
+@dataclass
+class Limits:
+    """Stands in for the operating system's."""
+
+    soft: int
+    hard: int
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def get(self, kind: int) -> tuple[int, int]:
+        assert kind == resource.RLIMIT_NOFILE
+        return self.soft, self.hard
+
+    def set(self, kind: int, limits: tuple[int, int]) -> None:
+        self.asked.append(limits)
+
+
+def limits(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int) -> Limits:
+    system = Limits(soft, hard)
+    monkeypatch.setattr(policies.resource, "getrlimit", system.get)
+    monkeypatch.setattr(policies.resource, "setrlimit", system.set)
+    return system
+
+
+def test_enough_open_files_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft in (1256, resource.RLIM_INFINITY):
+        system = limits(monkeypatch, soft, 4096)
+        policies.allow_connections(1000)
+        assert system.asked == []
+
+
+def test_thousands_of_connections_raise_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for hard in (20_000, resource.RLIM_INFINITY):
+        system = limits(monkeypatch, 1024, hard)
+        policies.allow_connections(4000)
+        assert system.asked == [(4256, hard)]
+
+
+def test_more_than_the_system_allows_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits(monkeypatch, 1024, 4096)
+    with pytest.raises(ConfigError, match=r"max_in_flight is 5000.*4096 open files: give at most 3840"):
+        policies.allow_connections(5000)
+
+
+async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: WordTokenizer())
+    one = policies.open_policy(Settings(["http://a"]))
+    assert isinstance(one, ServerPolicy)
+    several = policies.open_policy(Settings(["http://a", "http://b/v1"], model="m"))
+    assert isinstance(several, ServerPool)
+    assert [server.url for server in several.servers] == ["http://a", "http://b"]
+    assert await policies.policy_identity(Settings(["http://a", "http://b"], model="m"), several) == {
+        "model": "m",
+        "tokenizer": "t",
+    }
+    with pytest.raises(ConfigError, match="each only once"):
+        policies.open_policy(Settings(["http://a", "http://a"]))
+
+
+@pytest.mark.parametrize("names", [[], ["folder", "http://a"], ["a", "b"]])
+def test_what_is_neither_a_folder_nor_servers(names: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give one model folder, or the URLs"):
+        policies.open_policy(Settings(names))
