@@ -54,6 +54,7 @@ class EpisodeRunner:
         embedder: Shared likewise.
         tokenizer: The policy's.
         environment_factory: Makes a fresh environment for every episode.
+        prepare: Awaited with the task before its environment is reset: for work that takes a while.
         memory: Dialect, layout and limits of the memory.
         sampling: How completions are sampled. With a seed, every request gets its own derived one.
         limits: Bounds of one episode.
@@ -78,6 +79,7 @@ class EpisodeRunner:
         limits: Limits | None = None,
         max_in_flight: int | asyncio.Semaphore | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        prepare: Callable[[Any], Awaitable[object]] | None = None,
     ) -> None:
         if isinstance(max_in_flight, int) and max_in_flight < 1:
             raise ConfigError(f"max_in_flight is {max_in_flight}: give at least 1, or leave it unset.")
@@ -85,6 +87,7 @@ class EpisodeRunner:
         self.embedder = embedder
         self.tokenizer = tokenizer
         self.environment_factory = environment_factory
+        self.prepare = prepare
         self.memory = memory
         self.sampling = sampling
         self.limits = limits or Limits()
@@ -102,6 +105,8 @@ class EpisodeRunner:
         episode = Episode(task_id=task.id, sample=sample)
         started = time.perf_counter()
         try:
+            if self.prepare is not None:
+                await self.prepare(task)
             environment = self.environment_factory()
             episode.stop_reason = await self._steps(episode, environment, task)
             set_score(episode, await environment.score())

@@ -116,6 +116,7 @@ async def measure(
         embedder=embedder,
         tokenizer=tokenizer,
         environment_factory=environments,
+        prepare=environments.prepare,
         memory=MemoryConfig(),
         sampling=Sampling(temperature=0.0, seed=0),
     )
@@ -126,6 +127,7 @@ async def measure(
         result = await evaluate(tasks, runner, out, progress=False)
         seconds = time.perf_counter() - began
     assert result.failed == 0, result.records
+    await environments.close()
     activity = runner.activity.take()
     calls = sum(record.sums["steps"] for record in result.records)
     return {

@@ -84,11 +84,13 @@ class InLoop:
 
 async def measure(policy: Policy, tokenizer: Any, tasks: Sequence[Task], out: Path) -> tuple[float, float, EvalResult]:
     """Wall-clock and CPU seconds of the evaluation of `tasks`, and its result."""
+    environments = LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=CHUNK_TOKENS, max_reads=0))
     runner = EpisodeRunner(
         policy=policy,
         embedder=HashingEmbedder(256),
         tokenizer=tokenizer,
-        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=CHUNK_TOKENS, max_reads=0)),
+        environment_factory=environments,
+        prepare=environments.prepare,
         memory=MemoryConfig(),
         sampling=Sampling(temperature=0.0, seed=0),
         max_in_flight=IN_FLIGHT,
@@ -98,6 +100,7 @@ async def measure(policy: Policy, tokenizer: Any, tasks: Sequence[Task], out: Pa
     began, cpu = time.perf_counter(), time.process_time()
     result = await evaluate(tasks, runner, out, progress=False)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    await environments.close()
     await policy.close()
     return seconds, cpu, result
 

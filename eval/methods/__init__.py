@@ -42,6 +42,7 @@ def _atommem(setup: Setup) -> EpisodeRunner:
         sampling=setup.sampling,
         max_in_flight=setup.slots or setup.max_in_flight,
         chat_template_kwargs=setup.chat_template_kwargs,
+        prepare=setup.environments.prepare,
     )
 
 

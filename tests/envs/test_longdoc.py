@@ -1,3 +1,7 @@
+import asyncio
+import threading
+from typing import Any, ClassVar
+
 import pytest
 
 from atommem.actions import Action, ActionKind
@@ -123,6 +127,23 @@ def test_the_episodes_of_a_group_share_the_chunks() -> None:
     for task in other:
         shared.chunks(task)
     assert shared.chunks(TASK) == first
+
+
+async def test_chunks_are_cut_in_a_thread_once_for_all_that_wait() -> None:
+    class Noting(WordTokenizer):
+        threads: ClassVar[list[str]] = []
+
+        def __call__(self, text: str, **settings: Any) -> dict[str, Any]:
+            self.threads.append(threading.current_thread().name)
+            return super().__call__(text, **settings)
+
+    shared = LongDocEnvironments(Noting(), LongDocConfig(chunk_tokens=2))
+    first, *others = await asyncio.gather(*(shared.prepare(TASK) for _ in range(4)))
+    assert all(other is first for other in others)
+    assert shared.chunks(TASK) is first
+    assert len(Noting.threads) == 1
+    assert Noting.threads[0].startswith("atommem-chunks")
+    await shared.close()
 
 
 @pytest.mark.parametrize(
