@@ -36,6 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         AtomMemError: A setting or file is wrong, or the policy refused a request.
     """
     argv = sys.argv[1:] if argv is None else argv
+    if any(argument.partition("=")[0] == "--suite" for argument in argv):
+        from eval.suites.cli import main as run_suite
+
+        return run_suite(argv)
     configs = parse_arguments(argv)
     config = configs[0]
     try:

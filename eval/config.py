@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,11 +104,18 @@ class EvalConfig:
 Configs = tuple[EvalConfig, MemoryConfig, EmbedderConfig, LongDocConfig]
 
 
-def parse_arguments(argv: Sequence[str]) -> Configs:
+def parse_arguments(
+    argv: Sequence[str], settings: Mapping[str, Any] | None = None, policy: str | None = None
+) -> Configs:
     """Read the command line of ``atommem eval``.
 
     A flag wins over the YAML file (``--config``), that over the ``atommem_config.json`` of the model folder (the
     settings that it was trained with), that over the defaults.
+
+    Args:
+        argv: The command line.
+        settings: What a suite says: in the place of the YAML file.
+        policy: The model folder whose settings are taken, where neither `argv` nor the YAML file names it.
 
     Raises:
         ConfigError: A setting is unknown or out of range, or a file cannot be read.
@@ -118,13 +125,14 @@ def parse_arguments(argv: Sequence[str]) -> Configs:
     parser = TrlParser(
         (EvalConfig, MemoryConfig, EmbedderConfig, LongDocConfig),
         prog="atommem eval",
-        description="Evaluate a policy on a task file. All flags can also be given in a YAML file: --config FILE.",
+        description="Evaluate a policy on a task file. All flags can also be given in a YAML file: --config FILE. "
+        "Many evaluations that make one report: --suite FILE, whose own flags atommem eval --suite --help tells.",
         allow_abbrev=False,
     )
     try:
-        defaults, stored = stored_settings(argv, "policy")
+        defaults, stored = stored_settings(argv if policy is None else ["--policy", policy], "policy")
         defaults.update((name, stored[name]) for name in _CHECKPOINT_FIELDS if name in stored)
-        parser.set_defaults_with_config(**defaults)
+        parser.set_defaults_with_config(**{**defaults, **(settings or {})})
         configs: Configs = parser.parse_args_and_config(list(argv))
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{error} (see atommem eval --help)") from error

@@ -19,7 +19,8 @@ from train.dry_run.launcher import read_launch
 ROOT = Path(__file__).parent.parent
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 TRAIN = sorted((ROOT / "configs" / "train").glob("*.yaml"))
-EVAL = sorted((ROOT / "configs" / "eval").glob("*.yaml"))
+EVAL = [ROOT / "configs" / "eval" / name for name in ("paper.yaml", "smollm2.yaml")]
+SUITES = sorted(path for path in (ROOT / "configs" / "eval").glob("*.yaml") if path not in EVAL)
 TEMPLATES = sorted((ROOT / "configs" / "templates").glob("*.yaml"))
 # Recipes of the paper's experiments: these fields, and where each data set lies, are all that they may differ in.
 PAPER = [path for path in TRAIN if "qwen3_8b" in path.read_text() and "use_peft" not in path.read_text()]
@@ -39,7 +40,7 @@ def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_yaml_is_left_out() -> None:
     assert TRAIN
     shipped = sorted((ROOT / "configs").rglob("*.yaml"))
-    assert shipped == sorted([*ACCELERATE, *TRAIN, *EVAL, *TEMPLATES])
+    assert shipped == sorted([*ACCELERATE, *TRAIN, *EVAL, *SUITES, *TEMPLATES])
     assert [path.stem for path in ACCELERATE] == ["ddp", "deepspeed_zero3", "fsdp2", "multi_node", "single_gpu"]
 
 
@@ -139,3 +140,12 @@ def test_eval_configs(path: Path) -> None:
 
     _, memory, *_ = parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
     assert get_dialect(memory.dialect, memory.templates).kinds
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_suites_are_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from eval.cli import main as evaluate
+
+    assert evaluate(["--suite", str(path), "--list", "--benchmarks", str(ROOT)]) == 0
+    assert " cells, " in capsys.readouterr().out
+    assert f"--suite configs/eval/{path.name}" in path.read_text()

@@ -1,0 +1,1 @@
+"""Suites: many evaluations, described by one file, that make one report."""

@@ -1,0 +1,131 @@
+"""What comes of a suite's run: its report, its main table in the terminal, and the exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from eval.budget import Budget
+from eval.reporting.evaluations import read_evaluation
+from eval.reporting.report import write_report
+from eval.reporting.results import Column, best_rows, column_name
+from eval.suites.cells import Cell
+from eval.suites.config import Suite
+
+REPORT = "report"
+"""The report's folder in that of the suite."""
+EXIT_IMPOSSIBLE = 2
+EXIT_TOO_MANY_FAILED = 3
+EXIT_BUDGET_SPENT = 4
+
+
+def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None = None) -> None:
+    """Write the report of the episodes that there are to ``out/report``, and print its main table.
+
+    Args:
+        suite: Names title, reference and the order of the rows.
+        cells: What was run; those without any episode are left out.
+        out: The suite's folder.
+        training: A training run, for the action rates over training.
+
+    Raises:
+        AtomMemError: A folder cannot be read.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 200  # a log file need not wrap at 80 columns
+    found = [cell for cell in cells if cell.done]
+    if not found:
+        console.print("No episode has ended: there is nothing to report.")
+        return
+    evaluations = [
+        read_evaluation(
+            cell.folder,
+            cell.row.method,
+            cell.column.name,
+            setting=cell.row.label,
+            documents=cell.column.documents,
+            seed=cell.seed,
+            parameters=cell.row.parameters,
+        )
+        for cell in sorted(found, key=lambda cell: suite.rows.index(cell.row))
+    ]
+    title = suite.title
+    if missing := len(cells) - len(found):
+        title += f" (incomplete: {missing} of {len(cells)} evaluations have no episode)"
+    rows = {item.row for item in evaluations}
+    results = write_report(
+        evaluations,
+        out / REPORT,
+        title=title,
+        reference=suite.reference if suite.reference in rows else None,
+        training=training,
+        efficiency=suite.efficiency,
+    )
+    console.print(main_table(results))
+    console.print(f"{out / REPORT / 'report.html'}; tables, plots and results.json lie beside it", markup=False)
+
+
+def main_table(results: Mapping[str, Any]) -> Table:
+    """EM of all rows and columns, bold as in the report."""
+    table = Table(title=f"{results['title']}: EM in percent [95% interval]", title_justify="left")
+    table.add_column("")
+    cells = {(cell["row"], (cell["dataset"], cell["documents"])): cell for cell in results["cells"]}
+    columns: list[Column] = list(dict.fromkeys(column for _, column in cells))
+    best = best_rows(results, "em")
+    for column in columns:
+        table.add_column(column_name(column), justify="right")
+    for row in dict.fromkeys(row for row, _ in cells):
+        scores = [(cells.get((row, column)), best.get(column) == row) for column in columns]
+        table.add_row(Text(row), *(Text("-") if cell is None else _score(cell, bold) for cell, bold in scores))
+    return table
+
+
+def _score(cell: Mapping[str, Any], bold: bool) -> Text:
+    score = cell["em"]
+    text = Text("no score")
+    if score is not None:
+        text = Text(f"{100 * score['mean']:.1f}", "bold" if bold else "")
+        text.append(f" [{100 * score['low']:.1f}, {100 * score['high']:.1f}]", "dim")
+    if cell["failed"]:
+        text.append(f" {cell['failed']} failed", "bold red")
+    return text
+
+
+def exit_status(cells: Sequence[Cell], budget: Budget) -> int:
+    """Say on standard error what went wrong, and return the exit status.
+
+    Returns:
+        0; 2: a cell could not run; 3: too many episodes of a cell failed; 4: the budget was spent.
+    """
+    impossible = [cell for cell in cells if cell.state == "impossible"]
+    failing = [cell for cell in cells if cell.failed_fraction > cell.configs[0].max_failed_fraction]
+    stopped = [cell for cell in cells if cell.state == "stopped"]
+    for cell in impossible:
+        _complain(f"{cell.name} could not run: {cell.error}")
+    for cell in failing:
+        _complain(
+            f"{cell.name}: {cell.failed} of {cell.done} episodes failed, more than --max_failed_fraction "
+            f"{cell.configs[0].max_failed_fraction:g}. Scores cover the others only; the same command runs them again."
+        )
+    if stopped:
+        left = sum(cell.left for cell in stopped)
+        _complain(
+            f"the budget is spent: {budget}. {left} episodes of {len(stopped)} cells have not run; the report covers "
+            "those that have. The same command with a larger --budget_tokens or --budget_money continues."
+        )
+    if impossible:
+        return EXIT_IMPOSSIBLE
+    if stopped:
+        return EXIT_BUDGET_SPENT
+    return EXIT_TOO_MANY_FAILED if failing else 0
+
+
+def _complain(text: str) -> None:
+    print(f"atommem eval: {text}", file=sys.stderr)
