@@ -55,13 +55,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         ValueError: `GRPOConfig` refuses a value.
     """
 
-    eval_data: str | None = field(
-        default=None,
-        metadata={"help": "File of held-out tasks, for evaluation during training (eval_strategy, eval_steps)."},
-    )
-    eval_temperature: float | None = field(
-        default=None, metadata={"help": "Sampling temperature of evaluation: 0 is greedy, unset is that of training."}
-    )
     micro_batch_tokens: int = field(
         default=16_384,
         metadata={
@@ -100,9 +93,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     save_total_limit: int | None = field(
         default=2, metadata={"help": "Checkpoints that are kept; the last one and the best one always are."}
     )
-    num_generations_eval: int | None = field(
-        default=None, metadata={"help": "Episodes per held-out task in evaluation; unset is 1."}
-    )
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature in training."})
     epsilon: float = field(default=0.2, metadata={"help": "PPO clip below: ratio >= 1 - epsilon."})
@@ -132,11 +122,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         # Held-out episodes run all at once; TRL only wants the two to fit.
         self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
-        if (str(self.eval_strategy.value) != "no") != bool(self.eval_data):
-            raise ConfigError(
-                f"eval_strategy is {str(self.eval_strategy.value)!r} and eval_data is {self.eval_data!r}: evaluation "
-                "needs both, a file of held-out tasks and eval_strategy: steps with eval_steps."
-            )
         check_fixed(self, _FIXED)
         json_object("chat_template_kwargs", self.chat_template_kwargs)
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))

@@ -17,6 +17,16 @@ class EpisodeConfig:
     """Mixed into a configuration of TRL. Defaults are those of arXiv 2601.08323 where it gives one."""
 
     data: str = field(default="", metadata={"help": "File of training tasks (`atommem data build`)."})
+    eval_data: str | None = field(
+        default=None,
+        metadata={"help": "File of held-out tasks, for evaluation during training (eval_strategy, eval_steps)."},
+    )
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Sampling temperature of evaluation: 0 is greedy, unset is that of training."}
+    )
+    num_generations_eval: int | None = field(
+        default=None, metadata={"help": "Episodes per held-out task in evaluation; unset is 1."}
+    )
     normalization: str = field(
         default="token",
         metadata={
@@ -72,6 +82,12 @@ class EpisodeConfig:
 
     def check_episode_settings(self) -> None:
         """Raise ConfigError for a value of these fields that cannot be honoured, or is out of range."""
+        strategy = str(getattr(self.eval_strategy, "value", self.eval_strategy))  # type: ignore[attr-defined]  # TRL's
+        if (strategy != "no") != bool(self.eval_data):
+            raise ConfigError(
+                f"eval_strategy is {strategy!r} and eval_data is {self.eval_data!r}: evaluation needs both, a file of "
+                "held-out tasks and eval_strategy: steps with eval_steps."
+            )
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
         if self.router_aux_loss_coef:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
@@ -12,9 +11,10 @@ from accelerate.utils import gather_object
 from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import OutageError
 from atommem.records import Episode
-from envs.records import record_of, summarize
+from envs.records import record_of
 from train.backends.base import Backend
 from train.config import TrainConfig
+from train.held_out import held_out_jobs, held_out_sampling, report_held_out
 from train.resumable import ResumableTrainer
 from train.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 
@@ -133,14 +133,11 @@ class RolloutTrainer(ResumableTrainer):
         Raises:
             TrainingInterrupted, RolloutFailedError: As in training.
         """
-        samples = self.args.num_generations_eval or 1
-        jobs = [(task, sample) for task in self.held_out for sample in range(samples)]
+        jobs = held_out_jobs(self.args, self.held_out)
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        runner, temperature = self.backend.runner, self.args.eval_temperature
+        runner = self.backend.runner
         sampling = runner.sampling
-        runner.sampling = replace(
-            sampling, temperature=sampling.temperature if temperature is None else temperature, seed=self.args.seed
-        )
+        runner.sampling = held_out_sampling(self.args, sampling)
         try:
             self.publish()
             episodes = self.run_episodes(jobs[rank::ranks], "evaluation")
@@ -150,32 +147,4 @@ class RolloutTrainer(ResumableTrainer):
         # Neither its time nor the backend's counters belong to the next update.
         self._rollout_log.sums([], runner.activity)
         self.backend.metrics()
-        records = gather_object(mine)
-        failed = sum(record.failed for record in records)
-        self.check_failed_fraction(failed, len(records), self.args.max_failed_fraction, "the evaluation")
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in held_out_metrics(records).items()}
-        self.model.eval()  # as after transformers' own: TRL files metrics by it
-        self.log(dict(metrics))
-        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-
-def held_out_metrics(records: Sequence[Any]) -> dict[str, float]:
-    """Flat numbers of `envs.records.summarize`.
-
-    Keys: ``em`` and ``f1`` (means over questions) with ``em_low``, ``em_high`` (Wilson's 95% interval at the
-    effective sample size) and ``n`` (questions); ``em/SOURCE`` where there are several sources; and
-    `atommem.episode_stats.means`.
-    """
-    summary = summarize(records)
-    metrics: dict[str, float] = dict(summary["means"])
-    for name in ("em", "f1"):
-        estimate = summary[name]
-        if estimate is not None:
-            metrics |= {name: estimate["mean"], f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
-            metrics["n"] = estimate["n"]
-    sources = sorted({record.source for record in records if record.source})
-    for source in sources if len(sources) > 1 else []:
-        part = summarize(record for record in records if record.source == source)
-        metrics |= {f"{name}/{source}": part[name]["mean"] for name in ("em", "f1") if part[name] is not None}
-    return metrics
+        return report_held_out(self, gather_object(mine), metric_key_prefix)

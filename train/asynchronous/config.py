@@ -18,7 +18,6 @@ _DISTRIBUTION = "what is sampled must be the distribution that is trained"
 # Fields of AsyncGRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
 FIXED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (1, "one trainer step is one update; token_budget bounds the memory"),
-    "eval_strategy": ("no", "evaluate checkpoints with `atommem eval`"),
     "fp16": (False, "an update without variance has no gradients to unscale: use bf16"),
     "use_liger_kernel": (False, "TRL's asynchronous trainer does not support it"),
     "temperature": (1.0, "the importance ratio needs the log-probabilities of the unscaled distribution"),

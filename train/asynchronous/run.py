@@ -63,6 +63,7 @@ def run_async(
             args, model, tokenizer, make_embedder(embedder_config), memory, environment, model_config.use_peft
         ),
         on_episodes=episode_hooks(args, tasks, tokenizer, memory),
+        held_out=load_tasks(args.eval_data) if args.eval_data else (),
         peft_config=get_peft_config(model_config),
         settings=settings,
     )

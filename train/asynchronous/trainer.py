@@ -30,6 +30,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.episode_stats import episode_sums, means
 from atommem.errors import ConfigError, OutageError
+from envs.records import record_of
 from train.advantages import zero_variance_fraction
 from train.asynchronous.attention import has_flash_attention_3, use_torch_tree_attention
 from train.asynchronous.config import AsyncTrainConfig
@@ -40,6 +41,7 @@ from train.asynchronous.samplers import Sampler
 from train.asynchronous.updates import Group, Sample, make_update
 from train.asynchronous.worker import RolloutWorker
 from train.backends.adapters import check_servable
+from train.held_out import held_out_jobs, held_out_sampling, report_held_out
 from train.lm_head import tune_lm_head_for_cpu
 from train.planning import pair_cost
 from train.resumable import ResumableTrainer
@@ -63,6 +65,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         processing_class: The tokenizer.
         make_sampler: Called on the main process with its device.
         on_episodes: Sees the update's number (from 0) and the episodes of every update, on the main process.
+        held_out: Tasks to evaluate on, as `eval_strategy` says.
         kwargs: Further arguments of `ResumableTrainer` and `AsyncGRPOTrainer` (settings, peft_config, callbacks,
             optimizers).
 
@@ -83,6 +86,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         processing_class: Any,
         make_sampler: Callable[[Any], Sampler],
         on_episodes: EpisodesHook | None = None,
+        held_out: Sequence[Any] = (),
         **kwargs: Any,
     ) -> None:
         self.groups_per_update = _groups_per_update(args, len(tasks))
@@ -92,6 +96,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self._updates_per_epoch = updates_per_epoch
         self.tasks = tasks
         self.on_episodes = on_episodes
+        self.held_out = held_out
         sampler = make_sampler(args.device) if args.process_index == 0 else None
         worker = None if sampler is None else _make_worker(sampler, tasks, args, self.groups_per_update)
         adapter_only = args.use_vllm and kwargs.get("peft_config") is not None
@@ -99,6 +104,8 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         transfer = sampler.weights if sampler is not None else _Elsewhere()
         if args.use_vllm and not adapter_only:
             transfer = None
+        # TRL's asynchronous trainer takes no tasks to evaluate on, and without any transformers takes no strategy.
+        strategy, args.eval_strategy = args.eval_strategy, "no"
         with _peak_flops_off_gpu():
             super().__init__(
                 model=model,
@@ -110,6 +117,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 weight_transfer=transfer,
                 **kwargs,
             )
+        args.eval_strategy = strategy
         unwrapped = self.accelerator.unwrap_model(self.model)
         if not has_flash_attention_3(self.accelerator.device):
             reason = why_no_tree(unwrapped)
@@ -271,6 +279,34 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self.meet(outage)
         self.model_version = version
         return t0, t0, saved
+
+    # Evaluation -----------------------------------------------------------------------------------
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Episodes on the held-out tasks with the weights that were published last, beside those of training.
+
+        Arguments and result are those of `RolloutTrainer.evaluate`.
+
+        Raises:
+            TrainingInterrupted, RolloutFailedError: As in training.
+        """
+        payload: list[Any] = [[]]
+        broken: Exception | None = None
+        if self._reader is not None:
+            jobs = held_out_jobs(self.args, self.held_out)
+            sampling = held_out_sampling(self.args, self.rollout_worker.runner.sampling)
+            try:
+                episodes = self.rollout_worker.run_beside(jobs, sampling, lambda: self.stop_request.requested)
+                pairs = zip(jobs, episodes, strict=False)  # none where the run was asked to stop
+                payload = [[record_of(task, episode) for (task, _), episode in pairs]]
+            except Exception as error:  # whatever it is, it ends the run on every rank
+                broken = error
+        self.meet(broken)
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(payload)
+        return report_held_out(self, payload[0], metric_key_prefix)
 
     # Position -------------------------------------------------------------------------------------
 

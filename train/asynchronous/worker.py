@@ -26,6 +26,8 @@ RERUNS = 3
 """How often an episode that an outage ended is run again while other episodes get through."""
 RERUN_SECONDS = 1.0
 """Before an episode is run again; doubles each time, at most 30."""
+POLL_SECONDS = 0.2
+"""Between two looks at whether the run was asked to stop, while an evaluation is waited for."""
 
 
 class LoopThread:
@@ -188,6 +190,25 @@ class RolloutWorker:
             return function(*arguments)
 
         return self.loop.spawn(run()).result()
+
+    def run_beside(
+        self, jobs: Sequence[tuple[Any, int]], sampling: Sampling, stopped: Callable[[], bool]
+    ) -> list[Episode]:
+        """Run one episode per (task, sample) beside those of training; blocks. No episode if `stopped` says so."""
+        runner = copy.copy(self.runner)
+        runner.policy, runner.sampling = (
+            _TaggedPolicy(self.runner.policy, lambda: self.version, self._note_progress),
+            sampling,
+        )
+        work = self.loop.spawn(runner.run_all(jobs))
+        while not stopped():
+            try:
+                return work.result(timeout=POLL_SECONDS)
+            except TimeoutError:
+                if work.done():
+                    raise
+        work.cancel()
+        return []
 
     def replace_group(self) -> None:
         """A group was too old to be trained on: one more may start, with the current weights."""

@@ -49,6 +49,7 @@ def make_trainer(
     callbacks: Any = None,
     sampler: Any = None,
     peft_config: Any = None,
+    held_out: Any = (),
     **settings: Any,
 ) -> AsyncMemoryGRPOTrainer:
     defaults: dict[str, Any] = {
@@ -66,7 +67,14 @@ def make_trainer(
     tokenizer = make_element_tokenizer()
     copy = make_sampler(args, str(model), tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT, lora=False)
     trainer = AsyncMemoryGRPOTrainer(
-        str(model), args, make_tasks(), tokenizer, sampler or copy, callbacks=callbacks, peft_config=peft_config
+        str(model),
+        args,
+        make_tasks(),
+        tokenizer,
+        sampler or copy,
+        held_out=held_out,
+        callbacks=callbacks,
+        peft_config=peft_config,
     )
     use_console(trainer, ASYNC_COLUMNS)
     return trainer
@@ -209,3 +217,39 @@ def test_what_cannot_be_honoured_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_trainer(model_folder, tmp_path / "async", **settings)
+
+
+def test_evaluation_beside_training(tmp_path: Path, model_folder: Path) -> None:
+    """Every second update, each held-out task twice."""
+    settings: dict[str, Any] = {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 2}
+    settings |= {"max_steps": 4, "max_staleness": 0}
+    trained = make_trainer(
+        model_folder,
+        tmp_path / "async",
+        held_out=make_tasks()[:3],
+        eval_temperature=0.0,
+        num_generations_eval=2,
+        **settings,
+    )
+    trained.train()
+    evaluated = [entry for entry in trained.state.log_history if "eval_em" in entry]
+    assert [(entry["step"], entry["eval_episodes"], entry["eval_n"]) for entry in evaluated] == [(2, 6, 6), (4, 6, 6)]
+    # Training does not notice it.
+    plain = make_trainer(model_folder, tmp_path / "plain", max_steps=4, max_staleness=0)
+    plain.train()
+    parameters = dict(plain.model.named_parameters())
+    for name, parameter in trained.model.named_parameters():
+        torch.testing.assert_close(parameters[name], parameter, atol=1e-6, rtol=0)
+
+
+def test_an_evaluation_that_breaks_ends_the_run(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: EpisodeRunner, *arguments: Any) -> Any:
+        raise PolicyError("the server refused the request")
+
+    monkeypatch.setattr(EpisodeRunner, "run_all", broken)
+    settings: dict[str, Any] = {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 1}
+    trainer = make_trainer(model_folder, tmp_path / "async", held_out=make_tasks()[:1], **settings)
+    with pytest.raises(RolloutFailedError, match="the server refused the request"):
+        trainer.train()
