@@ -34,6 +34,9 @@ class MemoryConfig:
     retrieve_k: int = field(default=6, metadata={"help": "Entries shown for the current query."})
     capacity: int | None = field(default=None, metadata={"help": "Most entries in the store; unset is unlimited."})
     retention: str = field(default="reject", metadata={"help": "Rule for a create beyond capacity: reject, fifo, lru."})
+    capacity_notice: bool = field(
+        default=True, metadata={"help": "Tell the model the capacity of its store and how full it is."}
+    )
     scratchpad_tokens: int = field(default=1024, metadata={"help": "Longest scratchpad, in tokens."})
     disabled_actions: list[str] = field(
         default_factory=list, metadata={"help": "Memory actions to switch off, in the environment and the prompt."}

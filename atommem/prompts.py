@@ -31,6 +31,7 @@ class PromptBuilder:
         self.dialect = dialect
         self.layout = config.layout
         self._templates = dialect.templates
+        self._capacity_notice = config.capacity_notice
         self._chat_template_kwargs = chat_template_kwargs or {}
         self._tags = {f"tag.{kind}": tag for kind, tag in dialect.tags.items()}
         enabled = [
@@ -109,7 +110,7 @@ class PromptBuilder:
         entries = [self._fill(templates.entry, handle=item.handle, text=item.text) for item in view.retrieved]
         separator = "\n" if templates.chat else templates.join
         notice = ""
-        if view.capacity is not None:
+        if self._capacity_notice and view.capacity is not None:
             notice = self._fill(templates.capacity_notice, size=view.size, capacity=view.capacity)
         memory = self._fill(
             templates.memory,

@@ -37,6 +37,7 @@ def test_episodes_of_a_group_share_the_prompt_up_to_their_own_memory() -> None:
 def test_the_prompt_tells_limit_and_fill_only_when_there_is_a_limit() -> None:
     assert "2 of at most 5" in builder(capacity=5).text(READING, VIEW)
     assert "at most" not in builder().text(READING, MemoryView("SCRATCH", "QUERY"))
+    assert "at most" not in builder(capacity=5, capacity_notice=False).text(READING, VIEW)
 
 
 @pytest.mark.parametrize("dialect", ["paper", "released"])
