@@ -56,6 +56,8 @@ def test_what_a_fact_is() -> None:
     assert not fact.carried_by("Bran has lived there since 1990")
     (orla,) = facts_of(TASK, TASK.questions[2])
     assert orla.words == {"finn", "potter"}
+    assert orla.carried_by("Orla: potter")  # a short statement: half of it
+    assert not orla.carried_by("Orla")
 
 
 def test_entered_kept_and_retrieved_are_told_apart() -> None:
