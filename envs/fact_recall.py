@@ -3,7 +3,7 @@
 A *fact* of a question is a sentence of one of its gold documents that holds a gold answer, as whole words after SQuAD's
 normalisation. A text *carries* it if it holds the same answer and two more content words (or one, where there are only
 one or two) of the sentence or of its document's title: the answer alone may stand in any text by chance. Questions
-without a fact (yes, no; answers worded otherwise in the documents) have no recall. A question's three numbers are 0 or 1:
+without a fact (yes, no; answers worded otherwise in the documents) have no recall. The three numbers are 0 or 1:
 
 =================== =================================================================================================
 ``fact_entered``     an applied create, update or scratchpad write carried one of its facts
