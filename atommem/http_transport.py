@@ -7,6 +7,9 @@ import ssl
 import httpx
 
 SHARDS = 256
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
+"""Whoever uses it bounds the requests in flight. Idle connections go early: servers on uvicorn (vLLM) close them after
+5 s, maybe while a request is sent."""
 
 
 class ShardedTransport(httpx.AsyncBaseTransport):
@@ -18,9 +21,7 @@ class ShardedTransport(httpx.AsyncBaseTransport):
 
     def __init__(self, shards: int = SHARDS) -> None:
         context = ssl.create_default_context()
-        # Whoever uses this bounds the requests in flight: a pool never has to.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._shards = [httpx.AsyncHTTPTransport(verify=context, limits=limits) for _ in range(shards)]
+        self._shards = [httpx.AsyncHTTPTransport(verify=context, limits=LIMITS) for _ in range(shards)]
         self._in_flight = [0] * shards
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

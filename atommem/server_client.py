@@ -127,7 +127,7 @@ class ServerClient:
             wait = min(MAX_WAIT_SECONDS, self._backoff * 2**attempt) * random.uniform(0.5, 1.5)
             try:
                 async with connection.slots:
-                    response = await connection.client.request(method, url, json=body)
+                    response = await _send(connection.client, method, url, body)
             except httpx.TransportError as error:
                 trouble = f"{type(error).__name__}: {error}".rstrip(": ")
                 continue
@@ -149,6 +149,8 @@ class ServerClient:
     def _connection(self) -> _Connection:
         import httpx
 
+        from atommem.http_transport import LIMITS
+
         loop = asyncio.get_running_loop()
         connection = self._connections.get(loop)
         if connection is None:
@@ -159,8 +161,7 @@ class ServerClient:
                 # Requests queue at the semaphore, which is fair, and never time out there.
                 timeout=httpx.Timeout(self._timeout, pool=None),
                 transport=self._transport or self._own_transport(),
-                # The default is 100 connections, which would be the bound behind a proxy.
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+                limits=LIMITS,  # of connections behind a proxy
             )
             connection = self._connections[loop] = _Connection(client, asyncio.Semaphore(self._max_in_flight))
         return connection
@@ -169,6 +170,20 @@ class ServerClient:
         from atommem.http_transport import SHARDS, ShardedTransport
 
         return None if _behind_proxy(self.base_url) else ShardedTransport(min(SHARDS, self._max_in_flight))
+
+
+async def _send(client: httpx.AsyncClient, method: str, url: str, body: Any) -> httpx.Response:
+    """Send a request; once more, at once, where the connection broke.
+
+    A server closes a connection that has been idle for some seconds, maybe just as it is used again: that says nothing
+    about the server. If it is gone, no new connection can be made.
+    """
+    import httpx
+
+    try:
+        return await client.request(method, url, json=body)
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+        return await client.request(method, url, json=body)
 
 
 def _behind_proxy(url: str) -> bool:

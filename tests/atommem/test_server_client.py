@@ -47,7 +47,6 @@ class Server:
     [
         httpx.ConnectError("refused"),
         httpx.ReadTimeout("slow"),
-        httpx.RemoteProtocolError("cut off"),
         httpx.Response(429, headers={"retry-after": "0"}, text="busy"),
         httpx.Response(500, json={"error": {"message": "engine dead"}}),
         httpx.Response(503, text="starting"),
@@ -64,6 +63,17 @@ async def test_passing_trouble_is_retried_and_lasting_trouble_is_an_outage(troub
     with pytest.raises(OutageError, match=r"POST http://server/v1/x failed 4 times, last with .+: check"):
         await server.client().post("/v1/x", {})
     assert len(server.requests) == 4
+
+
+async def test_a_connection_that_breaks_is_replaced_once() -> None:
+    """A server may close an idle connection just as it is used again; one that is gone accepts no new one."""
+    broken = httpx.RemoteProtocolError("cut off")
+    server = Server(broken)
+    assert await server.client(retries=0).post("/v1/x", {}) == {"ok": True}
+    server = Server(broken, httpx.ConnectError("refused"))
+    with pytest.raises(OutageError, match="failed 1 times, last with ConnectError: refused"):
+        await server.client(retries=0).post("/v1/x", {})
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
