@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atommem.trace import read_trace
 from envs.files import load_tasks
+from eval import cli, session
 from eval.methods import make_method
 from eval.report import report_table
 from eval.runner import evaluate
@@ -45,6 +48,32 @@ async def test_several_questions_in_one_parquet_row(tmp_path: Path, name: str) -
     result = await evaluate(tasks, make_method(name, setup), tmp_path / "out", progress=False)
     assert [question.em for question in result.records[0].questions] == [1.0, 0.0]
     assert result.em == 0.5
+
+
+@pytest.mark.parametrize("method", ["atommem", "memagent", "rag"])
+@pytest.mark.parametrize("name", ["eval_200.json", "test.parquet"])
+def test_the_command_takes_memagents_files_unchanged(
+    tmp_path: Path, name: str, method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions, golds = ["Where does Bran live?", "Who is a potter?"], [["Port", "in Port"], ["Orla"]]
+    if name.endswith(".json"):
+        rows = [eval_row(input=text, answers=answers) for text, answers in zip(questions, golds, strict=True)]
+        data = write_json(tmp_path / name, rows)
+    else:
+        data = write_parquet(tmp_path / name, [train_row(questions, golds)])
+    before = data.read_bytes()
+    _, policy = make_setup(answer)
+    monkeypatch.setattr(session, "open_policy", lambda config: policy)
+    out = tmp_path / "out"
+    command = ["--policy", "toy", "--data", str(data), "--out", str(out), "--method", method, "--reward", "sub_em"]
+    assert cli.main([*command, "--embedder", "hashing", "--max_reads", "0", "--max_in_flight", "2"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["em"]["mean"], summary["em"]["n"], summary["metrics"]["sub_em"]["mean"]) == (0.5, 2, 0.5)
+    assert "sub_em" in capsys.readouterr().out
+    traces = [read_trace(path) for path in sorted((out / "traces").iterdir())]
+    assert [trace.complete for trace in traces] == [True] * (2 if name.endswith(".json") else 1)
+    assert [answer for trace in traces for answer in trace.episode.answers] == ["in Port", "Bran"]
+    assert data.read_bytes() == before
 
 
 async def test_locomo_reports_its_categories_apart(tmp_path: Path) -> None:
