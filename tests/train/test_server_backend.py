@@ -147,6 +147,30 @@ def test_full_weights_without_any_server_are_an_outage(tmp_path: Path) -> None:
         train(tmp_path, cluster, FullWeights(1.0, lambda *_: None))
 
 
+def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other ranks take part in the gathering of every parameter: it goes on to the last one."""
+    given: list[str] = []
+
+    def gathered(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in ("first", "second", "third"):
+            given.append(name)
+            yield name, torch.zeros(1)
+
+    class Breaks(FakeTransfer):
+        def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+            next(iterator)
+            raise RuntimeError("NCCL went away")
+
+    monkeypatch.setattr("train.backends.full_weights.named_weights", gathered)
+    with pytest.raises(
+        RolloutFailedError, match="while they were given weights; http://a: RuntimeError.'NCCL went away'"
+    ):
+        train(tmp_path, Cluster("a"), FullWeights(1.0, lambda url, description, timeout: Breaks(description)))
+    assert given == ["first", "second", "third"]
+
+
 def test_a_server_on_cpu_says_to_use_lora() -> None:
     with pytest.raises(ConfigError, match=r"http://a runs on CPU.*use_peft: true"):
         check_devices("http://a", {"device_config": {"device": "cpu"}})

@@ -42,22 +42,27 @@ class FullWeights:
 
         Raises:
             ConfigError: A server, or this machine, cannot take part in NCCL.
-            OutageError: No server is up.
+            OutageError: No server is up, or one broke while it was given weights.
         """
         urls = self._ready(trainer, pool) if trainer.accelerator.is_main_process else []
         urls = broadcast_object_list([urls])[0]
         if isinstance(urls, ConfigError):
             raise urls
+        broken = ""
         for url in urls:
             weights = named_weights(trainer)
             if trainer.accelerator.is_main_process:
                 client = self._clients[url]
-                client.pause()  # and clears the prefix cache, which is of the old weights
-                client.send_weights(weights)
-                client.resume()
-            else:
-                for _ in weights:  # gathering a parameter takes all ranks
-                    pass
+                try:
+                    client.pause()  # and clears the prefix cache, which is of the old weights
+                    client.send_weights(weights)
+                    client.resume()
+                except Exception as error:  # of HTTP or of NCCL: the other ranks are still gathering, and must not hang
+                    broken += f"; {url}: {error!r}"
+            for _ in weights:  # gathering a parameter takes all ranks
+                pass
+        if broken:
+            raise OutageError(f"servers broke while they were given weights{broken}")
         pool.restrict(urls)
         if not urls:
             raise OutageError(f"no server could be given weights: {', '.join(s.url for s in pool.servers)}")
