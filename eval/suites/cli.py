@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     cells = make_cells(suite, flags, given.out, given.seeds)
     budget = cells[0].configs[0].make_budget()
-    tasks = {column.key: cache.load(column) for column in suite.columns}
+    tasks = cache.load(suite.columns)
     try:
         asyncio.run(SuiteRun(cells, tasks, budget, Board(cells, console)).run())
     except KeyboardInterrupt:
@@ -62,13 +62,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="atommem eval --suite",
+        prog="atommem eval",
         description="Run all evaluations that a suite's file describes (configs/eval/), and report them together. "
         "Every flag of atommem eval may be given too: it wins over the suite's settings, but not over a row's.",
         epilog="Suites, their files and the report: docs/evaluation.md",
         allow_abbrev=False,
     )
-    parser.add_argument("--suite", type=Path, required=True, metavar="FILE", help="The suite's file (YAML).")
+    # The file may be missing in `--suite --help`.
+    parser.add_argument("--suite", type=Path, nargs="?", required=True, metavar="FILE", help="The suite's file (YAML).")
     parser.add_argument("--out", type=Path, help="Folder for cells and report; an interrupted suite continues in it.")
     parser.add_argument(
         "--benchmarks",
@@ -104,6 +105,8 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
         name = flag.partition("=")[0]
         if name in _INSTEAD:
             raise ConfigError(f"{name} is for a single evaluation: {_INSTEAD[name]}.")
+    if given.suite is None:
+        raise ConfigError("--suite is given without its file: name one, such as configs/eval/smoke.yaml.")
     if given.out is None and not given.list:
         raise ConfigError("--out is missing: name the folder for cells and report, or give --list.")
     if given.benchmarks is not None and not given.benchmarks.is_dir():

@@ -43,15 +43,16 @@ class TaskCache:
         self.benchmarks = benchmarks
         self._say = say
         self._pool: tuple[str, Pool] | None = None
-        self._digests: dict[Path, dict[str, Any]] = {}
 
     def available(self, column: Column) -> bool:
         """False for an optional column whose benchmark was not given."""
         return not (column.optional and self.benchmarks is None and isinstance(column.data, BenchmarkData))
 
-    def load(self, column: Column) -> list[Task]:
-        """The tasks of `column`; raises as `path`."""
-        return load_tasks(self.path(column))
+    def load(self, columns: Iterable[Column]) -> dict[str, list[Task]]:
+        """The tasks of `columns`, by the columns' keys; raises as `path`."""
+        tasks = {column.key: load_tasks(self.path(column)) for column in columns}
+        self._pool = None
+        return tasks
 
     def path(self, column: Column) -> Path:
         """The file with the tasks of `column`, built if it is not there.
@@ -97,23 +98,18 @@ class TaskCache:
             "benchmark": benchmark.name,
             "split": data.split,
             **asdict(data.build),
-            "inputs": [self._describe(file) for file in files],
-            "aliases": None if aliases is None else self._describe(aliases),
+            "inputs": [describe_file(file) for file in files],
+            "aliases": None if aliases is None else describe_file(aliases),
         }
 
         def tasks() -> Iterable[Task]:
-            key = f"{benchmark.name}/{data.split}"
-            if self._pool is None or self._pool[0] != key:
+            inputs = json.dumps([settings["inputs"], settings["aliases"]])
+            if self._pool is None or self._pool[0] != inputs:
                 # The columns of one benchmark follow one another: one pool is kept.
-                self._pool = (key, Pool(row for file in files for row in read(file)))
+                self._pool = (inputs, Pool(row for file in files for row in read(file)))
             return build_tasks(self._pool[1], data.build, benchmark.name, data.split)
 
         return self._built(column, settings, tasks)
-
-    def _describe(self, file: Path) -> dict[str, Any]:
-        if file not in self._digests:
-            self._digests[file] = describe_file(file)
-        return self._digests[file]
 
     def _built(self, column: Column, settings: Mapping[str, Any], tasks: Callable[[], Iterable[Task]]) -> Path:
         # What a file is called and where it lies says nothing about what is in it.

@@ -46,7 +46,10 @@ class SuiteRun:
         """
         async with Session(asyncio.Semaphore(self._bound)) as session:
             for cell in self._cells:
-                await self._check(session, cell)
+                try:
+                    await self._check(session, cell)
+                except AtomMemError as error:
+                    raise type(error)(f"{cell.name}: {error}") from error
             with self._board:
                 for _, group in groupby(self._cells, key=lambda cell: cell.shares):
                     async with asyncio.TaskGroup() as tasks:

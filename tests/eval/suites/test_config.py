@@ -1,0 +1,174 @@
+"""A suite's file: what it may hold, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from atommem.config import save_config
+from atommem.errors import ConfigError
+from eval.suites.cells import make_cells
+from eval.suites.config import BenchmarkData, load_suite, parse_suite, slug
+
+DATA = [{"name": "world", "synthetic": {"prose": "compact"}, "n": 3}]
+ROWS = [{"method": "atommem"}, {"method": "rag"}]
+
+
+def suite(**fields: Any) -> dict[str, Any]:
+    return {"title": "A suite", "data": DATA, "rows": ROWS, **fields}
+
+
+def test_columns_are_one_for_each_number_of_documents() -> None:
+    item = {"benchmark": "musique", "documents": [20, 40], "questions": "1-10", "n": 5, "seed": 1}
+    columns = parse_suite(suite(data=[item])).columns
+    assert [(column.key, column.documents, column.n) for column in columns] == [
+        ("musique-20", 20, 5),
+        ("musique-40", 40, 5),
+    ]
+    data = columns[1].data
+    assert isinstance(data, BenchmarkData)
+    assert (data.split, data.build.questions, data.build.documents, data.build.seed) == ("dev", (1, 10), 40, 1)
+
+
+def test_a_grid_has_every_combination_in_order() -> None:
+    axes = {"chunk": {"chunk_tokens": [2, 4]}, "notice": {"on": {"capacity_notice": True}, "off": {"capacity": 5}}}
+    rows = parse_suite(suite(grid=[{"method": "atommem", "axes": axes}])).rows[2:]
+    assert [row.label for row in rows] == [
+        "chunk 2, notice on",
+        "chunk 2, notice off",
+        "chunk 4, notice on",
+        "chunk 4, notice off",
+    ]
+    assert rows[3].settings == {"chunk_tokens": 4, "capacity": 5}
+    assert rows[3].parameters == {"chunk": 4, "notice": "off"}
+    assert rows[3].name == "atommem, chunk 4, notice off"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"colums": []}, "unknown field colums; known are title"),
+        ({"title": None}, "title must be text"),
+        ({"data": []}, "data is empty"),
+        ({"rows": []}, "rows and grid are empty"),
+        ({"data": [{"name": "x"}]}, "one of benchmark, synthetic and file"),
+        ({"data": [{"benchmark": "squad", "documents": 2, "n": 1}]}, "benchmark is 'squad': give one of hotpotqa"),
+        ({"data": [{"benchmark": "hotpotqa", "n": 1}]}, "data, hotpotqa: documents is missing"),
+        ({"data": [{"benchmark": "hotpotqa", "documents": "many", "n": 1}]}, "documents is 'many'"),
+        ({"data": [{"benchmark": "hotpotqa", "documents": 2, "n": 1, "questions": "some"}]}, "questions is 'some'"),
+        ({"data": [{"synthetic": {"hop": 2}, "n": 1}]}, "unknown field hop; known are prose, hops"),
+        ({"data": [{"synthetic": {"early": "often"}, "n": 1}]}, "early is 'often'; the default is 0.5"),
+        ({"data": DATA * 2}, "two columns are called 'world': give one of them another name"),
+        ({"rows": [{"method": "atommem"}] * 2}, "two rows are called 'atommem': give one of them another label"),
+        ({"rows": [{"method": "magic"}]}, "method is 'magic': give one of atommem"),
+        ({"rows": [{"method": "rag", "settings": {"retrieve": 3}}]}, "unknown field retrieve; known are policy"),
+        (
+            {"rows": [{"method": "rag", "settings": {"retrieve_k": "three"}}]},
+            "rows, rag: retrieve_k is 'three', expected int",
+        ),
+        ({"rows": [{"method": "rag", "settings": {"limit": 3}}]}, "unknown field limit"),
+        ({"settings": {"seed": 3}}, "settings: unknown field seed"),
+        ({"settings": {"disabled_actions": "read"}}, r"disabled_actions is 'read', expected list\[str\]"),
+        ({"grid": [{"method": "rag", "axes": {"k": [3]}}]}, r"axis k is \[3\]"),
+        ({"grid": [{"method": "rag", "axes": {"k": {"retrieve_k": [True]}}}]}, "has the point True"),
+        ({"seeds": [1, 1]}, "seeds is"),
+        ({"reference": "mem0"}, "reference is 'mem0': give one of atommem, rag"),
+    ],
+)
+def test_mistakes_are_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump(suite(**fields)))
+    with pytest.raises(ConfigError, match=message) as error:
+        load_suite(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "title: [\n"])
+def test_files_that_hold_no_suite(text: str, tmp_path: Path) -> None:
+    (tmp_path / "suite.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="suite"):
+        load_suite(tmp_path / "suite.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_suite(tmp_path / "none.yaml")
+
+
+def test_rows_and_columns_are_chosen_by_any_of_their_names() -> None:
+    rows = [
+        {"method": "atommem"},
+        {"method": "atommem", "label": "k 3", "settings": {"retrieve_k": 3}},
+        {"method": "rag"},
+    ]
+    data = [{"benchmark": "hotpotqa", "documents": [20, 40], "n": 1}, *DATA]
+    all_of_it = parse_suite(suite(rows=rows, data=data, reference="rag"))
+    assert [row.name for row in all_of_it.select(rows=["atommem"]).rows] == ["atommem", "atommem, k 3"]
+    assert [row.name for row in all_of_it.select(rows=["rag", "k 3"]).rows] == ["atommem, k 3", "rag"]
+    assert all_of_it.select(rows=["k 3"]).reference is None
+    assert all_of_it.select(rows=["rag"]).reference == "rag"
+    assert [column.key for column in all_of_it.select(columns=["hotpotqa"]).columns] == ["hotpotqa-20", "hotpotqa-40"]
+    assert [column.key for column in all_of_it.select(columns=["hotpotqa-40", "world"]).columns] == [
+        "hotpotqa-40",
+        "world",
+    ]
+    with pytest.raises(ConfigError, match="no row 'mem0'; it has 'atommem', 'atommem, k 3', 'rag'"):
+        all_of_it.select(rows=["mem0"])
+
+
+def test_a_row_wins_over_flags_over_the_suite_over_the_checkpoint(tmp_path: Path) -> None:
+    from atommem.config import EmbedderConfig, MemoryConfig
+
+    save_config(
+        tmp_path, MemoryConfig(retrieve_k=2, scratchpad_tokens=7, layout="paper"), EmbedderConfig(embedder="random")
+    )
+    values = suite(
+        settings={"retrieve_k": 3, "temperature": 0.25, "scratchpad_tokens": 8},
+        rows=[{"method": "atommem"}, {"method": "atommem", "label": "x", "settings": {"retrieve_k": 5, "top_k": 9}}],
+        seeds=[0, 4],
+    )
+    flags = ["--policy", str(tmp_path), "--retrieve_k", "4"]
+    cells = make_cells(parse_suite(values), flags, tmp_path / "out")
+    assert [(cell.row.name, cell.seed) for cell in cells] == [
+        *(("atommem", 0), ("atommem", 4)),
+        *(("atommem, x", 0), ("atommem, x", 4)),
+    ]
+    first, last = cells[0].configs, cells[3].configs
+    assert (first[1].layout, first[2].embedder) == ("paper", "random")
+    assert (first[0].temperature, first[1].scratchpad_tokens, first[1].retrieve_k) == (0.25, 8, 4)
+    assert (last[1].retrieve_k, last[0].top_k, last[0].seed, last[0].method) == (5, 9, 4, "atommem")
+    assert cells[3].folder == tmp_path / "out" / "cells" / "atommem_x" / "world" / "seed_4"
+
+
+def test_a_row_may_bring_its_own_policy_and_what_it_was_trained_with(tmp_path: Path) -> None:
+    from atommem.config import MemoryConfig
+
+    for name, k in (("trained", 2), ("base", 5)):
+        (tmp_path / name).mkdir()
+        save_config(tmp_path / name, MemoryConfig(retrieve_k=k))
+    rows = [
+        {"method": "atommem"},
+        {"method": "atommem", "label": "base", "settings": {"policy": str(tmp_path / "base")}},
+    ]
+    for settings, flags in (({"policy": str(tmp_path / "trained")}, []), ({}, ["--policy", str(tmp_path / "trained")])):
+        cells = make_cells(parse_suite(suite(rows=rows, settings=settings)), flags, tmp_path)
+        assert [(cell.configs[0].policy, cell.configs[1].retrieve_k) for cell in cells] == [
+            ([str(tmp_path / "trained")], 2),
+            ([str(tmp_path / "base")], 5),
+        ]
+
+
+def test_cells_that_share_what_is_open_run_together(tmp_path: Path) -> None:
+    rows = [{"method": "atommem", "label": name, "settings": {"embedder": name}} for name in ("random", "hashing")]
+    data = [{**DATA[0], "name": name} for name in ("one", "two")]
+    cells = make_cells(parse_suite(suite(rows=rows, data=data)), ["--policy", "p"], tmp_path)
+    assert [(cell.row.label, cell.column.name) for cell in cells] == [
+        *(("random", "one"), ("random", "two")),
+        *(("hashing", "one"), ("hashing", "two")),
+    ]
+
+
+def test_names_of_folders() -> None:
+    assert slug("atommem, without update") == "atommem_without_update"
+    assert slug("Qwen/Qwen3-Embedding-0.6B") == "qwen_qwen3-embedding-0.6b"
+    assert slug("..") == "_"

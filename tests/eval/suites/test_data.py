@@ -1,0 +1,130 @@
+"""Tasks of a suite: built once, and never taken for those of another seed, setting or input."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atommem.errors import ConfigError, DataError
+from envs.base import Task
+from envs.build import BuildConfig
+from envs.files import save_tasks
+from envs.synthetic.world import WorldConfig
+from eval.suites.config import BenchmarkData, Column, FileData, SyntheticData
+from eval.suites.data import TaskCache
+from tests.eval.toys import make_task
+
+
+def rows(answer: str = "A") -> str:
+    return json.dumps(
+        [
+            {
+                "_id": str(number),
+                "question": f"Who is number {number}?",
+                "answer": answer,
+                "supporting_facts": [[f"Page {number}", 0]],
+                "context": [[f"Page {number}", [f"He is {answer}."]], [f"Other {number}", ["Nothing."]]],
+                "type": "bridge",
+                "level": "hard",
+                "answer_id": "Q1",
+            }
+            for number in range(6)
+        ]
+    )
+
+
+@pytest.fixture
+def benchmarks(tmp_path: Path) -> Path:
+    for name, file in (("hotpotqa", "hotpot_dev_distractor_v1.json"), ("2wikimultihopqa", "dev.json")):
+        (tmp_path / "benchmarks" / name).mkdir(parents=True)
+        (tmp_path / "benchmarks" / name / file).write_text(rows())
+    return tmp_path / "benchmarks"
+
+
+def column(name: str = "hotpotqa", documents: int = 3, seed: int = 42) -> Column:
+    return Column(name, BenchmarkData(name, "dev", BuildConfig(documents, 2, seed=seed)), documents)
+
+
+def load(cache: TaskCache, which: Column) -> list[Task]:
+    return cache.load([which])[which.key]
+
+
+def test_a_file_is_built_once(tmp_path: Path, benchmarks: Path) -> None:
+    said: list[str] = []
+    cache = TaskCache(tmp_path / "cache", benchmarks, said.append)
+    tasks = load(cache, column())
+    assert [(len(task.documents), task.source) for task in tasks] == [(3, "hotpotqa")] * 2
+    path = cache.path(column())
+    stamp = path.stat().st_mtime_ns
+    assert load(TaskCache(tmp_path / "cache", benchmarks, said.append), column()) == tasks
+    assert path.stat().st_mtime_ns == stamp
+    assert len(said) == 1
+    provenance = json.loads(path.with_name(f"{path.name}.json").read_text())
+    assert provenance["inputs"][0]["name"] == "hotpot_dev_distractor_v1.json"
+    assert (provenance["seed"], provenance["documents"]) == (42, 3)
+
+
+def test_whatever_differs_has_a_file_of_its_own(tmp_path: Path, benchmarks: Path) -> None:
+    def path(which: Column) -> Path:
+        return TaskCache(tmp_path / "cache", benchmarks).path(which)
+
+    first = path(column())
+    others = [path(column(seed=43)), path(column(documents=4))]
+    (benchmarks / "hotpotqa" / "hotpot_dev_distractor_v1.json").write_text(rows("B"))
+    others.append(path(column()))
+    assert len({first, *others}) == 4
+    assert load(TaskCache(tmp_path / "cache", benchmarks), column())[0].questions[0].answers == ("B",)
+    # The content counts, not the name or the place.
+    (benchmarks / "hotpotqa" / "hotpot_dev_distractor_v1.json").write_text(rows())
+    moved = benchmarks.rename(tmp_path / "moved")
+    assert TaskCache(tmp_path / "cache", moved).path(column()) == first
+
+
+def test_aliases_beside_the_questions_count(tmp_path: Path, benchmarks: Path) -> None:
+    cache = TaskCache(tmp_path / "cache", benchmarks)
+    before = cache.path(column("2wikimultihopqa"))
+    (benchmarks / "2wikimultihopqa" / "id_aliases.json").write_text(
+        json.dumps({"Q_id": "Q1", "aliases": ["Alias"], "demonyms": []}) + "\n"
+    )
+    assert cache.path(column("2wikimultihopqa")) != before
+    assert load(cache, column("2wikimultihopqa"))[0].questions[0].answers == ("A", "Alias")
+
+
+def test_synthetic_worlds_differ_by_seed_and_knob(tmp_path: Path) -> None:
+    cache = TaskCache(tmp_path, None)
+    data = SyntheticData(WorldConfig(), 2, 1)
+    paths = {
+        cache.path(Column("world", item))
+        for item in (data, replace(data, seed=2), replace(data, n=3), replace(data, world=WorldConfig(early=0.1)))
+    }
+    assert len(paths) == 4
+    assert [task.id for task in load(cache, Column("world", data))] == ["synthetic-1-0", "synthetic-1-1"]
+
+
+def test_plain_files_are_found_beside_the_benchmarks(tmp_path: Path, benchmarks: Path) -> None:
+    save_tasks([make_task("a")], benchmarks / "own" / "tasks.jsonl")
+    cache = TaskCache(tmp_path / "cache", benchmarks)
+    assert [task.id for task in load(cache, Column("own", FileData("own/tasks.jsonl")))] == ["a"]
+    assert load(cache, Column("own", FileData(str(benchmarks / "own" / "tasks.jsonl"))))
+    with pytest.raises(ConfigError, match=r"no file none\.jsonl, nor in the folder .*benchmarks: give --benchmarks"):
+        cache.path(Column("own", FileData("none.jsonl")))
+
+
+def test_what_is_missing_is_named(tmp_path: Path, benchmarks: Path) -> None:
+    with pytest.raises(ConfigError, match=r"hotpotqa-3 needs .* hotpotqa/hotpot_dev_distractor_v1\.json"):
+        TaskCache(tmp_path, None).path(column())
+    with pytest.raises(DataError, match=r"no dev file of musique .* looked for musique_ans_v1\.0_dev\.jsonl"):
+        TaskCache(tmp_path, benchmarks).path(column("musique"))
+    with pytest.raises(DataError, match="the pool has 12 different documents, too few for tasks of 13"):
+        TaskCache(tmp_path, benchmarks).path(column(documents=13))
+    assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_only_what_is_optional_is_left_out(tmp_path: Path, benchmarks: Path) -> None:
+    optional = replace(column(), optional=True)
+    assert not TaskCache(tmp_path, None).available(optional)
+    assert TaskCache(tmp_path, None).available(column())
+    assert TaskCache(tmp_path, benchmarks).available(optional)

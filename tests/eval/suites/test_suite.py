@@ -1,0 +1,263 @@
+"""`atommem eval --suite` from beginning to end, over a toy policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from atommem.errors import ConfigError
+from atommem.policy.base import Completion, Sampling
+from envs.files import save_tasks
+from eval import cli, session
+from eval.reporting import report
+from eval.suites.board import Board, duration
+from eval.suites.cells import Cell
+from tests.eval.toys import ToyPolicy, make_task
+from tests.fakes import WordTokenizer
+
+
+class CountingPolicy(ToyPolicy):
+    """Notes how many tasks were asked about at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__(WordTokenizer())
+        self.open = 0
+        self.most = 0
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        self.open += 1
+        self.most = max(self.most, self.open)
+        await asyncio.sleep(0)
+        try:
+            return await super().complete(prompt_ids, sampling)
+        finally:
+            self.open -= 1
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> CountingPolicy:
+    toy = CountingPolicy()
+    monkeypatch.setattr(session, "open_policy", lambda config: toy)
+    monkeypatch.setattr(report, "write_plots", lambda *arguments: [])  # they take a second
+    return toy
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_tasks([make_task(name) for name in ("a", "b", "c", "d")], tmp_path / "one.jsonl")
+    save_tasks([make_task(name, questions=2) for name in ("e", "f")], tmp_path / "two.jsonl")
+    return tmp_path
+
+
+def run(folder: Path, *flags: str, **fields: Any) -> int:
+    suite = {
+        "title": "Toys",
+        "reference": "no_memory",
+        "settings": {"policy": "toy", "embedder": "hashing", "chunking": "documents", "max_in_flight": 3},
+        "data": [{"name": name, "file": str(folder / f"{name}.jsonl")} for name in ("one", "two")],
+        "rows": [{"method": "atommem"}, {"method": "no_memory"}],
+        **fields,
+    }
+    (folder / "suite.yaml").write_text(yaml.safe_dump(suite))
+    return cli.main(["--suite", str(folder / "suite.yaml"), "--out", str(folder / "out"), *flags])
+
+
+def results(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "out" / "report" / "results.json").read_text())
+    return loaded
+
+
+def scores(folder: Path) -> dict[tuple[str, str], float]:
+    return {(cell["row"], cell["dataset"]): cell["em"]["mean"] for cell in results(folder)["cells"]}
+
+
+def test_runs_everything_once_and_reports(
+    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.wrong = {"a"}
+    assert run(folder) == 0
+    assert scores(folder) == {
+        ("atommem", "one"): 0.75,
+        ("atommem", "two"): 1.0,
+        ("no_memory", "one"): 0.75,
+        ("no_memory", "two"): 1.0,
+    }
+    assert (results(folder)["title"], results(folder)["reference"]) == ("Toys", "no_memory")
+    captured = capsys.readouterr()
+    assert "75.0 [" in captured.out
+    assert "atommem on two, seed 0: 2/2, EM 1.000, done" in captured.err
+    assert "4 of 4 cells, 12 of 12 episodes, 0 failed" in captured.err
+    for name in ("report.html", "tables.md", "tables.tex"):
+        assert (folder / "out" / "report" / name).is_file()
+    asked = len(policy.asked)
+    assert run(folder) == 0
+    assert len(policy.asked) == asked
+
+
+def test_cells_run_side_by_side_under_one_bound(folder: Path, policy: CountingPolicy) -> None:
+    assert run(folder, "--rows", "atommem") == 0
+    assert policy.most == 3
+    # The second cell fills the places that the last episode of the first one leaves.
+    assert policy.asked.index("e") < len(policy.asked) - policy.asked[::-1].index("d")
+
+
+def test_seeds_are_one_cell_with_a_spread(folder: Path, policy: CountingPolicy) -> None:
+    assert run(folder, seeds=[0, 1, 2]) == 0
+    cell = results(folder)["cells"][0]
+    assert (cell["seeds"], cell["em"]["between_seeds"]["seeds"]) == ([0, 1, 2], 3)
+    assert run(folder, "--seeds", "5", "--rows", "no_memory") == 0
+    assert [item["seed"] for item in results(folder)["evaluations"]] == [5, 5]
+
+
+def test_failures_are_an_exit_status_after_all_cells_ran(
+    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.out_of_reach = {"a"}
+    assert run(folder) == 3
+    assert (
+        "atommem on one, seed 0: 1 of 4 episodes failed, more than --max_failed_fraction 0.05"
+        in capsys.readouterr().err
+    )
+    assert {cell["failed"] for cell in results(folder)["cells"] if cell["dataset"] == "one"} == {1}
+    assert run(folder, "--max_failed_fraction", "0.25") == 0
+    policy.out_of_reach = set()
+    policy.asked.clear()
+    assert run(folder) == 0
+    assert set(policy.asked) == {"a"}
+
+
+def test_a_spent_budget_leaves_a_report_and_continues(
+    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, "--budget_tokens", "400", "--max_in_flight", "1") == 4
+    error = capsys.readouterr().err
+    assert "the budget is spent" in error
+    assert "incomplete" in results(folder)["title"]
+    done = len(policy.asked)
+    assert run(folder, "--budget_tokens", "400", "--max_in_flight", "1") == 4
+    assert len(policy.asked) == done
+    assert run(folder, "--max_in_flight", "1") == 0
+    assert results(folder)["title"] == "Toys"
+    assert sorted(policy.asked) == sorted([*"aaabbbcccddd", *"eeeeffff", *"abcd", *"eeff"])
+
+
+def test_a_budget_spent_at_once_has_no_report(
+    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.hang = "a"
+    policy.refuse = "a"
+    assert run(folder, "--columns", "one", "--rows", "no_memory", "--limit", "1") == 2
+    captured = capsys.readouterr()
+    assert "there is nothing to report" in captured.out
+    assert "no_memory on one, seed 0 could not run: refused" in captured.err
+
+
+def test_a_cell_that_is_refused_does_not_stop_the_others(
+    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.refuse = "e"
+    assert run(folder) == 2
+    assert "atommem on two, seed 0 could not run: refused" in capsys.readouterr().err
+    assert scores(folder)[("no_memory", "one")] == 1.0
+
+
+def test_what_cannot_run_is_known_before_anything_runs(
+    folder: Path, policy: CountingPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mem0", None)
+    with pytest.raises(ConfigError, match=r"mem0 on one, seed 0: .*mem0ai"):
+        run(folder, rows=[{"method": "atommem"}, {"method": "mem0"}], reference=None)
+    assert policy.asked == []
+
+
+def test_other_settings_are_refused_before_anything_runs(folder: Path, policy: CountingPolicy) -> None:
+    assert run(folder, "--columns", "two") == 0
+    policy.asked.clear()
+    with pytest.raises(ConfigError, match=r"two.*environment\.max_reads is 3 there and 2 now"):
+        run(folder, "--max_reads", "2")
+    assert policy.asked == []
+
+
+def test_control_c_says_how_to_continue(
+    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A job in the background of a script (CI) inherits SIGINT as ignored; at a terminal it is not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    note = Board.note
+
+    def press(board: Board, cell: Cell) -> None:
+        # Once: a second time it would not wait for the episodes to be cancelled.
+        monkeypatch.setattr(Board, "note", note)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Board, "note", lambda board, cell: (press if cell.column.key == "two" else note)(board, cell))
+    try:
+        assert run(folder, "--max_in_flight", "1") == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "the same command continues from there" in capsys.readouterr().err
+    policy.asked.clear()
+    assert run(folder, "--max_in_flight", "1") == 0
+    assert policy.asked.count("a") == 0
+
+
+def test_cells_are_listed_without_a_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = [
+        {"name": "world", "synthetic": {}, "n": 7},
+        {"benchmark": "musique", "documents": 5, "n": 3, "optional": True},
+    ]
+    settings = {"max_in_flight": 3}
+    assert run(folder, "--list", "--limit", "5", data=data, settings=settings) == 0
+    captured = capsys.readouterr()
+    assert "2 cells, 10 episodes" in captured.out
+    assert "left out without --benchmarks: musique-5" in captured.err
+    assert run(folder, "--list", settings=settings) == 0
+    assert "4 cells, 0 episodes and those of all tasks in files" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="no column is left: give --benchmarks"):
+        run(folder, "--list", "--columns", "musique", data=data, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data", "x"], "--data is for a single evaluation: .* --columns"),
+        (["--method=rag"], "--method is for a single evaluation: .* --rows"),
+        (["--seed", "1"], "give --seeds"),
+        (["--config", "x"], "the suite's file holds the settings"),
+        (["--benchmarks", "/none"], "benchmarks is /none: there is no such folder"),
+        (["--seeds", "1", "1"], "give different ones"),
+        (["--rows", "magic"], "no row 'magic'"),
+        (["--magic", "1"], "magic"),
+    ],
+)
+def test_wrong_flags_are_named(flags: list[str], message: str, folder: Path, policy: CountingPolicy) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(folder, *flags)
+
+
+def test_the_folder_must_be_named(folder: Path) -> None:
+    run(folder, "--list")
+    with pytest.raises(ConfigError, match="--out is missing"):
+        cli.main(["--suite", str(folder / "suite.yaml")])
+
+
+def test_help_tells_the_flags_of_suites(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        cli.main(["--suite", "--help"])
+    assert exit_status.value.code == 0
+    assert "--benchmarks FOLDER" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "--suite FILE" in " ".join(capsys.readouterr().out.split())
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (0.4, 65, 3909)] == ["0:00", "1:05", "1:05:09"]
