@@ -165,7 +165,7 @@ def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_rank
 
     monkeypatch.setattr("train.backends.full_weights.named_weights", gathered)
     with pytest.raises(
-        RolloutFailedError, match="while they were given weights; http://a: RuntimeError.'NCCL went away'"
+        RolloutFailedError, match=r"while they were given weights; http://a: RuntimeError\('NCCL went away'\)"
     ):
         train(tmp_path, Cluster("a"), FullWeights(1.0, lambda url, description, timeout: Breaks(description)))
     assert given == ["first", "second", "third"]
