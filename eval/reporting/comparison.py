@@ -16,8 +16,7 @@ from atommem.errors import ConfigError
 from envs.records import EpisodeRecord, task_changes, task_scores
 from envs.statistics import Difference, bootstrap_difference, sign_test
 from eval.reporting.evaluations import Evaluation, read_evaluation
-
-METRICS = ("em", "f1")
+from eval.reporting.scores import METRICS, label, metrics_of_records
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Comparison:
     """Two evaluations on the tasks that both have a score of.
 
     Attributes:
-        metric: ``em`` or ``f1``.
+        metric: One of `eval.reporting.scores.METRICS`.
         wins, losses, ties: Tasks on which the second one's mean score is higher, lower, equal.
         p_value: Of the exact two-sided sign test over tasks (McNemar's exact test where a task has one score).
         difference: Second minus first with the interval of the paired bootstrap; None without a common task.
@@ -68,7 +67,7 @@ def compare_records(
     Args:
         first, second: Records of the two. Where their tasks may differ under the same ids, give
             `Evaluation.paired_records`.
-        metric: ``em`` or ``f1``.
+        metric: Any score of questions (`QuestionRecord.score`); tasks without it are left out.
         resamples: Of the bootstrap.
     """
     one, two = task_scores(first, metric), task_scores(second, metric)
@@ -126,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
     """Entry point of ``atommem compare``.
 
     Raises:
-        ConfigError: A folder holds no evaluation, or the two were not given the same tasks.
+        ConfigError: A folder holds no evaluation, or no such score, or the two were not given the same tasks.
         DataError: Records are damaged.
     """
     parser = argparse.ArgumentParser(prog="atommem compare", description=__doc__, allow_abbrev=False)
@@ -142,6 +141,10 @@ def main(argv: Sequence[str]) -> int:
             f"{first.folder} and {second.folder} have different tasks (tasks.sha256 in their run.json): scores are "
             "compared on the same tasks only. Evaluate both on one task file, with the same --limit."
         )
+    for side in (first, second):
+        known = metrics_of_records(side.records)
+        if given.metric not in known and not all(record.failed for record in side.records):
+            raise ConfigError(f"metric is {given.metric!r}: {side.folder} has {', '.join(known)}.")
     comparison = compare_records(first.records, second.records, given.metric)
     found = flips(first, second, comparison)
     if given.json:
@@ -161,7 +164,7 @@ def _print(
     first: Evaluation, second: Evaluation, comparison: Comparison, found: Sequence[dict[str, Any]], show: int
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    name = comparison.metric.upper()
+    name = label(comparison.metric)
     table = Table(title=f"{name} on the {len(comparison.changes)} tasks with a score in both", title_justify="left")
     table.add_column("")
     table.add_column(name, justify="right")

@@ -28,7 +28,8 @@ class Evaluation:
         documents: Documents in the stream of a task; None where it is not known.
         seed: Evaluations that differ in nothing else are shown as one, with the spread between seeds.
         manifest: Contents of ``run.json``.
-        records: One per episode, by task id (numbers in it by their value) and sample.
+        records: One per episode, in whatever order; kept by task id (numbers in it by their value) and sample, so that
+            nothing depends on which episode ended first.
     """
 
     folder: Path
@@ -40,6 +41,15 @@ class Evaluation:
     parameters: Mapping[str, str | float] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict, repr=False)
     records: tuple[EpisodeRecord, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "records", tuple(sorted(self.records, key=lambda record: _order(record.key))))
+
+    @property
+    def planned(self) -> int | None:
+        """Episodes that it has when it is finished; None where its manifest does not say."""
+        tasks = self.manifest.get("tasks", {}).get("count")
+        return None if tasks is None else int(tasks) * int(self.manifest.get("samples_per_task", 1))
 
     @property
     def row(self) -> str:
@@ -99,8 +109,7 @@ def read_evaluation(
         ) from error
     except ValueError as error:
         raise DataError(f"{folder / MANIFEST} is not valid JSON: {error}") from error
-    found = parse_records(content[: content.rfind(b"\n") + 1], folder / EPISODES)
-    records = tuple(found[key] for key in sorted(found, key=_order))
+    records = tuple(parse_records(content[: content.rfind(b"\n") + 1], folder / EPISODES).values())
     if seed is None:
         seed = int(manifest.get("sampling", {}).get("seed") or 0)
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))

@@ -1,4 +1,4 @@
-"""What a trace says about where answers are lost, how precise retrieval was, and how the store grew.
+"""What a trace says about the way of an answer through memory, how precise retrieval was, and how the store grew.
 
 A gold answer counts as held by a text if its normalised words (SQuAD's normalisation) follow one another in the text's.
 Answers that no text can be expected to hold (yes, no) are not located: their questions are left out here, and counted.
@@ -37,8 +37,8 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionFate:
-    """What became of the answer to one question.
+class AnswerTrail:
+    """The way of the gold answers of one question through memory, by their words.
 
     Attributes:
         located: Whether a text can hold a gold answer; if not, the next three are False.
@@ -60,48 +60,21 @@ class QuestionFate:
 
 
 @dataclass
-class Funnel:
-    """How many questions got how far. A question counts at a stage only if it passed all stages before."""
-
-    questions: int = 0
-    located: int = 0
-    entered: int = 0
-    kept: int = 0
-    shown: int = 0
-    answered: int = 0
-    right_otherwise: int = 0
-    """Right, though no memory in front of the policy held the answer: from the chunk, by knowledge, or by luck."""
-
-    def add(self, fate: QuestionFate) -> None:
-        """Count one question."""
-        self.questions += 1
-        if not fate.located:
-            return
-        self.located += 1
-        self.entered += fate.entered
-        self.kept += fate.entered and fate.kept
-        shown = fate.entered and fate.kept and fate.shown
-        self.shown += shown
-        self.answered += shown and fate.right
-        self.right_otherwise += fate.right and not shown
-
-
-@dataclass
 class Inspection:
     """Sums over the episodes of a row and column.
 
     Attributes:
-        funnel: Where answers are lost.
         retrieved, relevant: Entries shown at answering steps, and those of them that hold a gold answer of the
             question (located ones only).
+        operations: Memory actions that had an effect.
         sizes, steps: By step index, the sum of store sizes and the number of episodes that took the step.
         episodes: Episodes looked at: those that did not fail and have a trace.
         missing: Episodes that did not fail but whose trace is not there.
     """
 
-    funnel: Funnel = field(default_factory=Funnel)
     retrieved: int = 0
     relevant: int = 0
+    operations: int = 0
     sizes: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     episodes: int = 0
@@ -112,17 +85,16 @@ class Inspection:
         """`relevant` over `retrieved`; None where nothing was retrieved."""
         return self.relevant / self.retrieved if self.retrieved else None
 
-    def add(self, episode: Episode, record: EpisodeRecord, fates: Sequence[QuestionFate]) -> None:
-        """Count one episode that did not fail; `fates` are those of `question_fates`."""
+    def add(self, episode: Episode, record: EpisodeRecord) -> None:
+        """Count one episode that did not fail."""
         self.episodes += 1
-        for fate in fates:
-            self.funnel.add(fate)
         for step in episode.steps:
             if step.index >= len(self.sizes):
                 self.sizes.append(0)
                 self.steps.append(0)
             self.sizes[step.index] += step.store_size
             self.steps[step.index] += 1
+            self.operations += sum(operation.outcome is Outcome.APPLIED for operation in step.operations)
             index = step.observation.question_index
             if step.observation.phase == "answering" and index < len(record.questions):
                 golds = _golds(record.questions[index])
@@ -131,19 +103,19 @@ class Inspection:
                     self.relevant += sum(holds(item.text, golds) for item in step.view.retrieved)
 
 
-def question_fates(episode: Episode, record: EpisodeRecord) -> tuple[QuestionFate, ...]:
-    """One `QuestionFate` for each question of an episode that did not fail."""
+def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail, ...]:
+    """One `AnswerTrail` for each question of an episode that did not fail."""
     wanted = [_golds(question) for question in record.questions]
     entered = [False] * len(wanted)
     # Where memory stands just before each step, as far as it concerns these answers.
     memory = Contents()
     written: dict[int, int] = {}
     scratchpad_step: int | None = None
-    fates: dict[int, QuestionFate] = {}
+    trails: dict[int, AnswerTrail] = {}
     last = _last_steps(episode.steps, len(wanted))
     for step in episode.steps:
         for index in (index for index, step_index in last.items() if step_index == step.index):
-            fates[index] = _fate(
+            trails[index] = _trail(
                 record.questions[index], wanted[index], entered[index], memory, step, written, scratchpad_step
             )
         for operation in step.operations:
@@ -157,9 +129,9 @@ def question_fates(episode: Episode, record: EpisodeRecord) -> tuple[QuestionFat
             for index, golds in enumerate(wanted):
                 entered[index] = entered[index] or holds(operation.after or "", golds)
     for index, question in enumerate(record.questions):
-        if index not in fates:  # an episode without steps
-            fates[index] = QuestionFate(bool(wanted[index]), False, False, False, bool(question.em), (), None)
-    return tuple(fates[index] for index in range(len(wanted)))
+        if index not in trails:  # an episode without steps
+            trails[index] = AnswerTrail(bool(wanted[index]), False, False, False, bool(question.em), (), None)
+    return tuple(trails[index] for index in range(len(wanted)))
 
 
 def _last_steps(steps: Sequence[Step], questions: int) -> dict[int, int]:
@@ -173,7 +145,7 @@ def _last_steps(steps: Sequence[Step], questions: int) -> dict[int, int]:
     return last
 
 
-def _fate(
+def _trail(
     question: QuestionRecord,
     golds: Sequence[str],
     entered: bool,
@@ -181,7 +153,7 @@ def _fate(
     step: Step,
     written: dict[int, int],
     scratchpad_step: int | None,
-) -> QuestionFate:
+) -> AnswerTrail:
     view = step.view
     kept = any(holds(text, golds) for text in (*memory.entries.values(), memory.scratchpad))
     shown = any(holds(text, golds) for text in (*(item.text for item in view.retrieved), view.scratchpad))
@@ -198,7 +170,7 @@ def _fate(
             sources.append(Source("scratchpad", written=scratchpad_step))
         if step.observation.chunk is not None and holds(step.observation.chunk, given):
             sources.append(Source("chunk"))
-    return QuestionFate(
+    return AnswerTrail(
         located=bool(golds),
         entered=entered,
         kept=kept,

@@ -11,10 +11,14 @@ from typing import Any
 
 from atommem.records import Episode, Step
 from atommem.trace import read_trace
-from envs.records import EpisodeRecord
+from envs.records import EpisodeRecord, task_scores
 from eval.reporting.evaluations import Evaluation
-from eval.reporting.inspection import Inspection, QuestionFate, question_fates
-from eval.reporting.results import Cell, best_rows
+from eval.reporting.fates import Fate, Losses, knows_facts
+from eval.reporting.inspection import AnswerTrail, Inspection, answer_trails
+from eval.reporting.results import Cell
+from eval.reporting.scores import metrics_of_records
+from eval.reporting.settings import setting_charts, to_json
+from eval.reporting.tables import FATES, incomplete_note, make_tables
 
 REPORT = "report.html"
 CHUNK_CHARACTERS = 6000
@@ -27,49 +31,79 @@ class PageData:
     """Collects what the page shows while each trace is read once.
 
     Args:
-        cells: From `make_cells`; gets `Cell.inspection`.
+        cells: From `make_cells`; they get `Cell.inspection` and `Cell.losses`.
         max_episodes: Most episodes to embed.
         max_characters: Most characters of JSON that they may take together.
+        efficiency: Show how many seconds an episode took.
     """
 
-    def __init__(self, cells: Sequence[Cell], *, max_episodes: int = 300, max_characters: int = 30_000_000) -> None:
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        *,
+        max_episodes: int = 300,
+        max_characters: int = 30_000_000,
+        efficiency: bool = False,
+    ) -> None:
+        self._efficiency = efficiency
         self._texts: dict[str, int] = {}
         self._left = max_characters
         self.episodes: list[dict[str, Any]] = []
         self.total = 0
         self.evaluations = [evaluation for cell in cells for evaluation in cell.evaluations]
         chosen = choose_episodes(self.evaluations, max_episodes)
+        # One way to tell for a whole column: its rows are looked at side by side.
+        by_words = {
+            cell.column for cell in cells if not all(knows_facts(evaluation.records) for evaluation in cell.evaluations)
+        }
         number = 0
         for cell in cells:
             cell.inspection = Inspection()
+            cell.losses = Losses("words" if cell.column in by_words else "facts")
             for evaluation in cell.evaluations:
-                self._add(number, evaluation, cell.inspection, chosen[number])
+                self._add(number, evaluation, cell.inspection, cell.losses, chosen[number])
                 number += 1
 
-    def _add(self, number: int, evaluation: Evaluation, inspection: Inspection, chosen: set[tuple[str, int]]) -> None:
+    def _add(
+        self,
+        number: int,
+        evaluation: Evaluation,
+        inspection: Inspection,
+        losses: Losses,
+        chosen: set[tuple[str, int]],
+    ) -> None:
         for record in evaluation.records:
             self.total += 1
             path = evaluation.trace(record)
-            if not path.is_file():
-                inspection.missing += not record.failed
-                continue
-            if record.failed and record.key not in chosen:
-                continue
-            episode = read_trace(path).episode
-            fates: tuple[QuestionFate, ...] = ()
-            if not record.failed:
-                fates = question_fates(episode, record)
-                inspection.add(episode, record, fates)
-            if record.key in chosen and self._left > 0:
-                shown = self._episode(number, record, episode, fates)
+            episode = None
+            if path.is_file() and (not record.failed or record.key in chosen):
+                episode = read_trace(path).episode
+            trails: tuple[AnswerTrail | None, ...] = (None,) * len(record.questions)
+            if record.failed:
+                pass
+            elif episode is None:
+                inspection.missing += 1
+            else:
+                trails = answer_trails(episode, record)
+                inspection.add(episode, record)
+            fates = [losses.fate(question, trail) for question, trail in zip(record.questions, trails, strict=True)]
+            for fate in fates:
+                losses.add(fate)
+            if episode is not None and record.key in chosen and self._left > 0:
+                shown = self._episode(number, record, episode, trails, fates)
                 self._left -= len(json.dumps(shown))
                 self.episodes.append(shown)
 
     def to_json(self, results: Mapping[str, Any], training: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         """All that the page needs; `training` are the entries of a run's ``metrics.jsonl``."""
+        # The page must not depend on where it was made.
+        evaluations = [{**item, "folder": None} for item in results["evaluations"]]
         return {
-            "results": results,
-            "best": {metric: _best(results, metric) for metric in ("em", "f1")},
+            "results": {**results, "evaluations": evaluations},
+            "incomplete": incomplete_note(results),
+            "fates": {str(fate): heading for fate, heading in FATES.items()},
+            "tables": [table.to_json() for table in make_tables(results)],
+            "settings": [to_json(chart) for chart in setting_charts(results)],
             "training": [_training_entry(entry) for entry in training],
             "scores": [_scores(evaluation) for evaluation in self.evaluations],
             "episodes": self.episodes,
@@ -78,18 +112,27 @@ class PageData:
         }
 
     def _episode(
-        self, number: int, record: EpisodeRecord, episode: Episode, fates: Sequence[QuestionFate]
+        self,
+        number: int,
+        record: EpisodeRecord,
+        episode: Episode,
+        trails: Sequence[AnswerTrail | None],
+        fates: Sequence[Fate | None],
     ) -> dict[str, Any]:
         questions = [
             {
                 "text": question.question,
+                "category": question.category,
                 "golds": list(question.golds),
                 "answer": question.answer,
                 "em": question.em,
                 "f1": question.f1,
-                **({key: value for key, value in asdict(fate).items() if key != "right"} if fate else {}),
+                "metrics": question.metrics,
+                "fate": None if fate is None else str(fate),
+                "sources": [] if trail is None else [asdict(source) for source in trail.sources],
+                "step": None if trail is None else trail.step,
             }
-            for question, fate in _zip_longest(record.questions, fates)
+            for question, trail, fate in zip(record.questions, trails, fates, strict=True)
         ]
         return {
             "evaluation": number,
@@ -100,7 +143,7 @@ class PageData:
             "malformed": any(step.problems for step in episode.steps),
             "stop": record.stop_reason,
             "error": record.error,
-            "seconds": round(record.seconds, 2),
+            "seconds": round(record.seconds, 2) if self._efficiency else None,
             "questions": questions,
             "steps": [self._step(step) for step in episode.steps],
         }
@@ -119,8 +162,11 @@ class PageData:
             "query": view.query,
             "capacity": view.capacity,
             "retrieved": [
-                [item.handle, item.entry_id, self._text(item.text), round(item.score, 4)] for item in view.retrieved
+                # Rounded to what is shown: the last bits of a similarity depend on what it was computed beside.
+                [item.handle, item.entry_id, self._text(item.text), f"{item.score:z.3f}"]
+                for item in view.retrieved
             ],
+            "prompt": None if step.prompt is None else self._text(step.prompt),
             "text": self._text(step.text),
             "finish": step.finish_reason,
             "tokens": len(step.token_ids),
@@ -240,32 +286,17 @@ def _status(record: EpisodeRecord) -> str:
 
 
 def _scores(evaluation: Evaluation) -> dict[str, Any]:
-    """EM and F1 of each task, for comparisons on the page."""
-    sums: dict[str, list[float]] = {}
-    for record in evaluation.records:
-        for question in record.questions:
-            total = sums.setdefault(record.task_id, [0.0, 0.0, 0.0])
-            total[0] += question.em
-            total[1] += question.f1
-            total[2] += 1
-    return {
-        "tasks": list(sums),
-        "em": [round(em / count, 6) for em, _, count in sums.values()],
-        "f1": [round(f1 / count, 6) for _, f1, count in sums.values()],
-    }
-
-
-def _best(results: Mapping[str, Any], metric: str) -> list[list[Any]]:
-    return [
-        [row, dataset, documents] for (dataset, documents), row in sorted(best_rows(results, metric).items(), key=str)
-    ]
+    """By metric, the mean score of each task, for comparisons on the page; null where a task has none."""
+    names = metrics_of_records(evaluation.records)
+    tasks = list(task_scores(evaluation.records))
+    found: dict[str, Any] = {"tasks": tasks}
+    for metric in names:
+        scores = task_scores(evaluation.records, metric)
+        means = ((sum(scores[task]) / len(scores[task]) if task in scores else None) for task in tasks)
+        found[metric] = [None if mean is None else round(mean, 6) for mean in means]
+    return found
 
 
 def _training_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     wanted = {key: value for key, value in entry.items() if key in _TRAINING or key.startswith("actions/")}
     return {"step": entry.get("step"), **wanted}
-
-
-def _zip_longest(questions: Sequence[Any], fates: Sequence[QuestionFate]) -> Iterator[tuple[Any, QuestionFate | None]]:
-    for index, question in enumerate(questions):
-        yield question, fates[index] if index < len(fates) else None

@@ -10,12 +10,13 @@ from typing import Any
 
 from atommem.errors import ConfigError, DataError
 from eval.reporting.evaluations import Evaluation, read_evaluation
+from eval.reporting.latex import latex_tables
+from eval.reporting.markdown import markdown_tables
 from eval.reporting.page import PageData, write_page
 from eval.reporting.plots import write_plots
 from eval.reporting.results import RESULTS, make_cells, make_results, write_results
-from eval.reporting.tables import write_tables
 
-_LABELS = ("method", "dataset", "setting", "documents", "seed")
+_LABELS = ("method", "dataset", "setting", "documents", "seed", "parameters")
 
 
 def write_report(
@@ -26,8 +27,12 @@ def write_report(
     reference: str | None = None,
     training: str | Path | None = None,
     max_episodes: int = 300,
+    efficiency: bool = False,
 ) -> dict[str, Any]:
     """Write ``results.json``, ``tables.md``, ``tables.tex``, ``report.html`` and ``plots/``.
+
+    The same records and traces give the same files byte for byte, in whatever order episodes ended, as long as the
+    evaluations lie at the same place relative to `out` and no seconds are shown.
 
     Args:
         evaluations: In the order of the tables' rows.
@@ -36,6 +41,7 @@ def write_report(
         reference: Row that every other one is tested against, besides best against runner-up.
         training: A run's ``metrics.jsonl``, or its folder: action rates over training are drawn from it.
         max_episodes: Most episodes to embed in the page; its numbers cover all.
+        efficiency: Show wall-clock seconds, which differ from run to run.
 
     Returns:
         The contents of ``results.json``.
@@ -47,12 +53,13 @@ def write_report(
     """
     cells = make_cells(evaluations)
     metrics = read_training(training) if training is not None else []
-    page = PageData(cells, max_episodes=max_episodes)
+    page = PageData(cells, max_episodes=max_episodes, efficiency=efficiency)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    results = make_results(cells, title=title, reference=reference, base=out)
+    results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
     write_results(results, out)
-    write_tables(results, out)
+    (out / "tables.md").write_text(markdown_tables(results), encoding="utf-8")
+    (out / "tables.tex").write_text(latex_tables(results), encoding="utf-8")
     write_page(page.to_json(results, metrics), out)
     write_plots(results, metrics, out / "plots")
     return results
@@ -100,7 +107,8 @@ def _listed(path: Path) -> list[Evaluation]:
     try:
         items: list[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
         return [
-            read_evaluation(path.parent / item["folder"], **{name: item[name] for name in _LABELS}) for item in items
+            read_evaluation(path.parent / item["folder"], **{name: item[name] for name in _LABELS if name in item})
+            for item in items
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} does not list evaluations as `atommem report` writes them: {error!r}") from error
@@ -126,6 +134,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--max_episodes", type=int, default=300, help="Most episodes to embed in the page (default: %(default)s)."
     )
+    parser.add_argument(
+        "--efficiency",
+        action="store_true",
+        help="Show wall-clock seconds. Without them, the same evaluations give the same report byte for byte.",
+    )
     given = parser.parse_args(list(argv))
     if given.max_episodes < 0:
         raise ConfigError(f"max_episodes is {given.max_episodes}: give 0 or more.")
@@ -136,6 +149,7 @@ def main(argv: Sequence[str]) -> int:
         reference=given.reference,
         training=given.training,
         max_episodes=given.max_episodes,
+        efficiency=given.efficiency,
     )
     print(f"{Path(given.out) / 'report.html'}; tables.md, tables.tex, results.json and plots/ lie beside it")
     return 0

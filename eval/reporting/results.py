@@ -12,9 +12,11 @@ from typing import Any
 from atommem.errors import ConfigError
 from envs.records import EpisodeRecord, summarize
 from envs.statistics import holm, seed_spread
-from eval.reporting.comparison import METRICS, compare_records
+from eval.reporting.comparison import compare_records
 from eval.reporting.evaluations import Evaluation, joined_records
+from eval.reporting.fates import Losses
 from eval.reporting.inspection import Inspection
+from eval.reporting.scores import METRICS, episode_metrics, metrics_of, score_of
 
 RESULTS = "results.json"
 FORMAT = 1
@@ -25,17 +27,34 @@ Column = tuple[str, int | None]
 
 @dataclass
 class Cell:
-    """All evaluations of one row and column: one per seed."""
+    """All evaluations of one row and column: one per seed, by seed.
+
+    `inspection` and `losses` are what the traces say (`eval.reporting.page.PageData` reads them).
+    """
 
     row: str
     column: Column
     evaluations: list[Evaluation] = field(default_factory=list)
     inspection: Inspection | None = None
+    losses: Losses | None = None
 
     @property
     def records(self) -> list[EpisodeRecord]:
         """Of all seeds, with tasks told apart by their data."""
         return joined_records(self.evaluations)
+
+    @property
+    def planned(self) -> int | None:
+        """Episodes that it has when all its evaluations are finished; None where that is not known."""
+        counts = [item.planned for item in self.evaluations]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether its method has a memory to lose answers in: it runs the loop, or did something to one."""
+        loop = any("memory" in item.manifest for item in self.evaluations)
+        return loop or (self.inspection is not None and self.inspection.operations > 0)
 
 
 def make_cells(evaluations: Sequence[Evaluation]) -> list[Cell]:
@@ -57,11 +76,18 @@ def make_cells(evaluations: Sequence[Evaluation]) -> list[Cell]:
             )
         seen[key] = item.folder
         cells.setdefault((item.row, item.column), Cell(item.row, item.column)).evaluations.append(item)
+    for cell in cells.values():
+        cell.evaluations.sort(key=lambda item: item.seed)
     return list(cells.values())
 
 
 def make_results(
-    cells: Sequence[Cell], *, title: str = "Evaluation", reference: str | None = None, base: Path | None = None
+    cells: Sequence[Cell],
+    *,
+    title: str = "Evaluation",
+    reference: str | None = None,
+    base: Path | None = None,
+    efficiency: bool = False,
 ) -> dict[str, Any]:
     """The contents of ``results.json``.
 
@@ -70,6 +96,7 @@ def make_results(
         title: Of tables and report.
         reference: A row that all others of its column are tested against, besides best against runner-up.
         base: Folder that the evaluations' paths are given relative to.
+        efficiency: With wall-clock seconds: then no two runs give the same results.
 
     Raises:
         ConfigError: There is no such row.
@@ -77,14 +104,16 @@ def make_results(
     if reference is not None and reference not in {cell.row for cell in cells}:
         rows = ", ".join(repr(row) for row in dict.fromkeys(cell.row for cell in cells))
         raise ConfigError(f"reference is {reference!r}: give one of the rows {rows}.")
+    found = [_cell(cell, efficiency) for cell in cells]
     return {
         "format": FORMAT,
         "title": title,
         "alpha": ALPHA,
         "reference": reference,
+        "efficiency": efficiency,
         "evaluations": [_evaluation(item, base) for cell in cells for item in cell.evaluations],
-        "cells": [_cell(cell) for cell in cells],
-        "comparisons": _comparisons(cells, reference),
+        "cells": found,
+        "comparisons": _comparisons(cells, found, reference),
     }
 
 
@@ -105,38 +134,48 @@ def column_name(column: Column) -> str:
 
 def _evaluation(item: Evaluation, base: Path | None) -> dict[str, Any]:
     folder = item.folder.resolve()
+    summary = summarize(item.records)
     return {
         "folder": os.path.relpath(folder, base.resolve()) if base is not None else str(folder),
         "method": item.method,
         "setting": item.setting,
+        "parameters": dict(item.parameters),
         "dataset": item.dataset,
         "documents": item.documents,
         "seed": item.seed,
         "tasks_sha256": item.tasks_digest,
-        **{key: value for key, value in summarize(item.records).items() if key in ("episodes", "failed", "em", "f1")},
+        "planned": item.planned,
+        **{key: summary[key] for key in ("episodes", "failed", "em", "f1", "metrics")},
     }
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
-    summary = summarize(cell.records)
+def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
+    records = cell.records
+    summary = summarize(records)
+    if not efficiency:
+        summary["means"].pop("seconds", None)
     first = cell.evaluations[0]
     result: dict[str, Any] = {
         "row": cell.row,
         "method": first.method,
         "setting": first.setting,
+        "parameters": dict(first.parameters),
         "dataset": first.dataset,
         "documents": first.documents,
         "seeds": [item.seed for item in cell.evaluations],
+        "planned": cell.planned,
         **summary,
+        "episode_metrics": episode_metrics(records),
     }
-    for metric in METRICS:
-        scores = [summarize(item.records)[metric] for item in cell.evaluations]
-        if result[metric] is not None:
-            spread = seed_spread([score["mean"] for score in scores if score is not None])
-            result[metric] = {**result[metric], "between_seeds": asdict(spread)}
+    seeds = [summarize(item.records) for item in cell.evaluations] if len(cell.evaluations) > 1 else [summary]
+    for metric in metrics_of([result]):
+        scores = [score for score in (score_of(item, metric) for item in seeds) if score is not None]
+        holder = result if metric in ("em", "f1") else result["metrics"]
+        holder[metric] = {**holder[metric], "between_seeds": asdict(seed_spread([item["mean"] for item in scores]))}
+    if cell.losses is not None:
+        result["lost"] = cell.losses.to_json() if cell.keeps_memory else None
     if cell.inspection is not None:
         found = cell.inspection
-        result["funnel"] = asdict(found.funnel)
         result["retrieval_precision"] = found.retrieval_precision
         result["store_size_by_step"] = [total / count for total, count in zip(found.sizes, found.steps, strict=True)]
         result["episodes_by_step"] = found.steps
@@ -144,18 +183,21 @@ def _cell(cell: Cell) -> dict[str, Any]:
     return result
 
 
-def _comparisons(cells: Sequence[Cell], reference: str | None) -> list[dict[str, Any]]:
+def _comparisons(
+    cells: Sequence[Cell], results: Sequence[Mapping[str, Any]], reference: str | None
+) -> list[dict[str, Any]]:
     """Best against runner-up in each column, every row against the reference; p-values Holm-corrected per metric."""
     found: list[dict[str, Any]] = []
-    columns: dict[Column, list[Cell]] = {}
-    for cell in cells:
-        columns.setdefault(cell.column, []).append(cell)
-    for metric in METRICS:
+    columns: dict[Column, dict[str, tuple[list[EpisodeRecord], Mapping[str, Any]]]] = {}
+    for cell, result in zip(cells, results, strict=True):
+        columns.setdefault(cell.column, {})[cell.row] = (cell.records, result)
+    for metric in (name for name in metrics_of(results) if name in METRICS):
         family: list[dict[str, Any]] = []
         for column, members in columns.items():
-            records = {cell.row: cell.records for cell in members}
-            for second, first in _pairs(members, metric, reference):
-                comparison = compare_records(records[first], records[second], metric)
+            scores = {row: score_of(result, metric) for row, (_, result) in members.items()}
+            means = {row: float(score["mean"]) for row, score in scores.items() if score is not None}
+            for second, first in _pairs(means, reference):
+                comparison = compare_records(members[first][0], members[second][0], metric)
                 family.append(
                     {
                         "dataset": column[0],
@@ -172,16 +214,11 @@ def _comparisons(cells: Sequence[Cell], reference: str | None) -> list[dict[str,
     return found
 
 
-def _pairs(members: Sequence[Cell], metric: str, reference: str | None) -> list[tuple[str, str]]:
+def _pairs(means: Mapping[str, float], reference: str | None) -> list[tuple[str, str]]:
     """(second, first): the one with the higher mean and the one it is held against."""
-    means = {}
-    for cell in members:
-        score = summarize(cell.records)[metric]
-        if score is not None:
-            means[cell.row] = score["mean"]
     ranked = sorted(means, key=lambda row: -means[row])
     pairs = [(ranked[0], ranked[1])] if len(ranked) > 1 else []
-    if reference in means:
+    if reference is not None and reference in means:
         known = {frozenset(pair) for pair in pairs}
         pairs += [(row, reference) for row in means if row != reference and frozenset((row, reference)) not in known]
     return pairs
@@ -193,22 +230,22 @@ def best_rows(results: Mapping[str, Any], metric: str) -> dict[Column, str]:
     That is the case where it beats the runner-up (`Cell` with the second-highest mean) significantly.
     """
     best: dict[Column, str] = {}
-    for column in {(cell["dataset"], cell["documents"]) for cell in results["cells"]}:
-        scored = [
-            cell
-            for cell in results["cells"]
-            if (cell["dataset"], cell["documents"]) == column and cell[metric] is not None
-        ]
+    columns: dict[Column, list[tuple[float, str]]] = {}
+    for cell in results["cells"]:
+        score = score_of(cell, metric)
+        if score is not None:
+            columns.setdefault((cell["dataset"], cell["documents"]), []).append((-score["mean"], cell["row"]))
+    for column, scored in columns.items():
         if len(scored) < 2:
             continue
-        first, second = sorted(scored, key=lambda cell: -cell[metric]["mean"])[:2]
+        first, second = (row for _, row in sorted(scored, key=lambda item: item[0])[:2])
         for item in results["comparisons"]:
             if (
                 item["metric"] == metric
                 and (item["dataset"], item["documents"]) == column
-                and {item["first"], item["second"]} == {first["row"], second["row"]}
+                and {item["first"], item["second"]} == {first, second}
                 and item["significant"]
-                and (item["wins"] > item["losses"]) == (item["second"] == first["row"])
+                and (item["wins"] > item["losses"]) == (item["second"] == first)
             ):
-                best[column] = first["row"]
+                best[column] = first
     return best

@@ -1,201 +1,342 @@
-"""``tables.md`` and ``tables.tex`` from the contents of ``results.json``."""
+"""The tables of a report, made once from ``results.json`` and written as Markdown, LaTeX and HTML alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.reporting.comparison import METRICS
+from eval.reporting.fates import Fate
 from eval.reporting.results import Column, best_rows, column_name
+from eval.reporting.scores import FACTS, METRICS, label, metrics_of, score_of
 
 COSTS = (
     ("seconds", "seconds", 1),
+    ("prompt tokens", "tokens/prompt", 0),
     ("output tokens", "tokens/completion", 0),
     ("model calls", "steps", 1),
     ("retrievals", "retrievals", 1),
+    ("entries at the end", "store_size", 1),
 )
-"""Per task (episode): heading, key of ``means``, digits."""
-_STAGES = {
-    "located": "can be located",
-    "entered": "entered memory",
-    "kept": "there at the end",
-    "shown": "shown",
-    "answered": "answered right",
-}
-"""Stages of `eval.reporting.inspection.Funnel`, and their headings."""
-
-_NOTE = (
-    "Percent [95% interval: Wilson, at the effective sample size]. Bold: better than the runner-up, exact paired "
-    "sign test, Holm-corrected at {alpha:g} over all comparisons of the score. Episodes that an outage ended (failed) "
-    "are in no score; their number stands beside it."
+"""Means per task (episode): heading, key of ``means``, digits."""
+RATES = (
+    ("create", "actions/create"),
+    ("read", "actions/read"),
+    ("update", "actions/update"),
+    ("delete", "actions/delete"),
+    ("scratchpad", "actions/scratchpad"),
+    ("tool", "actions/tool"),
+    ("malformed", "malformed"),
+    ("unknown handle", "wasted/unknown_handle"),
+    ("rejected", "wasted/rejected"),
+    ("disabled", "wasted/disabled"),
 )
-_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{character: "\\" + character for character in "&%$#_"},
+"""Means per step: heading, key of ``means``."""
+FATES = {
+    Fate.RIGHT: "right",
+    Fate.RIGHT_OTHERWISE: "right otherwise",
+    Fate.MISREAD: "shown, answered wrong",
+    Fate.NOT_RETRIEVED: "kept, not shown",
+    Fate.FORGOTTEN: "entered, then lost",
+    Fate.NEVER_ENTERED: "never entered",
+}
+"""Headings of where answers are lost."""
+
+SCORES_NOTE = (
+    "Percent [95% interval: Wilson, at the effective sample size]. Bold: better than the runner-up of its column, "
+    "exact paired sign test over tasks, Holm-corrected at {alpha:g} over all comparisons of the score. Episodes that "
+    "an outage ended (failed) are in no score."
+)
+FACTS_NOTE = (
+    "Percent [95% interval] of the questions whose answer stands in a sentence of a gold document: a write to memory "
+    "carried that sentence's fact (entered), memory held it when the episode ended (kept), it was shown when the "
+    "question was asked (retrieved). Not tested, hence nothing is bold."
+)
+INCOMPLETE_NOTE = (
+    "{count} of {all} evaluations are not finished: their numbers cover the episodes that ended so far, which are the "
+    "shorter ones rather than a fair draw."
+)
+_BY = {
+    "facts": "What it takes to be right is the fact of a gold sentence, as in the supporting-fact recall.",
+    "words": "No gold documents are marked: what it takes to be right is a text with the words of a gold answer.",
 }
 
 
-def markdown_tables(results: Mapping[str, Any]) -> str:
-    """Scores, comparisons and costs as Markdown tables."""
-    parts = [f"# {_md(results['title'])}", ""]
-    for metric in METRICS:
-        headings, rows = score_rows(results, metric, _md_score)
-        parts += [f"## {metric.upper()}", "", *_md_table([metric.upper(), *map(_md, headings)], rows), ""]
-    parts += [_NOTE.format(alpha=results["alpha"]), ""]
-    if results["comparisons"]:
-        parts += ["## Comparisons", "", *_md_comparisons(results), ""]
-    if any(cell.get("funnel") for cell in results["cells"]):
-        parts += [
-            "## Where answers are lost",
-            "",
-            *_md_table(["questions", *_STAGES.values()], _lost_rows(results)),
-            "",
-        ]
-    parts += ["## Costs", "", *_md_table(["per task", *(name for name, _, _ in COSTS)], cost_rows(results)), ""]
-    return "\n".join(parts)
+@dataclass(frozen=True)
+class Value:
+    """What stands in one place of a table.
+
+    Attributes:
+        text: The number.
+        interval: Its interval, in brackets.
+        note: What else belongs to it (spread between seeds).
+        warning: What must not be overlooked (failed or missing episodes); shown in bold.
+        bold: Whether a test stands behind it (`eval.reporting.results.best_rows`).
+        ends: Mean and ends of the interval as numbers, for drawing.
+    """
+
+    text: str = "-"
+    interval: str = ""
+    note: str = ""
+    warning: str = ""
+    bold: bool = False
+    ends: tuple[float, float, float] | None = None
 
 
-def latex_tables(results: Mapping[str, Any]) -> str:
-    """Scores and costs as LaTeX tables; they need the package booktabs."""
-    parts = ["% Made by atommem report. Needs \\usepackage{booktabs}."]
-    for metric in METRICS:
-        headings, rows = score_rows(results, metric, _tex_score)
-        caption = f"{metric.upper()}: {results['title']}. {_NOTE.format(alpha=results['alpha'])}"
-        parts.append(_tex_table(caption, ["", *headings], rows))
-    parts.append(_tex_table("Costs per task.", ["", *(name for name, _, _ in COSTS)], cost_rows(results)))
-    return "\n".join(parts)
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        section: ``scores``, ``facts``, ``categories``, ``lost``, ``costs``, ``rates`` or ``comparisons``.
+        key: What tells tables of a section apart: a metric, or a column's name; empty for none.
+        title, note: Above and below it.
+        headings: Of the columns after the first: group (a data set; empty for none) and name.
+        rows: Name and values.
+    """
+
+    section: str
+    key: str
+    title: str
+    note: str
+    headings: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, tuple[Value, ...]], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
 
 
-def write_tables(results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write both files."""
-    paths = []
-    for name, text in (("tables.md", markdown_tables(results)), ("tables.tex", latex_tables(results))):
-        path = folder / name
-        path.write_text(text, encoding="utf-8")
-        paths.append(path)
-    return paths
+def make_tables(results: Mapping[str, Any]) -> list[Table]:
+    """All tables of a report, in the order in which they are read. Columns without a number are left out."""
+    tables = [*_score_tables(results), *_category_tables(results)]
+    for column in columns_of(results):
+        cells = [cell for cell in results["cells"] if _column(cell) == column]
+        tables += [_lost_table(results, column, cells), _costs_table(results, column, cells)]
+        tables.append(_rates_table(results, column, cells))
+    order = ("scores", "facts", "categories", "lost", "costs", "rates")
+    tables.sort(key=lambda table: order.index(table.section))
+    return [table for table in (*map(_filled, tables), *_comparison_tables(results)) if table.rows and table.headings]
 
 
-def score_rows(
-    results: Mapping[str, Any], metric: str, write: Callable[[Mapping[str, Any], str, bool], str]
-) -> tuple[list[str], list[list[str]]]:
-    """Column headings, and per row its name and cells, each written by ``write(cell, metric, bold)``."""
-    columns: list[Column] = list(dict.fromkeys((cell["dataset"], cell["documents"]) for cell in results["cells"]))
-    cells = {(cell["row"], (cell["dataset"], cell["documents"])): cell for cell in results["cells"]}
-    best = best_rows(results, metric)
-    rows = []
-    for row in dict.fromkeys(cell["row"] for cell in results["cells"]):
-        found = [(column, cells.get((row, column))) for column in columns]
-        rows.append(
-            [row, *("-" if cell is None else write(cell, metric, best.get(column) == row) for column, cell in found)]
-        )
-    return [column_name(column) for column in columns], rows
+def columns_of(results: Mapping[str, Any]) -> list[Column]:
+    """The columns, in the order in which they come first."""
+    return list(dict.fromkeys(_column(cell) for cell in results["cells"]))
 
 
-def _lost_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """Per cell with a funnel: how many questions passed each stage."""
-    return [
-        [_cell_name(results, cell), *(str(cell["funnel"][stage]) for stage in _STAGES)]
-        for cell in results["cells"]
-        if cell.get("funnel")
-    ]
+def rows_of(results: Mapping[str, Any]) -> list[str]:
+    """The rows, likewise."""
+    return list(dict.fromkeys(cell["row"] for cell in results["cells"]))
 
 
-def cost_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """Per cell, its name and its means of `COSTS`."""
-    rows = []
+def incomplete_note(results: Mapping[str, Any]) -> str:
+    """What to say of evaluations that are not finished; empty where all are."""
+    parts = results["evaluations"]
+    count = sum(item["planned"] is not None and item["episodes"] < item["planned"] for item in parts)
+    return INCOMPLETE_NOTE.format(count=count, all=len(parts)) if count else ""
+
+
+def _column(cell: Mapping[str, Any]) -> Column:
+    return cell["dataset"], cell["documents"]
+
+
+def _score_tables(results: Mapping[str, Any]) -> list[Table]:
+    """With one column one table with the scores side by side, else one table for each score."""
+    metrics = metrics_of(results["cells"])
+    notes = {"scores": SCORES_NOTE.format(alpha=results["alpha"]), "facts": FACTS_NOTE}
+    best = {metric: best_rows(results, metric) for metric in metrics}
+    columns = columns_of(results)
+    if len(columns) > 1:
+        return [_by_column(results, metric, best[metric], notes) for metric in metrics]
+    (column,) = columns
+    answers = [name for name in metrics if name not in FACTS]
+    facts = [name for name in metrics if name in FACTS]
+    rows: dict[str, list[tuple[str, tuple[Value, ...]]]] = {"scores": [], "facts": []}
     for cell in results["cells"]:
-        values = [(cell["means"].get(key), digits) for _, key, digits in COSTS]
-        rows.append(
-            [_cell_name(results, cell), *("-" if value is None else f"{value:,.{digits}f}" for value, digits in values)]
-        )
-    return rows
-
-
-def _cell_name(results: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
-    """The row, with its column where there are several."""
-    columns = {(other["dataset"], other["documents"]) for other in results["cells"]}
-    return cell["row"] + (f" ({column_name((cell['dataset'], cell['documents']))})" if len(columns) > 1 else "")
-
-
-def _numbers(cell: Mapping[str, Any], metric: str) -> tuple[str, str, str]:
-    """Mean, interval, spread between seeds (empty with one seed), in percent."""
-    score = cell[metric]
-    spread = score["between_seeds"]
-    seeds = f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds" if spread["sd"] is not None else ""
-    return f"{100 * score['mean']:.1f}", f"[{100 * score['low']:.1f}, {100 * score['high']:.1f}]", seeds
-
-
-def _md_score(cell: Mapping[str, Any], metric: str, bold: bool) -> str:
-    text = "no score"
-    if cell[metric] is not None:
-        mean, interval, seeds = _numbers(cell, metric)
-        text = f"{f'**{mean}**' if bold else mean} {interval}" + (f", {seeds}" if seeds else "")
-    return text + (f" **{cell['failed']} failed**" if cell["failed"] else "")
-
-
-def _tex_score(cell: Mapping[str, Any], metric: str, bold: bool) -> str:
-    text = "no score"
-    if cell[metric] is not None:
-        mean, interval, seeds = _numbers(cell, metric)
-        text = f"\\textbf{{{mean}}}" if bold else mean
-        text += f" {{\\scriptsize {interval}{f', {seeds}' if seeds else ''}}}"
-    return text + (f" \\textbf{{{cell['failed']} failed}}" if cell["failed"] else "")
-
-
-def _md_comparisons(results: Mapping[str, Any]) -> list[str]:
-    rows = []
-    for item in results["comparisons"]:
-        gap = "-"
-        if item["difference"] is not None:
-            gap = f"{100 * item['difference']:+.1f} [{100 * item['low']:+.1f}, {100 * item['high']:+.1f}]"
-        rows.append(
-            [
-                f"{item['second']} - {item['first']}",
-                column_name((item["dataset"], item["documents"])),
-                item["metric"].upper(),
-                gap,
-                f"{item['wins']} / {item['losses']} / {item['ties']}",
-                f"{item['p_value']:.2g}",
-                f"{item['p_holm']:.2g}",
-            ]
-        )
-    headings = ["difference", "on", "score", "points [95%]", "better / worse / equal tasks", "p", "p (Holm)"]
-    return _md_table(headings, rows)
-
-
-def _md_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rule = ["---", *["---:"] * (len(headings) - 1)]
-    lines = [headings, rule, *([_md(row[0]), *row[1:]] for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def _tex_table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [
-        "\\begin{table}",
-        "\\centering",
-        f"\\caption{{{_tex(caption)}}}",
-        f"\\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
-        "\\toprule",
-        " & ".join(map(_tex, headings)) + " \\\\",
-        "\\midrule",
-        *(" & ".join([_tex(row[0]), *row[1:]]) + " \\\\" for row in rows),
-        "\\bottomrule",
-        "\\end{tabular}",
-        "\\end{table}",
-        "",
+        values = {name: _score(cell, name, bold=best[name].get(column) == cell["row"]) for name in metrics}
+        episodes = Value(f"{cell['episodes']:,}", warning=_warning(cell))
+        rows["scores"].append((cell["row"], (*(values[name] for name in answers), episodes)))
+        rows["facts"].append((cell["row"], tuple(values[name] for name in facts)))
+    title, recall = f"Scores: {column_name(column)}", f"Supporting-fact recall: {column_name(column)}"
+    return [
+        Table("scores", "", title, notes["scores"], _plain([*map(label, answers), "Episodes"]), tuple(rows["scores"])),
+        Table("facts", "", recall, notes["facts"], _plain([*map(label, facts)]), tuple(rows["facts"])),
     ]
-    return "\n".join(lines)
 
 
-def _md(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+def _by_column(results: Mapping[str, Any], metric: str, best: Mapping[Column, str], notes: Mapping[str, str]) -> Table:
+    """One score in all columns."""
+    columns = columns_of(results)
+    cells = {(cell["row"], _column(cell)): cell for cell in results["cells"]}
+    rows = []
+    for row in rows_of(results):
+        found = [(column, cells.get((row, column))) for column in columns]
+        values = (
+            Value() if cell is None else _score(cell, metric, bold=best.get(column) == row, warning=_warning(cell))
+            for column, cell in found
+        )
+        rows.append((row, tuple(values)))
+    section = "facts" if metric in FACTS else "scores"
+    return Table(section, metric, label(metric), notes[section], tuple(map(_heading, columns)), tuple(rows))
 
 
-def _tex(text: str) -> str:
-    return "".join(_ESCAPES.get(character, character) for character in text)
+def _category_tables(results: Mapping[str, Any]) -> list[Table]:
+    """For each column whose questions have categories, one table for each score of answers."""
+    tables = []
+    for column in columns_of(results):
+        cells = [cell for cell in results["cells"] if _column(cell) == column and cell.get("by_category")]
+        names = sorted({name for cell in cells for name in cell["by_category"]})
+        for metric in METRICS:
+            rows = [
+                (
+                    cell["row"],
+                    tuple(
+                        _estimate(score_of(cell["by_category"][name], metric))
+                        if name in cell["by_category"]
+                        else Value()
+                        for name in names
+                    ),
+                )
+                for cell in cells
+            ]
+            if any(value.ends for _, values in rows for value in values):
+                title = f"{label(metric)} by category: {column_name(column)}"
+                note = "Percent [95% interval]. Not tested, hence nothing is bold."
+                tables.append(
+                    Table("categories", f"{metric}, {column_name(column)}", title, note, _plain(names), tuple(rows))
+                )
+    return tables
+
+
+def _lost_table(results: Mapping[str, Any], column: Column, cells: Sequence[Mapping[str, Any]]) -> Table:
+    kept = [cell for cell in cells if cell.get("lost") and cell["lost"]["counted"]]
+    rows = []
+    for cell in kept:
+        lost = cell["lost"]
+        shares = (Value(f"{100 * lost[fate] / lost['counted']:.1f}") for fate in FATES)
+        rows.append((cell["row"], (Value(f"{lost['counted']:,}"), *shares)))
+    notes = [_BY[kept[0]["lost"]["by"]]] if kept else []
+    left_out = max((cell["lost"]["questions"] - cell["lost"]["counted"] for cell in kept), default=0)
+    if left_out:
+        notes.append(f"Up to {left_out:,} questions of a row have no such answer (yes, no) and are not counted.")
+    without = [cell["row"] for cell in cells if "lost" in cell and cell["lost"] is None]
+    if without:
+        notes.append(f"Without a memory, and not in the table: {', '.join(without)}.")
+    return Table(
+        "lost",
+        column_name(column),
+        f"Where answers are lost: {column_name(column)}",
+        " ".join(["Percent of the questions counted, at the first place where the answer was lost.", *notes]),
+        _plain(["questions", *FATES.values()]),
+        tuple(rows),
+    )
+
+
+def _costs_table(results: Mapping[str, Any], column: Column, cells: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    for cell in cells:
+        values = [_number(cell["means"].get(key), digits) for _, key, digits in COSTS]
+        extra = [_estimate(cell["episode_metrics"].get(name)) for name in _episode_metrics(results)]
+        rows.append((cell["row"], (*values, _number(cell.get("retrieval_precision"), 3), *extra)))
+    notes = ["Means per task."]
+    if any(cell.get("retrieval_precision") is not None for cell in cells):
+        notes.append(
+            "Retrieval precision: of the entries shown when a question was answered, the fraction that hold the words "
+            "of a gold answer."
+        )
+    if results["efficiency"]:
+        notes.append("Seconds are an episode's own, from its first step to its last, while others run beside it.")
+    if any("truncated" in cell["episode_metrics"] for cell in cells):
+        notes.append("Truncated: percent of episodes whose text did not fit; context kept: percent of it shown.")
+    names = [name for name, _, _ in COSTS] + ["retrieval precision", *map(label, _episode_metrics(results))]
+    title = f"Costs: {column_name(column)}"
+    return Table("costs", column_name(column), title, " ".join(notes), _plain(names), tuple(rows))
+
+
+def _rates_table(results: Mapping[str, Any], column: Column, cells: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    done = {key for _, key in RATES for cell in cells if cell["means"].get(key)}
+    for cell in cells:
+        # A column in which nobody did anything says nothing, and is left out with its zeros.
+        given = ((cell["means"].get(key) if key in done else None) for _, key in RATES)
+        rows.append((cell["row"], tuple(_number(value, 3) for value in given)))
+    title = f"Actions per step: {column_name(column)}"
+    return Table("rates", column_name(column), title, "", _plain([name for name, _ in RATES]), tuple(rows))
+
+
+def _comparison_tables(results: Mapping[str, Any]) -> Iterable[Table]:
+    several = len(columns_of(results)) > 1
+    for metric in METRICS:
+        items = [item for item in results["comparisons"] if item["metric"] == metric]
+        rows = []
+        for item in items:
+            gap = Value()
+            if item["difference"] is not None:
+                gap = Value(
+                    f"{100 * item['difference']:+.1f}",
+                    f"[{100 * item['low']:+.1f}, {100 * item['high']:+.1f}]",
+                    ends=(item["difference"], item["low"], item["high"]),
+                )
+            place = [Value(column_name((item["dataset"], item["documents"])))] if several else []
+            counts = [Value(str(item[name])) for name in ("wins", "losses", "ties")]
+            p_values = [Value(f"{item['p_value']:.2g}"), Value(f"{item['p_holm']:.2g}", bold=item["significant"])]
+            rows.append((f"{item['second']} - {item['first']}", (*place, gap, *counts, *p_values)))
+        names = [*(["on"] if several else []), "points", "better", "worse", "equal", "p", "p (Holm)"]
+        note = (
+            "Difference on the tasks that both have a score of [95%, paired bootstrap over tasks], tasks on which the "
+            f"first one is better, worse, equal, p of the exact sign test. Bold: significant at {results['alpha']:g} "
+            f"after Holm's correction over the {len(items)} comparisons of the score."
+        )
+        yield Table("comparisons", metric, f"Comparisons: {label(metric)}", note, _plain(names), tuple(rows))
+
+
+def _filled(table: Table) -> Table:
+    """Without the columns in which no row has anything, and without tables where that is all."""
+    places = [
+        place for place in range(len(table.headings)) if any(values[place] != Value() for _, values in table.rows)
+    ]
+    headings = tuple(table.headings[place] for place in places)
+    rows = tuple((row, tuple(values[place] for place in places)) for row, values in table.rows)
+    return Table(table.section, table.key, table.title, table.note, headings, rows)
+
+
+def _score(cell: Mapping[str, Any], metric: str, *, bold: bool, warning: str = "") -> Value:
+    score = score_of(cell, metric)
+    if score is None:
+        return Value("no score" if metric in ("em", "f1") else "-", warning=warning)
+    spread = score["between_seeds"]
+    note = f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds" if spread["sd"] is not None else ""
+    return _estimate(score, note=note, warning=warning, bold=bold)
+
+
+def _estimate(score: Mapping[str, Any] | None, **more: Any) -> Value:
+    """A proportion in percent."""
+    if score is None:
+        return Value(**more)
+    mean, low, high = (float(score[key]) for key in ("mean", "low", "high"))
+    return Value(f"{100 * mean:.1f}", f"[{100 * low:.1f}, {100 * high:.1f}]", ends=(mean, low, high), **more)
+
+
+def _warning(cell: Mapping[str, Any]) -> str:
+    """Failed and missing episodes."""
+    parts = [f"{cell['failed']:,} failed"] if cell["failed"] else []
+    if cell["planned"] is not None and cell["episodes"] < cell["planned"]:
+        parts.append(f"{cell['episodes']:,} of {cell['planned']:,} episodes")
+    return ", ".join(parts)
+
+
+def _episode_metrics(results: Mapping[str, Any]) -> list[str]:
+    return sorted({name for cell in results["cells"] for name in cell["episode_metrics"]}, reverse=True)
+
+
+def _number(value: float | None, digits: int) -> Value:
+    return Value() if value is None else Value(f"{value:,.{digits}f}")
+
+
+def _heading(column: Column) -> tuple[str, str]:
+    dataset, documents = column
+    return ("", dataset) if documents is None else (dataset, f"{documents:,} documents")
+
+
+def _plain(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(("", name) for name in names)

@@ -7,7 +7,8 @@ import pytest
 from atommem.actions import Action, ActionKind
 from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
 from envs.records import EpisodeRecord, QuestionRecord
-from eval.reporting.inspection import Inspection, QuestionFate, Source, holds, question_fates
+from eval.reporting.fates import Fate, Losses, fate_by_facts, fate_by_words
+from eval.reporting.inspection import AnswerTrail, Inspection, Source, answer_trails, holds
 
 CREATE, UPDATE, DELETE, PAD = ActionKind.CREATE, ActionKind.UPDATE, ActionKind.DELETE, ActionKind.SCRATCHPAD
 
@@ -52,7 +53,7 @@ def test_words_must_follow_one_another() -> None:
 
 
 def test_an_answer_that_was_kept_shown_and_given() -> None:
-    fate = question_fates(
+    fate = answer_trails(
         *make(
             [
                 step(0, create(0, 1, "Vesk lies on the Lorne.")),
@@ -61,7 +62,7 @@ def test_an_answer_that_was_kept_shown_and_given() -> None:
             ("Lorne", "Lorne"),
         )
     )
-    expected = QuestionFate(True, True, True, True, True, (Source("entry", 1, 1, 0),), 1)
+    expected = AnswerTrail(True, True, True, True, True, (Source("entry", 1, 1, 0),), 1)
     assert fate == (expected,)
 
 
@@ -75,7 +76,7 @@ def test_an_answer_that_was_kept_shown_and_given() -> None:
     ],
 )
 def test_an_answer_that_memory_lost(loss: Operation, expected: tuple[bool, bool]) -> None:
-    (fate,) = question_fates(
+    (fate,) = answer_trails(
         *make([step(0, create(0, 1, "on the Lorne")), step(1, loss), step(2, question=0)], (None, "Lorne"))
     )
     assert (fate.entered, fate.kept) == expected
@@ -85,7 +86,7 @@ def test_an_answer_that_memory_lost(loss: Operation, expected: tuple[bool, bool]
 def test_the_source_is_the_step_that_wrote_the_text() -> None:
     update = Operation(1, UPDATE, Outcome.APPLIED, 1, 1, "on a river", "on the Lorne")
     shown = ((1, "on the Lorne"),)
-    (fate,) = question_fates(
+    (fate,) = answer_trails(
         *make(
             [step(0, create(0, 1, "on a river")), step(1, update), step(2, question=0, shown=shown, answer="Lorne")],
             ("Lorne", "Lorne"),
@@ -96,13 +97,13 @@ def test_the_source_is_the_step_that_wrote_the_text() -> None:
 
 def test_rejected_is_not_entered() -> None:
     rejected = Operation(0, CREATE, Outcome.REJECTED, after="on the Lorne")
-    (fate,) = question_fates(*make([step(0, rejected), step(1, question=0)], (None, "Lorne")))
+    (fate,) = answer_trails(*make([step(0, rejected), step(1, question=0)], (None, "Lorne")))
     assert not fate.entered
 
 
 def test_the_scratchpad_is_memory_and_a_wrong_answer_has_a_source() -> None:
     pad = Operation(0, PAD, Outcome.APPLIED, before="", after="Lorne or Elsk")
-    (fate,) = question_fates(
+    (fate,) = answer_trails(
         *make([step(0, pad), step(1, question=0, scratchpad="Lorne or Elsk", answer="Elsk")], ("Elsk", "Lorne"))
     )
     assert (fate.entered, fate.kept, fate.shown, fate.right) == (True, True, True, False)
@@ -110,7 +111,7 @@ def test_the_scratchpad_is_memory_and_a_wrong_answer_has_a_source() -> None:
 
 
 def test_every_question_has_its_own_step_and_memory() -> None:
-    fates = question_fates(
+    fates = answer_trails(
         *make(
             [
                 step(0, create(0, 1, "on the Lorne"), create(0, 2, "by Mara")),
@@ -135,16 +136,16 @@ def test_every_question_has_its_own_step_and_memory() -> None:
 
 
 def test_yes_and_no_cannot_be_located() -> None:
-    (fate,) = question_fates(*make([step(0, question=0, answer="yes")], ("yes", "yes")))
+    (fate,) = answer_trails(*make([step(0, question=0, answer="yes")], ("yes", "yes")))
     assert (fate.located, fate.right, fate.sources) == (False, True, ())
 
 
 def test_without_steps() -> None:
-    (fate,) = question_fates(*make([], (None, "Lorne")))
-    assert fate == QuestionFate(True, False, False, False, False, (), None)
+    (fate,) = answer_trails(*make([], (None, "Lorne")))
+    assert fate == AnswerTrail(True, False, False, False, False, (), None)
 
 
-def test_funnel_precision_and_store_size() -> None:
+def test_precision_and_store_size() -> None:
     inspection = Inspection()
     shown = ((1, "on the Lorne"), (2, "by Mara"), (3, "nothing"))
     episodes = [
@@ -156,10 +157,36 @@ def test_funnel_precision_and_store_size() -> None:
         make([step(0, question=0, shown=shown, answer="yes", size=7)], ("yes", "yes")),
     ]
     for episode, record in episodes:
-        inspection.add(episode, record, question_fates(episode, record))
-    funnel = inspection.funnel
-    assert (funnel.questions, funnel.located, funnel.entered, funnel.kept) == (3, 2, 1, 1)
-    assert (funnel.shown, funnel.answered, funnel.right_otherwise) == (1, 1, 1)
+        inspection.add(episode, record)
     assert inspection.retrieval_precision == 1 / 3
+    assert inspection.operations == 1
     assert (inspection.sizes, inspection.steps) == ([12, 2], [3, 2])
     assert Inspection().retrieval_precision is None
+
+
+FATES = [
+    # right, entered, kept, shown
+    ((1, 1, 1, 1), Fate.RIGHT),
+    ((1, 1, 1, 0), Fate.RIGHT_OTHERWISE),
+    ((1, 0, 0, 0), Fate.RIGHT_OTHERWISE),
+    ((0, 1, 1, 1), Fate.MISREAD),
+    ((0, 0, 0, 1), Fate.MISREAD),  # RAG shows what it never wrote
+    ((0, 1, 1, 0), Fate.NOT_RETRIEVED),
+    ((0, 1, 0, 0), Fate.FORGOTTEN),
+    ((0, 0, 0, 0), Fate.NEVER_ENTERED),
+]
+
+
+@pytest.mark.parametrize(("flags", "expected"), FATES)
+def test_a_fate_is_the_first_place_where_the_answer_was_lost(flags: tuple[int, int, int, int], expected: Fate) -> None:
+    right, entered, kept, shown = flags
+    metrics = {"fact_entered": float(entered), "fact_kept": float(kept), "fact_retrieved": float(shown)}
+    question = QuestionRecord("q", "?", "a", ("b",), float(right), 0.0, "", metrics)
+    assert fate_by_facts(question) is expected
+    trail = AnswerTrail(True, bool(entered), bool(kept), bool(shown), bool(right), (), 0)
+    assert fate_by_words(trail) is expected
+    losses = Losses("facts")
+    losses.add(losses.fate(question, None))
+    losses.add(losses.fate(QuestionRecord("q", "?", "yes", ("yes",), 1.0, 1.0), None))
+    found = losses.to_json()
+    assert (found["by"], found["questions"], found["counted"], found[expected]) == ("facts", 2, 1, 1)

@@ -13,10 +13,11 @@ from atommem.cli import main
 from atommem.errors import ConfigError, DataError
 from envs.statistics import holm, sign_test
 from eval.reporting.evaluations import Evaluation, read_evaluation
+from eval.reporting.latex import latex_tables
+from eval.reporting.markdown import markdown_tables
 from eval.reporting.page import PageData, choose_episodes, render_page
 from eval.reporting.report import read_evaluations
 from eval.reporting.results import best_rows, make_cells, make_results
-from eval.reporting.tables import latex_tables, markdown_tables
 from eval.runner import evaluate
 from tests.eval.toys import make_runner, make_task
 
@@ -62,7 +63,8 @@ async def test_bold_needs_a_corrected_test(tmp_path: Path) -> None:
     # One task apart: the same best number is no longer bold.
     close = make_results(make_cells([best, await run(tmp_path / "d", 11, "d")]))
     assert best_rows(close, "em") == {}
-    assert "**" not in markdown_tables(close)
+    scores = markdown_tables(close).split("## Comparisons")[0]
+    assert "**" not in scores
 
 
 async def test_seeds_are_one_cell_with_a_spread(tmp_path: Path) -> None:
@@ -98,10 +100,12 @@ async def test_report_writes_everything_and_the_same_again(tmp_path: Path, capsy
     out = tmp_path / "out"
     results = json.loads((out / "results.json").read_text())
     assert [cell["row"] for cell in results["cells"]] == ["left", "two"]
-    assert results["cells"][0]["funnel"]["located"] == 12
+    # The toy's tasks mark no gold documents: it is told by words, of which "seen" holds none.
+    assert results["cells"][0]["lost"]["by"] == "words"
+    assert (results["cells"][0]["lost"]["right_otherwise"], results["cells"][0]["lost"]["never_entered"]) == (9, 3)
     assert results["evaluations"][0]["folder"] == "../one"
     files = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    assert {"store_size.png", "store_size.svg", "actions.svg", "funnel.png"} <= {path.name for path in files}
+    assert {"store_size.png", "store_size.svg", "actions.svg", "lost.png"} <= {path.name for path in files}
     # From the results file, under the labels that stand in it, byte for byte.
     assert main(["report", str(out), "--out", str(out), "--training", str(tmp_path), "--title", "<T>"]) == 0
     assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == files
@@ -149,7 +153,7 @@ async def test_a_missing_trace_is_counted(tmp_path: Path) -> None:
     evaluation.trace(evaluation.records[0]).unlink()
     (cell,) = page_of([evaluation])[1]["results"]["cells"]
     assert cell["traces_missing"] == 1
-    assert cell["funnel"]["questions"] == 11
+    assert (cell["lost"]["questions"], cell["lost"]["counted"]) == (12, 11)
     assert cell["em"]["n"] == 12
 
 

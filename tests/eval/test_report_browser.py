@@ -45,10 +45,18 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 async def test_the_report_is_clicked_through(report: Path, browser: Browser) -> None:
     browser.open(report)
     assert browser.text("h1") == "A <b>report</b>"
-    assert browser.evaluate("document.querySelectorAll('#scores table').length") == 3
+    # A table for each score, one at a time; then the tests behind the bold numbers.
+    assert browser.text("#scores .pane:not([hidden]) caption") == "EM"
+    browser.click("#score button:nth-of-type(3)")
+    assert browser.text("#scores .pane:not([hidden]) caption") == "sub-EM"
+    browser.click("#score button:nth-of-type(1)")
     assert "1 failed" in browser.text("#scores")
-    assert browser.evaluate("document.querySelectorAll('#charts svg').length") == 5
-    assert browser.evaluate("document.querySelectorAll('#lost .funnel').length") == 4
+    assert browser.evaluate("document.querySelectorAll('#charts figure > svg').length") == 4
+    browser.choose("#store-column", "1")
+    assert "4 documents" in browser.text("#charts .chart figcaption")
+    assert browser.evaluate("document.querySelectorAll('#lost .bar').length") == 4
+    browser.click("#lost .pane:not([hidden]) summary")
+    assert "never entered" in browser.text("#lost .pane:not([hidden]) table")
 
     # The filters; "all" counts 32 episodes: two rows, two columns, eight tasks.
     counts = {"all": 32, "wrong": 14, "failed": 2, "malformed": 4, "right": 16}

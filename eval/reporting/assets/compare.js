@@ -16,7 +16,9 @@ function drawCompare() {
   const numbers = results.evaluations.map((_, index) => index).filter((a) => results.evaluations.some((_, b) => comparable(a, b)));
   if (numbers.length < 2) { section.remove(); return; }
   const first = el("select", { id: "first" }), second = el("select", { id: "second" });
-  const metric = el("select", { id: "metric" }, el("option", { value: "em" }, "EM"), el("option", { value: "f1" }, "F1"));
+  const names = { em: "EM", f1: "F1", sub_em: "sub-EM", judge: "Judge" };
+  const known = Object.keys(names).filter((name) => numbers.some((index) => data.scores[index][name]));
+  const metric = el("select", { id: "metric" }, known.map((name) => el("option", { value: name }, names[name])));
   const outcome = el("div", { "aria-live": "polite", id: "outcome" });
   for (const index of numbers) first.append(el("option", { value: index }, evaluationName(index)));
   const offer = () => {
@@ -34,7 +36,7 @@ function drawCompare() {
 }
 
 function comparison(a, b, metric) {
-  const scoresOf = (index) => new Map(data.scores[index].tasks.map((task, place) => [task, data.scores[index][metric][place]]));
+  const scoresOf = (index) => new Map(data.scores[index].tasks.map((task, place) => [task, data.scores[index][metric]?.[place] ?? null]).filter(([, score]) => score !== null));
   const [one, two] = [scoresOf(a), scoresOf(b)];
   const changes = [...one.keys()].filter((task) => two.has(task)).map((task) => ({ task, change: two.get(task) - one.get(task) }));
   const better = changes.filter((item) => item.change > 1e-6).sort((x, y) => y.change - x.change);

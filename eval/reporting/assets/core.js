@@ -38,88 +38,102 @@ function table(caption, headings, lines) {
         el("tr", {}, el("th", { scope: "row" }, first), rest.map((cell) => el("td", {}, cell)))))));
 }
 
-function scoreCell(cell, metric) {
-  if (!cell) return "–";
-  const score = cell[metric];
-  const bold = data.best[metric].some(([row, dataset, documents]) => row === cell.row && dataset === cell.dataset && documents === cell.documents);
-  const parts = [];
-  if (score === null) parts.push("no score");
-  else {
-    parts.push(bold ? el("strong", {}, percent(score.mean)) : percent(score.mean),
-      el("span", { class: "interval" }, ` [${percent(score.low)}, ${percent(score.high)}]`));
-    const seeds = score.between_seeds;
-    if (seeds.sd !== null) parts.push(el("span", { class: "interval" }, ` sd ${percent(seeds.sd)} over ${seeds.seeds} seeds`));
+/** One of the tables that tables.md holds too. Intervals are written, and drawn on the scale of the table. */
+function resultTable(given) {
+  const grouped = given.headings.some(([group]) => group);
+  const runs = [];
+  for (const [group] of given.headings) {
+    if (runs.length && runs[runs.length - 1].group === group) runs[runs.length - 1].size += 1;
+    else runs.push({ group, size: 1 });
   }
-  if (cell.failed) parts.push(el("strong", { class: "failures" }, `${cell.failed} failed`));
-  return parts;
+  const widest = Math.max(0.05, ...given.rows.flatMap(([, values]) => values.map((value) => value.ends ? Math.max(Math.abs(value.ends[1]), Math.abs(value.ends[2])) : 0)));
+  const [from, to] = given.section === "comparisons" ? [-widest, widest] : [0, 1];
+  const textual = given.headings.map(([, name]) => name === "on");
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": given.title },
+    el("table", { class: "results" }, el("caption", {}, given.title),
+      el("thead", {},
+        grouped ? el("tr", {}, el("td"), runs.map(({ group, size }) => el("th", { scope: "colgroup", colspan: size, class: "group" }, group))) : null,
+        el("tr", {}, el("td"), given.headings.map(([, name], place) => el("th", { scope: "col", class: textual[place] ? "text" : null }, name)))),
+      el("tbody", {}, given.rows.map(([row, values]) =>
+        el("tr", {}, el("th", { scope: "row" }, row), values.map((value, place) => el("td", { class: textual[place] ? "text" : null }, resultValue(value, from, to))))))));
 }
+
+function resultValue(value, from, to) {
+  const at = (number) => 100 * Math.min(1, Math.max(0, (number - from) / (to - from)));
+  return [
+    value.bold ? el("strong", {}, value.text) : value.text,
+    value.interval ? el("div", { class: "interval" }, value.interval) : null,
+    value.ends ? el("div", { class: from < 0 ? "forest middle" : "forest", "aria-hidden": "true" },
+      el("i", { style: `left:${at(value.ends[1])}%;width:${at(value.ends[2]) - at(value.ends[1])}%` }), el("b", { style: `left:${at(value.ends[0])}%` })) : null,
+    value.note ? el("div", { class: "interval" }, value.note) : null,
+    value.warning ? el("strong", { class: "failures" }, value.warning) : null,
+  ];
+}
+
+/** Tables of which one is shown at a time, chosen by its key; all of them in a print. */
+function choice(id, label, tables, draw = (given) => [resultTable(given), given.note ? el("p", { class: "note" }, given.note) : null]) {
+  if (tables.length < 2) return tables.map((given) => draw(given));
+  const panes = tables.map((given, place) => el("div", { class: "pane", hidden: place > 0 }, draw(given)));
+  const pick = (place) => { panes.forEach((pane, other) => { pane.hidden = other !== place; }); };
+  const names = tables.map((given) => given.label ?? (given.key || given.title));
+  if (names.length > 8 || names.join("").length > 90) {
+    return [el("div", { class: "controls" }, el("label", {}, `${label} `, el("select", { id, onchange: (event) => pick(Number(event.target.value)) },
+      names.map((name, place) => el("option", { value: place }, name))))), panes];
+  }
+  const buttons = names.map((name, place) => el("button", { type: "button", "aria-pressed": String(place === 0), onclick: () => {
+    pick(place);
+    buttons.forEach((button, other) => button.setAttribute("aria-pressed", String(other === place)));
+  } }, name));
+  return [el("div", { class: "controls" }, el("fieldset", { id }, el("legend", {}, label), buttons)), panes];
+}
+
+const tablesOf = (...sections) => data.tables.filter((given) => sections.includes(given.section));
+const byScore = (given) => ({ ...given, label: given.title.replace("Comparisons: ", "") });
 
 function drawScores() {
   const section = $("scores");
-  section.append(el("div", { class: "tables" }, ["em", "f1"].map((metric) =>
-    table(`${metric === "em" ? "Exact match (EM)" : "Token F1"}, percent [95% interval]`, ["", ...columns],
-      rows.map((row) => [row, ...columns.map((column) => scoreCell(cellAt(row, column), metric))])))));
-  section.append(el("p", { class: "note" },
-    `Intervals are Wilson's at the effective sample size, with tasks as clusters. A number is bold if it beats the runner-up of its column in the exact paired sign test over tasks, Holm-corrected over all comparisons below at ${results.alpha}. Failed episodes ended by an outage: they are in no score, their number stands beside it.`));
-  if (!results.comparisons.length) return;
-  section.append(el("details", {}, el("summary", {}, `${plural(results.comparisons.length, "comparison")} behind the bold numbers${results.reference ? ` and against ${results.reference}` : ""}`),
-    table("Differences on the same tasks", ["", "on", "score", "points [95%, paired bootstrap]", "better", "worse", "equal", "p", "p (Holm)"],
-      results.comparisons.map((item) => [`${item.second} − ${item.first}`, columnName(item), item.metric.toUpperCase(),
-        item.difference === null ? "–" : `${signed(item.difference)} [${signed(item.low)}, ${signed(item.high)}]`,
-        item.wins, item.losses, item.ties, item.p_value.toPrecision(2),
-        item.significant ? el("strong", {}, item.p_holm.toPrecision(2)) : item.p_holm.toPrecision(2)].map((cell) => typeof cell === "number" ? String(cell) : cell)))));
+  if (data.incomplete) section.append(el("p", { class: "warning", id: "incomplete" }, el("strong", {}, data.incomplete)));
+  if (columns.length === 1) {
+    for (const given of tablesOf("scores", "facts")) section.append(resultTable(given), el("p", { class: "note" }, given.note));
+  } else section.append(...choice("score", "score", tablesOf("scores", "facts").map(byScore)).flat(9).filter(Boolean));
+  const apart = tablesOf("categories");
+  if (apart.length) section.append(...choice("category", "by category", apart).flat(9).filter(Boolean));
+  const compared = tablesOf("comparisons").map(byScore);
+  if (!compared.length) return;
+  section.append(el("details", {}, el("summary", {}, `The tests: ${plural(results.comparisons.length, "comparison")} behind the bold numbers${results.reference ? ` and against ${results.reference}` : ""}`),
+    choice("tests", "score", compared)));
 }
-
-const STAGES = [
-  ["located", "questions", "Questions whose answer a text can hold (not yes or no)"],
-  ["entered", "entered memory", "A gold answer was written to the store or the scratchpad"],
-  ["kept", "there at the end", "Memory still held it when the question was answered"],
-  ["shown", "shown", "A retrieved entry or the scratchpad held it in the prompt of the answer"],
-  ["answered", "answered right", "Exact match"],
-];
 
 function drawLost() {
   const section = $("lost");
-  const cells = results.cells.filter((cell) => cell.funnel && cell.funnel.located);
-  if (!cells.length) { section.remove(); return; }
-  section.append(el("p", { class: "note" }, "Each bar counts the questions that passed all stages so far. A text holds an answer if the answer's normalised words follow one another in it."));
-  for (const column of columns) {
-    const members = cells.filter((cell) => columnName(cell) === column);
-    if (!members.length) continue;
-    const drawn = el("div", { class: "funnels" }, members.map(funnel));
-    section.append(columns.length > 1 ? el("details", { open: column === columns[0] }, el("summary", {}, column), drawn) : drawn);
-  }
+  const tables = tablesOf("lost");
+  if (!tables.length) { section.remove(); return; }
+  section.append(el("p", { class: "note" }, "Each bar is all questions of a row: what was answered right, and the first place where the others were lost."),
+    el("ul", { class: "legend" }, Object.entries(data.fates).map(([fate, name]) => el("li", {}, el("i", { class: `swatch ${fate}` }), name))),
+    ...choice("lost-column", "of", tables, (given) => {
+      const cells = results.cells.filter((cell) => columnName(cell) === given.key && cell.lost && cell.lost.counted);
+      return [el("div", { class: "bars" }, cells.map(lossBar)), el("p", { class: "note" }, given.note),
+        el("details", {}, el("summary", {}, "as numbers"), resultTable(given))];
+    }).flat(9).filter(Boolean));
 }
 
-function funnel(cell) {
-  const total = cell.funnel.located;
-  return el("div", { class: "funnel", role: "group", "aria-label": cell.row }, el("h3", {}, cell.row),
-    STAGES.map(([key, label, title]) => el("div", { title }, el("span", {}, label),
-      el("span", {}, el("b", { style: `width:${100 * cell.funnel[key] / total}%` })),
-      el("span", {}, `${cell.funnel[key]} · ${percent(cell.funnel[key] / total, 0)}%`))),
-    cell.funnel.right_otherwise ? el("p", { class: "note" }, `${cell.funnel.right_otherwise} more were right though no memory in the prompt held the answer.`) : null,
-    cell.funnel.questions > total ? el("p", { class: "note" }, `${cell.funnel.questions - total} questions cannot be located and are not in the bars.`) : null,
-    cell.traces_missing ? el("p", { class: "warning" }, `${plural(cell.traces_missing, "trace")} not found: not in the bars.`) : null);
+function lossBar(cell) {
+  const parts = Object.entries(data.fates).map(([fate, name]) => ({ fate, name, count: cell.lost[fate] })).filter(({ count }) => count);
+  const said = parts.map(({ name, count }) => `${name} ${percent(count / cell.lost.counted)}%`).join(", ");
+  return el("div", { class: "bar" }, el("span", {}, cell.row),
+    el("span", { class: "stack", role: "img", "aria-label": said }, parts.map(({ fate, name, count }) => {
+      const share = count / cell.lost.counted;
+      return el("b", { class: fate, style: `width:${100 * share}%`, title: `${name}: ${plural(count, "question")}, ${percent(share)}%` }, share >= 0.06 ? percent(share, 0) : "");
+    })),
+    cell.traces_missing ? el("span", { class: "warning" }, `${plural(cell.traces_missing, "trace")} not found`) : null);
 }
-
-const MEANS = [
-  ["seconds", "seconds", 1], ["prompt tokens", "tokens/prompt", 0], ["output tokens", "tokens/completion", 0], ["model calls", "steps", 1],
-  ["retrievals", "retrievals", 1], ["entries at the end", "store_size", 1],
-];
-const RATES = [
-  ["create", "actions/create"], ["read", "actions/read"], ["update", "actions/update"], ["delete", "actions/delete"],
-  ["scratchpad", "actions/scratchpad"], ["malformed", "malformed"], ["unknown handle", "wasted/unknown_handle"], ["rejected", "wasted/rejected"],
-];
 
 function drawCosts() {
-  const named = (cell) => columns.length > 1 ? `${cell.row}, ${columnName(cell)}` : cell.row;
-  const number = (value, digits) => value === undefined || value === null ? "–" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  $("costs").append(
-    table("Mean per task", ["", ...MEANS.map(([label]) => label), "retrieval precision"], results.cells.map((cell) =>
-      [named(cell), ...MEANS.map(([, key, digits]) => number(cell.means[key], digits)), number(cell.retrieval_precision, 3)])),
-    table("Mean per step", ["", ...RATES.map(([label]) => label)], results.cells.map((cell) =>
-      [named(cell), ...RATES.map(([, key]) => number(cell.means[key], 3))])),
-    el("p", { class: "note" }, "Retrieval precision: of the entries shown when a question was answered, the fraction that hold a gold answer. Seconds are an episode's own while others run beside it."));
+  const named = (given) => ({ ...given, label: given.key });
+  const rates = new Map(tablesOf("rates").map((given) => [given.key, given]));
+  $("costs").append(...choice("cost-column", "of", tablesOf("costs").map(named), (given) => [
+    resultTable(given), given.note ? el("p", { class: "note" }, given.note) : null, rates.has(given.key) ? resultTable(rates.get(given.key)) : null,
+  ]).flat(9).filter(Boolean));
 }
 
 function setTheme(dark) {

@@ -85,7 +85,7 @@ function drawDetail() {
   const episode = data.episodes[state.open];
   const parts = [
     el("h3", {}, episode.task, episode.sample ? `, sample ${episode.sample} ` : " ", badge(episode.status), episode.malformed ? [" ", el("span", { class: "badge malformed" }, "malformed")] : null),
-    el("p", { class: "note" }, `${evaluationName(episode.evaluation)} · ended: ${episode.stop.replaceAll("_", " ")} · ${episode.seconds} s · traces/${episode.trace}`),
+    el("p", { class: "note" }, `${evaluationName(episode.evaluation)} · ended: ${episode.stop.replaceAll("_", " ")}${episode.seconds === null ? "" : ` · ${episode.seconds} s`} · traces/${episode.trace}`),
     episode.error ? el("p", { class: "warning" }, `Failed: ${episode.error}`) : null,
     episode.questions.map((question) => answerLine(question)),
   ];
@@ -106,21 +106,23 @@ function drawDetail() {
 
 const changes = (operation) => operation.outcome === "applied" && operation.kind !== "read";
 
+const LOST = {
+  misread: "what it takes was in front of the model", not_retrieved: "memory held what it takes, but it was not retrieved",
+  forgotten: "memory held what it takes, and lost it", never_entered: "what it takes never entered memory",
+};
+
 function answerLine(question) {
   const line = el("div", { class: "answer" }, el("strong", {}, question.text), " ");
   const answer = question.answer === null || question.answer === undefined ? el("span", { class: "empty" }, "no answer") : el("span", { class: question.em ? "right" : "wrong" }, question.answer);
   line.append(answer, question.em ? "" : ` · gold: ${question.golds.join(" | ")}`, question.em ? "" : ` · F1 ${percent(question.f1, 0)}`);
-  if (question.answer !== null && question.sources) {
+  if (question.answer !== null && question.step !== null) {
     const from = question.sources.map((source) => [
       source.kind === "entry" ? `entry ${source.entry_id} (Memory ${source.handle})` : `the ${source.kind}`,
       source.written === null ? "" : [", written at ", el("button", { type: "button", class: "origin", onclick: () => goTo(source.written) }, `step ${source.written}`)],
     ]);
     line.append(el("div", { class: "soft" }, from.length ? ["The answer came from ", from.flatMap((item, index) => index ? ["; ", item] : [item])].flat(9).reduce((node, part) => { node.append(part); return node; }, el("span")) : "No text in front of the model held this answer."));
   }
-  if (question.located && !question.em) {
-    const lost = !question.entered ? "a gold answer never entered memory" : !question.kept ? "memory held a gold answer and lost it" : !question.shown ? "memory held a gold answer, but it was not retrieved" : "a gold answer was in front of the model";
-    line.append(el("div", { class: "soft" }, `Where it was lost: ${lost}.`));
-  }
+  if (question.fate && LOST[question.fate]) line.append(el("div", { class: "soft" }, `Where it was lost: ${LOST[question.fate]}.`));
   return line;
 }
 
@@ -134,14 +136,15 @@ function stepView(episode, index) {
     el("p", { class: "note", id: "where" }, `Step ${index} of ${episode.steps.length - 1}: ${step.phase}, ${position}; ${plural(step.tokens, "token")} written, ended by ${step.finish}; ${step.size === 1 ? "1 entry" : `${step.size} entries`}${step.capacity === null ? "" : ` of at most ${step.capacity}`} in the store afterwards`),
     el("div", { class: "columns" },
       el("div", {}, el("h3", {}, "Shown to the model"),
+        step.prompt === null ? null : [el("h4", {}, "Prompt, chat markup included"), box(text(step.prompt))],
         step.chunk === null ? null : [el("h4", {}, "Chunk"), box(text(step.chunk), isSource("chunk"))],
         step.tool === null ? null : [el("h4", {}, "Tool result"), box(text(step.tool))],
         step.asked.length ? [el("h4", {}, step.asked.length > 1 ? "Questions" : "Question"), step.asked.map((number) => box(text(number)))] : null,
-        el("h4", {}, "Scratchpad"), box(text(step.scratchpad), isSource("scratchpad")),
-        el("h4", {}, "Query"), box(step.query ?? ""),
-        el("h4", {}, `Retrieved (${step.retrieved.length})`),
+        step.prompt !== null && !text(step.scratchpad) ? null : [el("h4", {}, "Scratchpad"), box(text(step.scratchpad), isSource("scratchpad"))],
+        step.prompt !== null && !step.query ? null : [el("h4", {}, "Query"), box(step.query ?? "")],
+        step.prompt !== null && !step.retrieved.length ? null : [el("h4", {}, `Retrieved (${step.retrieved.length})`),
         step.retrieved.length ? step.retrieved.map(([handle, entry, content, score]) => el("div", { class: isSource("entry", entry) ? "source" : "" },
-          el("div", { class: "soft" }, `Memory ${handle} · entry ${entry} · score ${score.toFixed(3)}${isSource("entry", entry) ? " · holds the answer given" : ""}`), box(text(content)))) : el("p", { class: "empty" }, "nothing")),
+          el("div", { class: "soft" }, `Memory ${handle} · entry ${entry} · score ${score}${isSource("entry", entry) ? " · holds the answer given" : ""}`), box(text(content)))) : el("p", { class: "empty" }, "nothing")]),
       el("div", {}, el("h3", {}, "The model wrote"), el("h4", {}, "Completion"), completion(step),
         step.problems.length ? el("ul", {}, step.problems.map(([reason, tag]) => el("li", { class: "warning" }, `malformed: ${reason.replaceAll("_", " ")} <${tag}>`))) : null,
         el("h4", {}, "Changed in memory"),
