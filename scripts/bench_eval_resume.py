@@ -73,20 +73,16 @@ class Command:
         if status != 0:
             raise RuntimeError(f"the evaluation ended with status {status}: {self.out.with_suffix('.log')}")
 
-    def kill_after(self, seconds: float, requests: int) -> bool:
-        """Start it, and kill it `seconds` after its first request. False if it ended before.
-
-        Args:
-            seconds: From the first request; if negative, from its start instead (which takes longer than that).
-            requests: How many the server had seen before.
-        """
+    def kill_after(self, requests: int, seconds: float) -> bool:
+        """Start it, and kill it `seconds` after so many further requests. False if it ended before."""
+        before = len(self.requests())
         process = self.start()
         deadline = time.monotonic() + PATIENCE
-        while seconds >= 0 and len(self.requests()) == requests and process.poll() is None:
+        while len(self.requests()) < before + requests and process.poll() is None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no request came: {self.out.with_suffix('.log')}")
-            time.sleep(0.005)
-        time.sleep(abs(seconds))
+            time.sleep(0.002)
+        time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
         return process.wait() == -signal.SIGKILL
 
@@ -154,8 +150,8 @@ def main() -> int:
             calm.run()
             calls = len(calm.requests())
         assert len(set(calm.requests())) == calls, "a request was made twice although nothing went wrong"
-        # What is left of an episode that is killed is lost: the whole takes about twice as long as it takes alone.
-        longest = 2 * calls * LATENCY / CONCURRENCY / options.kills
+        # What an episode has done is lost when it is killed: about half of the requests between two kills are for that.
+        most = 3 * calls // options.kills
         rng = random.Random(options.seed)
         repeated, kills, finished_at_kills = 0, 0, []
         with SimulatedServer(options.tokenizer, LATENCY, CONCURRENCY, folder / "killed.requests") as server:
@@ -164,8 +160,10 @@ def main() -> int:
             for index in range(options.kills):
                 seen = len(killed.requests())
                 # One in five dies while it loads what is there.
-                wait = -rng.uniform(0.5, 3.0) if index % 5 == 4 else rng.uniform(0.0, longest)
-                kills += killed.kill_after(wait, seen)
+                loading = index % 5 == 4
+                kills += killed.kill_after(
+                    0 if loading else rng.randint(1, most), rng.uniform(0.5, 3.0) if loading else rng.uniform(0.0, 0.1)
+                )
                 repeated += sum(seeds[seed] in done for seed in killed.requests()[seen:])
                 done = killed.finished()
                 finished_at_kills.append(len(done))
