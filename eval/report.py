@@ -27,6 +27,8 @@ _PER_EPISODE = (
     ("store size at the end", "store_size"),
     ("seconds", "seconds"),
 )
+_SHARES_OF_TEXT = (("episodes with a cut text", "truncated"), ("text shown / episode", "context_kept"))
+"""Of a method that cuts what does not fit."""
 
 
 def report_table(summary: Mapping[str, Any]) -> Table:
@@ -39,7 +41,7 @@ def report_table(summary: Mapping[str, Any]) -> Table:
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right")
-    for section in (_scores, _episodes, _rates, _costs, _endings):
+    for section in (_scores, _episodes, _rates, _costs, _truncation, _endings):
         rows = list(section(columns))
         for label, *cells in rows:
             table.add_row(label, *cells)
@@ -75,6 +77,13 @@ def _rates(columns: Mapping[str, Any]) -> Iterator[list[str]]:
 def _costs(columns: Mapping[str, Any]) -> Iterator[list[str]]:
     for label, key in _PER_EPISODE:
         yield [f"{label} / episode", *(_number(summary["means"].get(key), 1) for summary in columns.values())]
+
+
+def _truncation(columns: Mapping[str, Any]) -> Iterator[list[str]]:
+    for label, key in _SHARES_OF_TEXT:
+        values = [summary["means"].get(key) for summary in columns.values()]
+        if any(value is not None for value in values):
+            yield [label, *("-" if value is None else f"{value:.1%}" for value in values)]
 
 
 def _endings(columns: Mapping[str, Any]) -> Iterator[list[str]]:

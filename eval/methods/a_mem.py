@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.dialects.templates import fill
-from atommem.records import Observation
+from atommem.records import MemoryView, Observation
 from envs.base import Task
 from eval.methods.base import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
 from eval.methods.notes import Notebook, clean_text, clean_texts, read_objects
@@ -97,14 +97,17 @@ class AMem(Baseline):
     ) -> None:
         """Link a new note, and change its nearest neighbours among `notes`."""
         found = book.store.search(book.vectors[entry_id], NEIGHBOURS + len(book.store) - len(notes))
-        neighbours = [entry.id for entry, _ in found if entry.id in notes][:NEIGHBOURS]
+        neighbours = [(entry.id, score) for entry, score in found if entry.id in notes][:NEIGHBOURS]
         if not neighbours:
             return
-        shown = "\n".join(f"{number}. {notes[near].text()}" for number, near in enumerate(neighbours, start=1))
+        retrieved = book.retrieved(neighbours)
+        shown = "\n".join(f"{item.handle}. {item.text}" for item in retrieved)
         prompt = record.prompt(WRITE_SYSTEM, fill(EVOLVE, {"note": note.text(), "neighbours": shown}))
-        step = await record.ask(prompt, observation)
+        view = MemoryView(query=note.text(), retrieved=retrieved, size=len(book.store))
+        step = await record.ask(prompt, observation, view)
+        record.note_query(step, note.text())
         for reply in read_objects(step)[:1]:
-            seen = {number: (near, notes[near]) for number, near in enumerate(neighbours, start=1)}
+            seen = {item.handle: (item.entry_id, notes[item.entry_id]) for item in retrieved}
             await book.update(step, evolve(reply, entry_id, note, seen))
 
 

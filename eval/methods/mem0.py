@@ -122,6 +122,7 @@ class Bridge:
     def __init__(self, record: Recorder, embedder: Embedder, threads: ThreadPoolExecutor) -> None:
         self.observation: Observation | None = None
         self.step: Step | None = None
+        self._query = ""
         self._record = record
         self._embedder = embedder
         self._threads = threads
@@ -150,10 +151,13 @@ class Bridge:
         assert self.observation is not None
         dated = [{**message, "content": at_fixed_date(message["content"])} for message in messages]
         self.step = self._wait(self._record.ask(self._record.prompt_of(dated), self.observation))
+        self._record.note_query(self.step, self._query)  # what it remembers already stands in its prompt
         return storable(self.step)
 
     def embed(self, texts: Sequence[str], kind: TextKind) -> list[list[float]]:
         """Embed texts (called by mem0 in its thread)."""
+        if kind == "query":
+            self._query = texts[-1]
         vectors = self._wait(self._embedder.embed(texts, kind))
         return [[float(value) for value in vector] for vector in vectors]
 

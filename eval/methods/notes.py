@@ -56,14 +56,18 @@ class Notebook:
                 step, Operation(step.index, ActionKind.UPDATE, Outcome.APPLIED, entry_id, before=before, after=text)
             )
 
-    async def answer(self, index: int, found: Sequence[tuple[int, float]]) -> None:
-        """Ask question `index` with the entries found for it: ids and scores, best first."""
+    def retrieved(self, found: Sequence[tuple[int, float]]) -> tuple[Retrieved, ...]:
+        """Entries as they are shown: ids and scores of them, best first."""
         retrieved = []
         for handle, (entry_id, score) in enumerate(found, start=1):
             entry = self.store.get(entry_id)
             assert entry is not None, "entries are never deleted"
             retrieved.append(Retrieved(handle, entry_id, entry.text, score))
-        await self.recorder.answer_from_memory(index, retrieved)
+        return tuple(retrieved)
+
+    async def answer(self, index: int, found: Sequence[tuple[int, float]]) -> None:
+        """Ask question `index` with the entries found for it: ids and scores, best first."""
+        await self.recorder.answer_from_memory(index, self.retrieved(found))
 
 
 def read_objects(step: Step) -> list[dict[str, Any]]:

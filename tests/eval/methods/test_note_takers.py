@@ -87,12 +87,22 @@ async def test_a_mem_links_notes_and_rewrites_their_neighbours() -> None:
     episode = await make_method("a_mem", setup).run(TASK)
     assert episode.reward == 1.0
     assert len(policy.prompts) == 4 + 3 + 2  # the first note has no neighbour
-    assert log_of(episode)[4:] == [
+    log = log_of(episode)
+    # Every new note is a query for its neighbours; the first has none.
+    assert [text.partition(";")[0] for kind, text in log if kind == "read" and text][:3] == [
+        *(STATEMENTS[title] for title in ("Orla", "Kiln", "Bran"))
+    ]
+    assert log[-5:] == [
+        ("read", "Bran lives in Port; context: town; keywords: Bran; tags: x"),
         ("update", "Bran lives in Port; context: town; keywords: Bran; tags: places"),
         ("update", "Orla is a potter; context: sister of Bran; keywords: Orla; tags: family"),
         ("read", "Where does Bran live ?"),
         ("read", "Who is a potter ?"),
     ]
+    shown = episode.steps[-3].view
+    assert shown.query == "Bran lives in Port; context: town; keywords: Bran; tags: x"
+    assert {item.text[:4] for item in shown.retrieved} == {"moss", "Orla", "kiln"}
+    assert all(f"{item.handle}. {item.text}" in policy.prompts[-3] for item in shown.retrieved)
     # One note is retrieved, and what it links to comes along.
     first = [item.text for item in episode.steps[-2].view.retrieved]
     assert [text[:4] for text in first] == ["Bran", "Orla"]

@@ -17,6 +17,7 @@ from atommem.trace import read_trace
 from envs.base import Task
 from envs.chunking import joined_text
 from eval.methods import METHODS, make_method
+from eval.report import report_table
 from eval.runner import evaluate
 from tests.eval.methods.toys import TASK, make_setup, right, shown_documents
 
@@ -109,6 +110,19 @@ async def test_full_context_cuts_the_middle_and_says_how_much(context_tokens: in
     assert "Moss grows" in policy.prompts[0]
     assert "in Port." in policy.prompts[0]
     assert joined_text(TASK) not in policy.prompts[0]
+
+
+async def test_the_printed_table_says_what_was_cut() -> None:
+    setup, _ = make_setup(context_tokens=140)
+    result = await evaluate([TASK], make_method("full_context", setup), progress=False)
+    columns = report_table(result.summary()).columns
+    row = dict(zip(columns[0].cells, columns[1].cells, strict=True))
+    assert row["episodes with a cut text"] == "100.0%"
+    kept = result.records[0].metrics["context_kept"]
+    assert 0 < kept < 1
+    assert row["text shown / episode"] == f"{kept:.1%}"
+    other = await evaluate([TASK], make_method("rag", setup), progress=False)
+    assert "text shown / episode" not in list(report_table(other.summary()).columns[0].cells)
 
 
 def test_full_context_needs_room() -> None:
