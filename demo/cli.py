@@ -24,8 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     if args.updates is not None and args.updates < 1:
         raise ConfigError(f"updates is {args.updates}: give at least 1.")
-    if args.out.exists() and not args.out.is_dir():
-        raise ConfigError(f"out is {args.out}, which is a file: give a folder.")
+    out = args.out or Path("runs/demo_limited" if args.limited else "runs/demo")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"out is {out}, which is a file: give a folder.")
     started = time.perf_counter()
     # Redirected to a file, the output should still come line by line.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -33,13 +34,15 @@ def main(argv: list[str] | None = None) -> int:
     # Torch's threads spin while they wait for each other; with another busy process beside them that costs threefold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Torch and TRL take seconds to import: not for --help.
-    from demo.recipe import FULL, QUICK
+    from demo.recipe import FULL, LIMITED, quick
     from demo.run import run_demo
 
-    recipe = QUICK if args.quick else FULL
+    recipe = LIMITED if args.limited else FULL
+    if args.quick:
+        recipe = quick(recipe)
     if args.updates is not None:
         recipe = replace(recipe, updates=args.updates)
-    run_demo(recipe, args.out, args.seed, Console(highlight=False), started)
+    run_demo(recipe, out, args.seed, Console(highlight=False), started)
     return 0
 
 
@@ -50,7 +53,14 @@ def _parser() -> argparse.ArgumentParser:
         "its memory in a synthetic world. Takes some minutes on two cores; nothing is downloaded.",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), help="where to write; replaces an earlier demo (%(default)s)"
+        "--out",
+        type=Path,
+        help="where to write; replaces an earlier demo (default: runs/demo, or runs/demo_limited)",
+    )
+    parser.add_argument(
+        "--limited",
+        action="store_true",
+        help="a store of three entries in a world with more facts: the policy has to learn to delete as well",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights, tasks and sampling (%(default)s)")
     parser.add_argument("--updates", type=int, help="updates of GRPO (default: what the recipe says)")

@@ -19,6 +19,7 @@ ABLATIONS: Mapping[str, tuple[str, ...]] = {
     "store_off": ("create", "read", "update", "delete"),
     "scratchpad_off": ("scratchpad",),
     "update_off": ("update",),
+    "delete_off": ("delete",),
 }
 """Evaluations of the trained policy with memory actions switched off, in the environment and in the prompt."""
 
@@ -28,9 +29,15 @@ LABELS = {
     "store_off": "  store off",
     "scratchpad_off": "  scratchpad off",
     "update_off": "  update off",
+    "delete_off": "  delete off",
 }
-_ACTIONS = {"create": "create", "read": "read", "update": "update", "scratchpad": "scratch"}
-"""Actions of the demo's world, and their headings."""
+_ACTIONS = {"create": "create", "read": "read", "update": "update", "delete": "delete", "scratchpad": "scratch"}
+"""Actions, and their headings."""
+
+
+def ablations_of(capacity: int | None) -> dict[str, tuple[str, ...]]:
+    """Those of `ABLATIONS` that a demo with this capacity runs: without a limit its policy has no cause to delete."""
+    return {name: disabled for name, disabled in ABLATIONS.items() if name != "delete_off" or capacity is not None}
 
 
 def summarize(
@@ -39,7 +46,7 @@ def summarize(
     """The contents of ``summary.json``.
 
     Args:
-        results: By name: before, after, and every one of `ABLATIONS`.
+        results: By name: before, after, and the ablations.
         seconds: By phase; pretraining on copying counts as part of the cold start.
         total: Seconds of the whole demo.
         seed: Of the run.
@@ -53,7 +60,7 @@ def summarize(
         "p_value": paired.p_value,
         "better": paired.wins,
         "worse": paired.losses,
-        **{f"em_{name}": results[name].em for name in ABLATIONS},
+        **{f"em_{name}": results[name].em for name in ABLATIONS if name in results},
         "actions_before": _rates(before),
         "actions_after": _rates(after),
         "seconds_total": round(total, 1),
@@ -74,17 +81,19 @@ def write_summary(summary: Mapping[str, Any], out: Path) -> Path:
 def results_table(results: Mapping[str, EvalResult]) -> Table:
     """EM with its interval and actions per step, one line for each evaluation."""
     tasks = max(len(result.records) for result in results.values())
-    table = Table(title=f"{tasks} held-out tasks, sampled at temperature 1", title_justify="left", box=SIMPLE_HEAD)
+    title = f"{tasks} held-out tasks, sampled at temperature 1"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     table.add_column("", no_wrap=True)
     table.add_column("EM", justify="right", no_wrap=True)
     table.add_column("95% interval", justify="right", no_wrap=True)
-    for heading in _ACTIONS.values():
+    actions = {name: heading for name, heading in _ACTIONS.items() if name != "delete" or "delete_off" in results}
+    for heading in actions.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in results.items():
         estimate = result.summary()["em"]
         scored = ("-", "-") if estimate is None else (f"{estimate['mean']:.3f}", _interval(estimate))
         rates = _rates(result)
-        table.add_row(LABELS[name], *scored, *(f"{rates[action]:.2f}" for action in _ACTIONS))
+        table.add_row(LABELS[name], *scored, *(f"{rates[action]:.2f}" for action in actions))
     table.caption = "actions per step as the policy writes them; one that is off has no effect"
     table.caption_justify = "left"
     return table
@@ -102,13 +111,16 @@ def _rates(result: EvalResult) -> dict[str, float]:
 def check_bars(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """What the demo claims to show, and whether this run did."""
     after = summary["em_after"]
-    return [
+    bars = [
         ("EM before GRPO is at most 0.50", summary["em_before"] <= 0.50),
         ("EM after GRPO is at least 0.90", after >= 0.90),
         ("p-value of the paired sign test is below 1e-6", summary["p_value"] < 1e-6),
         ("without the store EM is at least 0.30 lower", after - summary["em_store_off"] >= 0.30),
         ("without update EM is at least 0.10 lower", after - summary["em_update_off"] >= 0.10),
     ]
+    if "em_delete_off" in summary:
+        bars.append(("without delete EM is at least 0.10 lower", after - summary["em_delete_off"] >= 0.10))
+    return bars
 
 
 def print_outcome(summary: Mapping[str, Any], console: Console) -> None:

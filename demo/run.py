@@ -24,7 +24,7 @@ from atommem.policy.local import LocalPolicy
 from atommem.records import Episode
 from demo.copying import pretrain_copying
 from demo.recipe import GRPO_CONFIG, Recipe
-from demo.report import ABLATIONS, LABELS, SUMMARY_FILE, print_outcome, results_table, summarize, write_summary
+from demo.report import LABELS, SUMMARY_FILE, ablations_of, print_outcome, results_table, summarize, write_summary
 from demo.tiny_policy import make_model, make_tokenizer
 from envs.base import Task
 from envs.files import save_tasks
@@ -73,12 +73,14 @@ class Settings:
     environment: LongDocConfig
 
 
-def load_settings(out: Path, seed: int, updates: int | None) -> Settings:
-    """Read `GRPO_CONFIG` for a run in `out`."""
+def load_settings(out: Path, seed: int, updates: int | None, capacity: int | None = None) -> Settings:
+    """Read `GRPO_CONFIG` for a run in `out`, with a store of at most `capacity` entries."""
     parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, LongDocConfig))
     arguments = ["--config", str(GRPO_CONFIG), "--output_dir", str(out), "--seed", str(seed)]
     if updates is not None:
         arguments += ["--max_steps", str(updates)]
+    if capacity is not None:
+        arguments += ["--capacity", str(capacity)]
     return Settings(*parser.parse_args_and_config(arguments))
 
 
@@ -105,7 +107,7 @@ class Demo:
             shutil.rmtree(out / name, ignore_errors=True)
         for name in (SUMMARY_FILE, PLOT_FILE):
             (out / name).unlink(missing_ok=True)
-        self.settings = load_settings(out / "grpo", seed, recipe.updates)
+        self.settings = load_settings(out / "grpo", seed, recipe.updates, recipe.world.capacity)
         torch.manual_seed(seed)
         self.tokenizer = make_tokenizer(recipe.world, self.settings.memory)
         self.model = make_model(recipe.size, self.tokenizer)
@@ -253,7 +255,7 @@ def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: fl
     results = {"before": demo.evaluate("before")}
     demo.grpo()
     results["after"] = demo.evaluate("after")
-    for name, disabled in ABLATIONS.items():
+    for name, disabled in ablations_of(recipe.world.capacity).items():
         results[name] = demo.evaluate(name, disabled)
     summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}

@@ -33,10 +33,12 @@ def make_tokenizer(world: WorldConfig, memory: MemoryConfig) -> Any:
 
 
 def vocabulary(world: WorldConfig, memory: MemoryConfig) -> list[str]:
-    """Special tokens first, then the words of templates and prose, tags, handles, and the names last."""
+    """Special tokens first, then the words of templates and prose, tags, numbers, and the names last."""
     dialect = get_dialect(memory.dialect, memory.templates)
-    handles = [str(number) for number in range(1, memory.retrieve_k + 1)]
-    words = [PAD, EOS, UNK, *_template_words(dialect), *_tags(dialect), *_prose_words(world), ":", *handles]
+    numbers = [*range(1, memory.retrieve_k + 1)]  # handles
+    if memory.capacity is not None:
+        numbers += range(memory.capacity + 1)  # how full the store is
+    words = [PAD, EOS, UNK, *_template_words(dialect), *_tags(dialect), *_prose_words(world), ":", *map(str, numbers)]
     kinds = KINDS[-world.hops[1] - 1 :]
     return list(dict.fromkeys([*words, *(name for kind in kinds for name in names_of(kind, world.names))]))
 

@@ -175,7 +175,7 @@ class _Turn:
             and any(s.subject == notice.subject and notice.relation in ("", s.relation) for s in said)
         ]
         fact = Statement("fact", notice.subject, notice.relation, notice.value)
-        if not handles and wait and not self._alone_in_query(notice.subject):
+        if not handles and wait and not self._shows_all_of(notice.subject):
             self.waiting.append(notice)
         elif notice.kind == "withdrawal":
             for handle in handles:
@@ -186,9 +186,15 @@ class _Turn:
         else:
             self.create(fact)
 
-    def _alone_in_query(self, name: str) -> bool:
-        """Whether the view was asked for just this name: then what it does not show is not there."""
-        return (self._view.query or "").split() == [name]
+    def _shows_all_of(self, name: str) -> bool:
+        """Whether what the view does not show of this name is not there.
+
+        It is so if the view was asked for just this name, and if it shows the whole store. How full the store is, a
+        prompt tells only where its capacity is limited.
+        """
+        if (self._view.query or "").split() == [name]:
+            return True
+        return self._view.capacity is not None and self._view.size == len(self._view.retrieved)
 
     def searches(self, told: Sequence[Statement]) -> list[_Search]:
         """Follow every question's chain through what is noted, shown and told."""

@@ -44,7 +44,7 @@ class WorldConfig:
     )
     capacity: int | None = field(
         default=None,
-        metadata={"help": "Never more facts than this matter at a time; the others are withdrawn before."},
+        metadata={"help": "Never more facts than this may matter at a time; others are withdrawn before."},
     )
     facts_per_document: int = field(default=2, metadata={"help": "Statements in one document."})
     filler: int = field(default=0, metadata={"help": "Sentences per document that say nothing."})
@@ -190,6 +190,7 @@ def _documents(config: WorldConfig, chains: list[_Chain], rng: random.Random) ->
     timed += [(chain.corrected_at, rng.random(), chain.correction) for chain in chains if chain.correction]
     stream = [statement for *_, statement in sorted(timed, key=lambda item: item[:2])]
     lasting = {fact.subject for chain in chains if chain.asked for fact in chain.facts}
+    first_link = min(RELATIONS.index(chain.facts[0].relation) for chain in chains if chain.asked)
     documents: list[list[Statement]] = [[]]
     live: list[str] = []
     struck: set[str] = set()
@@ -197,7 +198,10 @@ def _documents(config: WorldConfig, chains: list[_Chain], rng: random.Random) ->
         current = documents[-1]
         if statement.subject in struck:
             continue
-        if statement.kind == "fact":
+        # The first link of a chain that no question asks about never looks as if it mattered: it takes no place.
+        if statement.kind == "fact" and (
+            statement.subject in lasting or RELATIONS.index(statement.relation) > first_link
+        ):
             if config.capacity is not None and len(live) >= config.capacity:
                 current = _withdraw(config, documents, live, lasting, struck, rng)
             live.append(statement.subject)

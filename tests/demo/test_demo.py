@@ -47,8 +47,9 @@ def test_wrong_values_are_refused_before_anything_is_written(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("limited", [False, True])
 def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    limited: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from atommem.policy.local import LocalPolicy
     from atommem.trace import read_trace
@@ -61,7 +62,7 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     (out / "eval" / "before" / "traces").mkdir(parents=True)
     (out / "eval" / "before" / "run.json").write_text("{}")
     (out / "summary.json").write_text("{}")
-    assert main(["--quick", "--out", str(out), "--seed", "1"]) == 0
+    assert main(["--quick", "--out", str(out), "--seed", "1", *(["--limited"] if limited else [])]) == 0
     printed = capfd.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
     assert summary["seed"] == 1
@@ -72,8 +73,9 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     for stage in ("cold_start", "grpo"):
         saved = json.loads((out / stage / CONFIG_FILE).read_text())
         assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == ("compact", "hashing", 48)
+        assert (saved["capacity"], saved["retention"]) == (3 if limited else None, "reject")
         LocalPolicy.from_pretrained(out / stage)
-    for name in ("before", "after", "store_off", "scratchpad_off", "update_off"):
+    for name in ("before", "after", "store_off", "scratchpad_off", "update_off", *(["delete_off"] * limited)):
         traces = sorted((out / "eval" / name / "traces").iterdir())
         assert len(traces) == 20
         assert read_trace(traces[0]).complete

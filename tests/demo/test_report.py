@@ -10,7 +10,7 @@ from rich.console import Console
 
 from atommem.episode_stats import episode_sums
 from atommem.records import StopReason
-from demo.report import ABLATIONS, check_bars, print_outcome, results_table, summarize, write_summary
+from demo.report import ablations_of, check_bars, print_outcome, results_table, summarize, write_summary
 from envs.records import EpisodeRecord, EvalResult, QuestionRecord
 
 ISSUE_FIELDS = {
@@ -41,9 +41,10 @@ def evaluation(right: int, n: int = 200) -> EvalResult:
     return EvalResult(tuple(records))
 
 
-def results(before: int, after: int, store: int, scratchpad: int, update: int) -> dict[str, EvalResult]:
-    counts = {"before": before, "after": after, "store_off": store, "scratchpad_off": scratchpad, "update_off": update}
-    assert set(counts) == {"before", "after", *ABLATIONS}
+def results(before: int, after: int, *off: int) -> dict[str, EvalResult]:
+    """Those of a demo, with store, scratchpad, update and, with a limited store, delete off."""
+    names = ablations_of(capacity=3 if len(off) == 4 else None)
+    counts = {"before": before, "after": after, **dict(zip(names, off, strict=True))}
     return {name: evaluation(right) for name, right in counts.items()}
 
 
@@ -72,6 +73,8 @@ def test_the_summary_has_the_fields_that_are_promised(tmp_path: Path) -> None:
         ((60, 61, 4, 20, 40), [True, False, False, False, True]),
         ((60, 190, 131, 20, 90), [True, True, True, False, True]),
         ((60, 190, 4, 20, 171), [True, True, True, True, False]),
+        ((60, 190, 4, 20, 90, 130), [True, True, True, True, True, True]),
+        ((60, 190, 4, 20, 90, 171), [True, True, True, True, True, False]),
     ],
 )
 def test_claims_that_do_not_hold_are_said_not_to_hold(counts: tuple[int, ...], holding: list[bool]) -> None:
@@ -83,12 +86,14 @@ def test_claims_that_do_not_hold_are_said_not_to_hold(counts: tuple[int, ...], h
     assert capture.get().count("  NO  ") == holding.count(False)
 
 
-def test_the_table_fits_a_terminal() -> None:
+@pytest.mark.parametrize("off", [(4, 20, 90), (4, 20, 90, 130)], ids=["no limit", "limited"])
+def test_the_table_fits_a_terminal(off: tuple[int, ...]) -> None:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(results_table(results(60, 190, 4, 20, 90)))
+        console.print(results_table(results(60, 190, *off)))
     printed = capture.get()
     assert "after GRPO" in printed
+    assert ("delete off" in printed) == (len(off) == 4)
     assert "0.950" in printed
     assert "0.910-0.973" in printed  # Wilson's interval of 190 of 200
     assert all(len(line) <= 80 for line in printed.splitlines())

@@ -11,7 +11,7 @@ from atommem.embedding import make_embedder
 from atommem.policy.base import Sampling
 from atommem.prompts import PromptBuilder
 from atommem.tokens import token_offsets
-from demo.recipe import FULL, PolicySize
+from demo.recipe import FULL, LIMITED, PolicySize, Recipe
 from demo.run import Settings, load_settings
 from demo.tiny_policy import EOS, PAD, UNK, make_model, make_tokenizer, vocabulary
 from envs.longdoc import LongDocEnvironments
@@ -26,8 +26,11 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return load_settings(tmp_path_factory.mktemp("demo"), seed=0, updates=None)
 
 
-def test_every_word_of_prompts_and_demonstrations_is_one_known_token(settings: Settings) -> None:
-    tokenizer = make_tokenizer(FULL.world, settings.memory)
+@pytest.mark.parametrize("recipe", [FULL, LIMITED], ids=["full", "limited"])
+def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Recipe, tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, 0, None, recipe.world.capacity)
+    assert settings.memory.capacity == recipe.world.capacity
+    tokenizer = make_tokenizer(recipe.world, settings.memory)
     policy = ExpertPolicy(Expert(get_prose("compact"), dialect_of(settings)), tokenizer, tokenizer.eos_token_id)
     runner = policy.runner(
         embedder=make_embedder(settings.embedder),
@@ -35,7 +38,7 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(settings: S
         memory=settings.memory,
         sampling=Sampling(seed=0),
     )
-    episodes = asyncio.run(runner.run_all([(task, 0) for task in generate(FULL.world, 100, seed=1)]))
+    episodes = asyncio.run(runner.run_all([(task, 0) for task in generate(recipe.world, 100, seed=1)]))
     for episode in episodes:
         for step in episode.steps:
             assert tokenizer.unk_token_id not in step.prompt_ids + step.token_ids
@@ -43,7 +46,7 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(settings: S
             # What a model samples is turned back into the text that the parser reads.
             assert tokenizer.decode(step.token_ids, skip_special_tokens=True) == step.text
             assert len(step.token_ids) <= settings.train.max_completion_length
-            assert len(step.prompt_ids) + 48 <= FULL.size.max_positions
+            assert len(step.prompt_ids) + 48 <= recipe.size.max_positions
     assert sum(episode.metrics["em"] for episode in episodes) / 100 >= 0.95
 
 

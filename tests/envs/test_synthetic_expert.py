@@ -13,7 +13,7 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError
 from atommem.policy.base import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.records import Episode, Outcome
+from atommem.records import Episode, MemoryView, Observation, Outcome, Retrieved
 from envs.base import Task
 from envs.longdoc import LongDocConfig, LongDocEnvironments
 from envs.synthetic.expert import Expert, Faults
@@ -134,6 +134,23 @@ def test_disabled_operations_cost_what_their_fault_does() -> None:
     config = WorldConfig(corrections=1.0, early=1.0)
     assert em(play(config, disabled=("update",))) <= 0.2
     assert em(play(config, disabled=("create", "read", "update", "delete"))) <= 0.2
+
+
+@pytest.mark.parametrize(
+    ("size", "capacity", "looked_for"),
+    [(1, 3, False), (2, 3, True), (1, None, True)],
+    ids=["the whole store is shown", "an entry is not shown", "the size is not told"],
+)
+def test_what_a_view_of_the_whole_store_does_not_show_is_not_looked_for(
+    size: int, capacity: int | None, looked_for: bool
+) -> None:
+    prose = get_prose("compact")
+    shown = (Retrieved(1, 1, "Linvin Fengate home", 0.5),)
+    view = MemoryView(query="Linvin", retrieved=shown, size=size, capacity=capacity)
+    observation = Observation("reading", ("Copperclock made home ?",), "Brenani struck")
+    text = Expert(prose, get_dialect("paper")).act(observation, view)
+    assert ("<read_memory> Brenani </read_memory>" in text) == looked_for
+    assert ("Brenani struck" in text) == looked_for
 
 
 def test_completions_end_as_a_models_do_and_replay_from_a_script() -> None:
