@@ -50,7 +50,7 @@ function resultTable(given) {
   const [from, to] = given.section === "comparisons" ? [-widest, widest] : [0, 1];
   const textual = given.headings.map(([, name]) => name === "on");
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": given.title },
-    el("table", { class: "results" }, el("caption", {}, given.title),
+    el("table", { class: given.headings.length <= 6 || given.section === "comparisons" ? "results roomy" : "results" }, el("caption", {}, given.title),
       el("thead", {},
         grouped ? el("tr", {}, el("td"), runs.map(({ group, size }) => el("th", { scope: "colgroup", colspan: size, class: "group" }, group))) : null,
         el("tr", {}, el("td"), given.headings.map(([, name], place) => el("th", { scope: "col", class: textual[place] ? "text" : null }, name)))),
@@ -94,7 +94,7 @@ function drawScores() {
   const section = $("scores");
   if (data.incomplete) section.append(el("p", { class: "warning", id: "incomplete" }, el("strong", {}, data.incomplete)));
   if (columns.length === 1) {
-    for (const given of tablesOf("scores", "facts")) section.append(resultTable(given), el("p", { class: "note" }, given.note));
+    section.append(el("div", { class: "tables" }, tablesOf("scores", "facts").map((given) => el("div", {}, resultTable(given), el("p", { class: "note" }, given.note)))));
   } else section.append(...choice("score", "score", tablesOf("scores", "facts").map(byScore)).flat(9).filter(Boolean));
   const apart = tablesOf("categories");
   if (apart.length) section.append(...choice("category", "by category", apart).flat(9).filter(Boolean));
