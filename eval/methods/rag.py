@@ -24,7 +24,8 @@ class VanillaRAG(Baseline):
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Embed, retrieve, ask."""
-        texts = [document_text(document, number) for number, document in enumerate(self._documents(task), start=1)]
+        documents = await self._documents(task)
+        texts = [document_text(document, number) for number, document in enumerate(documents, start=1)]
         store = Store(self.setup.embedder.dim)
         if texts:
             for text, vector in zip(texts, await self.setup.embedder.embed(texts, "entry"), strict=True):
@@ -39,11 +40,11 @@ class VanillaRAG(Baseline):
             step = await record.answer(index, "\n\n".join(entry.text for entry, _ in found), view)
             record.note_query(step, question.text)
 
-    def _documents(self, task: Task) -> list[Document]:
+    async def _documents(self, task: Task) -> list[Document]:
         if task.context is None:
             return list(task.documents)
         starts = [match.start() for match in _HEADING.finditer(task.context)]
         if not starts:
-            return [Document("", chunk) for chunk in self.setup.environments.chunks(task)]
+            return [Document("", chunk) for chunk in await self.setup.environments.prepare(task)]
         pieces = [task.context[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
         return [Document("", _HEADING.sub("", piece, count=1)) for piece in pieces]

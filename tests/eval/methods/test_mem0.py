@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from eval.methods import make_method
 from eval.methods.mem0 import DATE, at_fixed_date
 from tests.eval.methods.toys import TASK, TextPolicy, make_setup, right
 
+# Not importorskip: it would import mem0 before its telemetry is switched off.
+needs_mem0 = pytest.mark.skipif(find_spec("mem0") is None, reason="mem0ai is not installed")
 ROOT = Path(__file__).resolve().parents[3]
 
 NO_NETWORK = """
@@ -83,13 +86,13 @@ def test_a_broken_package_and_spacy_without_its_model_are_named(monkeypatch: pyt
     with pytest.raises(ConfigError, match="python -m spacy download en_core_web_sm"):
         make_method("mem0", make_setup()[0])
     monkeypatch.setattr("eval.methods.mem0.find_spec", lambda name: None)
-    monkeypatch.setitem(sys.modules, "mem0", None)
+    monkeypatch.setitem(sys.modules, "mem0.memory.telemetry", None)
     with pytest.raises(ConfigError, match=r"cannot be imported .*pip install 'atommem\[mem0\]'"):
         make_method("mem0", make_setup()[0])
 
 
+@needs_mem0
 def test_a_fresh_process_needs_no_network_no_key_and_no_home(tmp_path: Path) -> None:
-    pytest.importorskip("mem0")
     # In a network namespace of its own, where the machine gives one, not even loopback is up.
     unshare = ["unshare", "--map-root-user", "--net"]
     try:
@@ -104,8 +107,8 @@ def test_a_fresh_process_needs_no_network_no_key_and_no_home(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
 
 
+@needs_mem0
 async def test_what_it_stores_and_finds_is_recorded() -> None:
-    pytest.importorskip("mem0")
     setup, policy = make_setup(script)
     episode = await make_method("mem0", setup).run(TASK)
     assert episode.reward == 1.0
@@ -123,8 +126,8 @@ async def test_what_it_stores_and_finds_is_recorded() -> None:
     assert [op.after for op in reads[4:]] == [question.text for question in TASK.questions]
 
 
+@needs_mem0
 async def test_its_prompts_are_the_same_on_every_day() -> None:
-    pytest.importorskip("mem0")
     setup, policy = make_setup(script)
     await make_method("mem0", setup).run(TASK)
     tail = f"## Observation Date\n{DATE}\n\n## Current Date\n{DATE}\n\n# Output:"
@@ -135,16 +138,16 @@ async def test_its_prompts_are_the_same_on_every_day() -> None:
     assert at_fixed_date("on 1999-01-01") == "on 1999-01-01"
 
 
+@needs_mem0
 async def test_two_episodes_share_nothing() -> None:
-    pytest.importorskip("mem0")
     setup, _ = make_setup(script)
     first, second = await make_method("mem0", setup).run_all([(TASK, 0), (TASK, 1)])
     assert [step.store_size for step in first.steps] == [step.store_size for step in second.steps] == [1, 2, 3, 4, 4, 4]
 
 
+@needs_mem0
 @pytest.mark.parametrize("part", ["policy", "embedder"])
 async def test_outages_come_through_mem0_at_once(part: str) -> None:
-    pytest.importorskip("mem0")
     setup, policy = make_setup(script)
     if part == "policy":
         policy.script = lambda prompt: OutageError("gone")
@@ -155,8 +158,8 @@ async def test_outages_come_through_mem0_at_once(part: str) -> None:
     assert (len(policy.prompts), len(calls)) == ((1, 1) if part == "policy" else (0, 1))
 
 
+@needs_mem0
 async def test_an_outage_while_a_reply_is_stored_is_not_tried_text_by_text() -> None:
-    pytest.importorskip("mem0")
     reply = json.dumps({"memory": [{"text": str(number)} for number in range(20)]})
 
     def script(prompt: str) -> str:
@@ -168,6 +171,7 @@ async def test_an_outage_while_a_reply_is_stored_is_not_tried_text_by_text() -> 
     assert len(setup.embedder.calls) == 2  # type: ignore[attr-defined]
 
 
+@needs_mem0
 @pytest.mark.parametrize(
     ("reply", "stored", "malformed"),
     [
@@ -184,7 +188,6 @@ async def test_an_outage_while_a_reply_is_stored_is_not_tried_text_by_text() -> 
     ],
 )
 async def test_no_reply_raises(reply: str, stored: list[str], malformed: bool) -> None:
-    pytest.importorskip("mem0")
     setup, _ = reply_of(reply)
     episode = await make_method("mem0", setup).run(replace(TASK, documents=TASK.documents[:1]))  # type: ignore[arg-type]
     assert episode.reward == 1.0
@@ -193,16 +196,16 @@ async def test_no_reply_raises(reply: str, stored: list[str], malformed: bool) -
     assert [problem.reason for problem in episode.steps[0].problems] == [ProblemReason.NOT_JSON] * malformed
 
 
+@needs_mem0
 async def test_blank_text_and_no_text() -> None:
-    pytest.importorskip("mem0")
     for documents in ((), (replace(TASK.documents[0], title="", text="  \n "),)):
         setup, policy = make_setup(script)
         assert (await make_method("mem0", setup).run(replace(TASK, documents=documents))).reward == 1.0
     assert "(nothing is remembered)" not in policy.prompts[-1]
 
 
+@needs_mem0
 async def test_a_cancelled_run_ends_at_once() -> None:
-    pytest.importorskip("mem0")
     setup, policy = make_setup(script)
     started = asyncio.Event()
 

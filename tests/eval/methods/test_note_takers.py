@@ -87,6 +87,8 @@ async def test_a_mem_links_notes_and_rewrites_their_neighbours() -> None:
     episode = await make_method("a_mem", setup).run(TASK)
     assert episode.reward == 1.0
     assert len(policy.prompts) == 4 + 3 + 2  # the first note has no neighbour
+    calls = setup.embedder.calls  # type: ignore[attr-defined]
+    assert [len(texts) for _, *texts in calls] == [1, 1, 1, 1, 2, 1, 1]  # both notes that changed, in one call
     log = log_of(episode)
     # Every new note is a query for its neighbours; the first has none.
     assert [text.partition(";")[0] for kind, text in log if kind == "read" and text][:3] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -190,8 +191,8 @@ async def test_every_method_is_evaluated_recorded_and_continued(name: str, tmp_p
         asked = "Where does" in prompt and "potter ?" not in prompt
         return right("Where does" if asked else "") if prompt else ""
 
-    if name == "mem0":
-        pytest.importorskip("mem0")
+    if name == "mem0" and find_spec("mem0") is None:
+        pytest.skip("mem0ai is not installed")
     tasks = [TASK, replace(TASK, id="u")]
     setup, policy = make_setup(script)
     first = await evaluate(tasks, make_method(name, setup), tmp_path, progress=False)
