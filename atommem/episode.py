@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.memory import Memory
 from atommem.policy.base import Policy, Sampling
 from atommem.prompts import PromptBuilder
-from atommem.records import Episode, Observation, Step, StopReason
+from atommem.records import Episode, MemoryView, Observation, Step, StopReason
 from atommem.tokens import Tokenizer
 
 
@@ -55,6 +56,8 @@ class EpisodeRunner:
         tokenizer: The policy's.
         environment_factory: Makes a fresh environment for every episode.
         prepare: Awaited with the task before its environment is reset: for work that takes a while.
+        encode_threads: How many threads encode prompts, which fast tokenizers do in parallel to the event loop. For
+            servers; a policy in this process finds larger batches where prompts do not come one after the other (0).
         memory: Dialect, layout and limits of the memory.
         sampling: How completions are sampled. With a seed, every request gets its own derived one.
         limits: Bounds of one episode.
@@ -80,6 +83,7 @@ class EpisodeRunner:
         max_in_flight: int | asyncio.Semaphore | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         prepare: Callable[[Any], Awaitable[object]] | None = None,
+        encode_threads: int = 0,
     ) -> None:
         if isinstance(max_in_flight, int) and max_in_flight < 1:
             raise ConfigError(f"max_in_flight is {max_in_flight}: give at least 1, or leave it unset.")
@@ -88,6 +92,11 @@ class EpisodeRunner:
         self.tokenizer = tokenizer
         self.environment_factory = environment_factory
         self.prepare = prepare
+        self._threads: ThreadPoolExecutor | None = None
+        if encode_threads:
+            # The first call may change settings of a fast tokenizer, which must not happen while it is in use.
+            tokenizer.encode("", add_special_tokens=False)
+            self._threads = ThreadPoolExecutor(encode_threads, thread_name_prefix="atommem-prompts")
         self.memory = memory
         self.sampling = sampling
         self.limits = limits or Limits()
@@ -144,7 +153,7 @@ class EpisodeRunner:
                 return StopReason.TOKEN_LIMIT
             started = time.perf_counter()
             view = memory.view()
-            prompt_ids = self.prompts.build(observation, view)
+            prompt_ids = await self._prompt(observation, view)
             try:
                 async with asyncio.timeout_at(ends) as clock:
                     with self.activity.busy("generate"):
@@ -180,6 +189,12 @@ class EpisodeRunner:
                 return result.reason or StopReason.ANSWERED
             observation = result.observation
         return StopReason.UNANSWERED
+
+    async def _prompt(self, observation: Observation, view: MemoryView) -> list[int]:
+        if self._threads is None:
+            return self.prompts.build(observation, view)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
 
     def _sampling_of(self, episode: Episode, index: int, sampled: int) -> Sampling:
         sampling = self.sampling

@@ -16,6 +16,9 @@ from eval.methods import make_method
 from eval.methods.base import Method, Setup
 from eval.policies import open_policy, policy_identity
 
+ENCODE_THREADS = 2
+"""More would wait for Python's lock."""
+
 
 class Session:
     """Holds one policy, one embedder, and the environments over that policy. A context manager: leaving it closes all.
@@ -69,6 +72,7 @@ class Session:
                 chat_template_kwargs=config.template_kwargs,
                 context_tokens=config.context_tokens,
                 yarn_factor=config.yarn_factor,
+                encode_threads=ENCODE_THREADS if config.is_server else 0,
             ),
         )
         settings = {

@@ -43,6 +43,7 @@ from envs.longdoc import LongDocConfig, LongDocEnvironments
 from envs.records import EvalResult
 from envs.synthetic.world import WorldConfig, make_task
 from eval.runner import evaluate
+from eval.session import ENCODE_THREADS
 
 EPISODES, CHUNKS, QUESTIONS = 2000, 10, 2
 STEPS = CHUNKS + QUESTIONS
@@ -91,6 +92,7 @@ async def measure(policy: Policy, tokenizer: Any, tasks: Sequence[Task], out: Pa
         tokenizer=tokenizer,
         environment_factory=environments,
         prepare=environments.prepare,
+        encode_threads=ENCODE_THREADS,
         memory=MemoryConfig(),
         sampling=Sampling(temperature=0.0, seed=0),
         max_in_flight=IN_FLIGHT,

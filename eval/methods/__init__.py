@@ -43,6 +43,7 @@ def _atommem(setup: Setup) -> EpisodeRunner:
         max_in_flight=setup.slots or setup.max_in_flight,
         chat_template_kwargs=setup.chat_template_kwargs,
         prepare=setup.environments.prepare,
+        encode_threads=setup.encode_threads,
     )
 
 

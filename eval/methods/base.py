@@ -71,6 +71,7 @@ class Setup:
         context_tokens: Longest prompt and completion together, for methods that fill the context.
         yarn_factor: The factor by which YaRN (arXiv 2309.00071) stretches the model's context, where its server or
             its config applies it: stated in the result, not switched on here.
+        encode_threads: As for `EpisodeRunner`.
     """
 
     policy: Policy
@@ -84,6 +85,7 @@ class Setup:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     context_tokens: int = 32_768
     yarn_factor: float | None = None
+    encode_threads: int = 0
 
 
 class Baseline(ABC):

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -269,3 +270,24 @@ async def test_time_is_noted_by_what_was_waited_for() -> None:
     seconds = run.activity.take()
     assert seconds.keys() == {"generate", "embed", "retrieve"}
     assert all(value > 0 for value in seconds.values())
+
+
+async def test_prompts_that_threads_encode_are_the_same() -> None:
+    class Noting(WordTokenizer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.threads: list[str] = []
+
+        def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+            self.threads.append(threading.current_thread().name)
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    found = []
+    for threads in (0, 1):
+        tokenizer = Noting()
+        run = runner(["x", "y", ANSWER], tokenizer=tokenizer, encode_threads=threads)
+        run.policy.tokenizer = tokenizer  # type: ignore[attr-defined]
+        episode = await run.run(TASK)
+        found.append([step.prompt_ids for step in episode.steps])
+        assert sum(name.startswith("atommem-prompts") for name in tokenizer.threads) == 3 * threads
+    assert found[0] == found[1]
