@@ -96,6 +96,10 @@ class Losses:
         if fate is not None:
             self.counts[fate] += 1
 
+    def written_beforehand(self) -> None:
+        """Nothing has to enter a memory that is the documents themselves: what was not shown was not retrieved."""
+        self.counts[Fate.NOT_RETRIEVED] += self.counts.pop(Fate.NEVER_ENTERED, 0)
+
     def to_json(self) -> dict[str, Any]:
         """As in ``results.json``."""
         counts = {str(fate): self.counts[fate] for fate in Fate}

@@ -66,7 +66,7 @@ class Inspection:
     Attributes:
         retrieved, relevant: Entries shown at answering steps, and those of them that hold a gold answer of the
             question (located ones only).
-        operations: Memory actions that had an effect.
+        operations, writes: Memory actions that had an effect, and those of them that wrote a text.
         sizes, steps: By step index, the sum of store sizes and the number of episodes that took the step.
         episodes: Episodes looked at: those that did not fail and have a trace.
         missing: Episodes that did not fail but whose trace is not there.
@@ -75,6 +75,7 @@ class Inspection:
     retrieved: int = 0
     relevant: int = 0
     operations: int = 0
+    writes: int = 0
     sizes: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     episodes: int = 0
@@ -85,6 +86,11 @@ class Inspection:
         """`relevant` over `retrieved`; None where nothing was retrieved."""
         return self.relevant / self.retrieved if self.retrieved else None
 
+    @property
+    def only_retrieves(self) -> bool:
+        """Whether its memory is the documents themselves (RAG): entries were shown that nothing wrote."""
+        return self.retrieved > 0 and self.writes == 0
+
     def add(self, episode: Episode, record: EpisodeRecord) -> None:
         """Count one episode that did not fail."""
         self.episodes += 1
@@ -94,7 +100,9 @@ class Inspection:
                 self.steps.append(0)
             self.sizes[step.index] += step.store_size
             self.steps[step.index] += 1
-            self.operations += sum(operation.outcome is Outcome.APPLIED for operation in step.operations)
+            applied = [operation for operation in step.operations if operation.outcome is Outcome.APPLIED]
+            self.operations += len(applied)
+            self.writes += sum(operation.kind in _WRITES for operation in applied)
             index = step.observation.question_index
             if step.observation.phase == "answering" and index < len(record.questions):
                 golds = _golds(record.questions[index])

@@ -60,9 +60,16 @@ class PageData:
         for cell in cells:
             cell.inspection = Inspection()
             cell.losses = Losses("words" if cell.column in by_words else "facts")
+            first = len(self.episodes)
             for evaluation in cell.evaluations:
                 self._add(number, evaluation, cell.inspection, cell.losses, chosen[number])
                 number += 1
+            if cell.inspection.only_retrieves:
+                cell.losses.written_beforehand()
+                for episode in self.episodes[first:]:
+                    for question in episode["questions"]:
+                        if question["fate"] == Fate.NEVER_ENTERED:
+                            question["fate"] = str(Fate.NOT_RETRIEVED)
 
     def _add(
         self,

@@ -159,9 +159,20 @@ def test_precision_and_store_size() -> None:
     for episode, record in episodes:
         inspection.add(episode, record)
     assert inspection.retrieval_precision == 1 / 3
-    assert inspection.operations == 1
+    assert (inspection.operations, inspection.writes, inspection.only_retrieves) == (1, 1, False)
     assert (inspection.sizes, inspection.steps) == ([12, 2], [3, 2])
     assert Inspection().retrieval_precision is None
+
+
+def test_a_memory_of_documents_loses_by_not_retrieving() -> None:
+    query = Operation(0, ActionKind.READ, Outcome.APPLIED, after="q")
+    inspection = Inspection()
+    inspection.add(*make([step(0, query, question=0, shown=((1, "by Mara"),), answer="x")], ("x", "Lorne")))
+    assert inspection.only_retrieves
+    losses = Losses("facts")
+    losses.add(Fate.NEVER_ENTERED)
+    losses.written_beforehand()
+    assert (losses.to_json()["never_entered"], losses.to_json()["not_retrieved"]) == (0, 1)
 
 
 FATES = [
