@@ -220,7 +220,8 @@ def _import() -> None:
         raise ConfigError("mem0 has been imported with telemetry on: set MEM0_TELEMETRY=False before that.")
     logger = logging.getLogger("mem0")
     if logger.level == logging.NOTSET:
-        logger.setLevel(logging.ERROR)  # it warns of every optional package that is not there, for every store
+        # It warns of every optional package that is not there, for every store; what goes wrong is in our records.
+        logger.setLevel(logging.CRITICAL)
 
 
 def _open_memory(bridge: Bridge, dim: int) -> Any:

@@ -1,0 +1,186 @@
+"""The smoke suite as it is shipped, on files in the benchmarks' formats, and its report in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atommem.config import EmbedderConfig, MemoryConfig, save_config
+from atommem.policy.base import Completion, Sampling
+from atommem.policy.local import LocalPolicy
+from demo.recipe import FULL, PolicySize
+from demo.tiny_policy import make_model, make_tokenizer
+from envs.longdoc import LongDocConfig
+from envs.synthetic.world import generate
+from eval import cli, session
+from eval.methods import METHODS
+from eval.policies import open_policy
+from eval.suites.config import SyntheticData, load_suite
+from tests.eval.chromium import Browser, find_chromium
+
+pytestmark = pytest.mark.slow
+
+SUITE = Path(__file__).parents[3] / "configs" / "eval" / "smoke.yaml"
+TASKS = 6
+
+
+class Knowing:
+    """A model that cannot do anything, and still answers what AtomMem is asked about the synthetic world."""
+
+    def __init__(self, model: LocalPolicy, golds: dict[str, str]) -> None:
+        self.tokenizer = model.tokenizer
+        self._model = model
+        self._golds = golds
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """What the model samples, or the answer."""
+        completion = await self._model.complete(prompt_ids, sampling)
+        prompt = self.tokenizer.decode(prompt_ids)
+        gold = next((gold for question, gold in self._golds.items() if question in prompt), None)
+        if gold is None or not prompt.endswith(" answer"):
+            return completion
+        text = f"<final_answer> \\boxed{{ {gold} }} </final_answer>"
+        return Completion(completion.token_ids, completion.logprobs, text, "stop")
+
+    async def close(self) -> None:
+        """As the model's."""
+        await self._model.close()
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    memory = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=16)
+    tokenizer = make_tokenizer(FULL.world, memory)
+    folder = tmp_path / "policy"
+    make_model(PolicySize(width=16, layers=1, heads=2), tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_config(
+        folder, memory, EmbedderConfig("hashing", embedder_dim=64), LongDocConfig(chunking="documents", max_reads=0)
+    )
+    return folder
+
+
+@pytest.fixture
+def benchmarks(tmp_path: Path) -> Path:
+    pages = [[f"Page {number}", [f"Person {number} lives in Town {number}.", " It is small."]] for number in range(12)]
+    hotpot = [
+        {
+            "_id": f"q{number}",
+            "question": f"Where does Person {number} live?",
+            "answer": f"Town {number}",
+            "supporting_facts": [[f"Page {number}", 0]],
+            "context": [pages[number], pages[(number + 1) % 12]],
+            "type": "bridge",
+            "level": "hard",
+        }
+        for number in range(8)
+    ]
+    musique = [
+        {
+            "id": f"2hop__{number}",
+            "question": row["question"],
+            "answer": row["answer"],
+            "answer_aliases": [],
+            "answerable": True,
+            "question_decomposition": [
+                {"id": 1, "question": "?", "answer": row["answer"], "paragraph_support_idx": 0},
+            ],
+            "paragraphs": [
+                {"idx": place, "title": title, "paragraph_text": "".join(text), "is_supporting": place == 0}
+                for place, (title, text) in enumerate([pages[number], pages[(number + 1) % 12]])
+            ],
+        }
+        for number, row in enumerate(hotpot)
+    ]
+    files = {
+        "hotpotqa/hotpot_dev_distractor_v1.json": json.dumps(hotpot),
+        "2wikimultihopqa/dev.json": json.dumps(hotpot),
+        "musique/musique_ans_v1.0_dev.jsonl": "".join(json.dumps(row) + "\n" for row in musique),
+    }
+    for name, text in files.items():
+        path = tmp_path / "benchmarks" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    return tmp_path / "benchmarks"
+
+
+@pytest.fixture
+def report(policy: Path, benchmarks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The report of all methods on all columns."""
+    world = next(column.data for column in load_suite(SUITE).columns if isinstance(column.data, SyntheticData))
+    golds = {
+        question.text: question.answers[0]
+        for task in generate(world.world, TASKS, world.seed)
+        for question in task.questions
+    }
+    monkeypatch.setattr(session, "open_policy", lambda config: Knowing(open_policy(config), golds))  # type: ignore[arg-type]
+    flags = ["--policy", str(policy), "--benchmarks", str(benchmarks), "--limit", str(TASKS), "--max_tokens", "8"]
+    out = tmp_path / "smoke"
+    assert cli.main(["--suite", str(SUITE), "--out", str(out), "--data_cache", str(tmp_path / "data"), *flags]) == 0
+    return out / "report"
+
+
+def test_every_method_runs_on_every_column_and_the_report_opens(report: Path, tmp_path: Path) -> None:
+    results: dict[str, Any] = json.loads((report / "results.json").read_text())
+    columns = {cell["dataset"] for cell in results["cells"]}
+    assert columns == {"synthetic", "hotpotqa", "2wikimultihopqa", "musique"}
+    assert {(cell["row"], cell["dataset"]) for cell in results["cells"]} == {
+        (method, column) for method in METHODS for column in columns
+    }
+    for cell in results["cells"]:
+        assert (cell["failed"], cell["episodes"]) == (0, TASKS if cell["dataset"] == "synthetic" else 4)
+    first = results["cells"][0]
+    assert (first["row"], first["dataset"], first["em"]["mean"]) == ("atommem", "synthetic", 1.0)
+    if find_chromium() is None:
+        pytest.skip("neither chromium nor google-chrome is installed")
+    with Browser(tmp_path / "profile") as browser:
+        look_at(browser, report / "report.html", 9 * (TASKS + 3 * 4))
+
+
+def look_at(browser: Browser, page: Path, episodes: int) -> None:
+    """Open the page, and click through an episode, the filters and a comparison."""
+    browser.open(page)
+    assert browser.text("h1") == "Smoke test"
+    assert "mem0" in browser.text("#scores")
+
+    counts = {}
+    for status in ("all", "wrong", "failed", "malformed", "right"):
+        browser.click(f'#filters [data-status="{status}"]')
+        name, count = browser.text(f'#filters [data-status="{status}"]').split()
+        counts[name] = int(count)
+        # The list shows the first hundred at once.
+        listed = browser.evaluate("document.querySelectorAll('#list [data-place]').length")
+        assert listed == min(100, counts[name])
+    assert (counts["all"], counts["failed"]) == (episodes, 0)
+    assert counts["right"] >= TASKS
+    assert counts["wrong"] > counts["malformed"] > 0
+
+    browser.click('#filters [data-status="right"]')
+    browser.click("#list li:first-child button")
+    last = browser.text("#where")
+    assert "answering" in last
+    browser.click("#previous")
+    assert browser.text("#where") != last
+    browser.press("ArrowRight")
+    assert browser.text("#where") == last
+
+    browser.choose("#first", options(browser, "no_memory on synthetic"))
+    browser.choose("#second", options(browser, "atommem on synthetic"))
+    assert f"better on {TASKS}" in browser.text("#outcome")
+    browser.click("#outcome button.flip")
+    assert "no_memory on synthetic" in browser.text("#detail .note")
+    assert browser.problems == []
+    assert browser.requests == [page.resolve().as_uri()]
+
+
+def options(browser: Browser, name: str) -> str:
+    """The value of the evaluation called `name` in the lists of the comparison."""
+    listed = "[...document.querySelectorAll('#first option')]"
+    found = browser.evaluate(f"{listed}.find(option => option.textContent.startsWith({json.dumps(name)}))?.value")
+    assert found is not None, name
+    return str(found)
