@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from atommem.errors import ConfigError
 from atommem.policy.base import Completion, Sampling
 from envs.files import save_tasks
 from eval import cli, session
+from eval.methods import mem0
 from eval.reporting import report
 from eval.suites.board import Board, duration
 from eval.suites.cells import Cell
@@ -172,7 +173,10 @@ def test_a_cell_that_is_refused_does_not_stop_the_others(
 def test_what_cannot_run_is_known_before_anything_runs(
     folder: Path, policy: CountingPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "mem0", None)
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(mem0, "version", missing)
     with pytest.raises(ConfigError, match=r"mem0 on one, seed 0: .*mem0ai"):
         run(folder, rows=[{"method": "atommem"}, {"method": "mem0"}], reference=None)
     assert policy.asked == []
