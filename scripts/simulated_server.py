@@ -30,6 +30,7 @@ MODEL = "simulated"
 CONTEXT_LENGTH = 32_768
 _PART = re.compile(r"Part \d+ of \d+ of the text:\n(.*?)\n\nYour scratchpad:", re.DOTALL)
 _QUESTION = re.compile(r"Question:\n(.*)")
+_ENTRY = re.compile(r"^Memory \d+: (.*)", re.MULTILINE)
 _NAME = re.compile(r"\b[A-Z][a-z]{3,}\b")
 
 
@@ -40,7 +41,7 @@ def completion_of(prompt: str) -> str:
     question = _QUESTION.search(prompt)
     asked = question.group(1) if question else ""
     if part is None:
-        names = _NAME.findall(prompt.rpartition("Entries that match your query:")[2]) or ["nobody"]
+        names = _NAME.findall(" ".join(_ENTRY.findall(prompt))) or ["nobody"]
         return f"The entries say so. <final_answer>\\boxed{{{names[draw[0] % len(names)]}}}</final_answer>"
     sentences = [line for line in re.split(r"(?<=[.])\s+", part.group(1)) if line]
     chosen = [sentences[byte % len(sentences)] for byte in draw]

@@ -1,0 +1,79 @@
+"""The server that the evaluation benches measure against: what it writes, how many it works on, what it notes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import io
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
+from atommem.policy.base import Sampling
+from atommem.policy.server import ServerPolicy
+from atommem.prompts import PromptBuilder
+from atommem.records import MemoryView, Observation, Retrieved
+from tests.fakes import WordTokenizer
+
+pytest.importorskip("tokenizers")
+
+
+def load() -> ModuleType:
+    path = Path(__file__).parent.parent / "scripts" / "simulated_server.py"
+    spec = importlib.util.spec_from_file_location("simulated_server", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+server = load()
+DIALECT = get_dialect("paper", "full")
+PROMPTS = PromptBuilder(WordTokenizer(), DIALECT, MemoryConfig())
+
+
+def test_it_reads_and_answers_as_a_policy_does() -> None:
+    reading = PROMPTS.text(Observation("reading", ("Who?",), chunk="Ann sings. Bob hums.", chunk_count=1), MemoryView())
+    written = server.completion_of(reading)
+    assert written == server.completion_of(reading)
+    kinds = [action.kind for action in DIALECT.parse(written, "reading").actions]
+    assert kinds == ["create", "scratchpad", "read"]
+    view = MemoryView(retrieved=(Retrieved(1, 1, "Gerta sings.", 1.0),))
+    prompt = PROMPTS.text(Observation("answering", ("Who?",)), view)
+    answering = DIALECT.parse(server.completion_of(prompt), "answering")
+    assert [(action.kind, action.text) for action in answering.actions] == [("answer", "Gerta")]
+    assert not answering.problems
+
+
+async def test_it_works_on_so_many_at_a_time_and_notes_every_request() -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    log = io.StringIO()
+    listening = await server.serve(server.handler(server.Simulation(tokenizer, 0.1, 2), log), 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    prompt = tokenizer.encode("Question:\nWho?").ids
+
+    class Decoder:
+        def decode(self, ids: list[int], **settings: Any) -> str:
+            return str(tokenizer.decode(ids))
+
+    policy = ServerPolicy(url, tokenizer=Decoder(), max_in_flight=8)
+    assert await policy.model_name() == "simulated"
+    began = time.perf_counter()
+    completions = await asyncio.gather(*(policy.complete(prompt, Sampling(0.0, seed=seed)) for seed in range(6)))
+    assert time.perf_counter() - began >= 0.3  # six, two at a time, 0.1 s each
+    assert all("\\boxed{nobody}" in completion.text for completion in completions)
+    assert sorted(log.getvalue().split()) == ["0", "1", "2", "3", "4", "5"]
+    await policy.close()
+    listening.close()
+    await asyncio.sleep(0.05)  # its connections end
