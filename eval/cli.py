@@ -12,6 +12,7 @@ from rich.console import Console
 from envs.files import load_tasks
 from eval.budget import BudgetSpentError
 from eval.config import Configs, parse_arguments
+from eval.methods import check_method
 from eval.output import EPISODES, SUMMARY, TRACES
 from eval.report import report_table
 from eval.runner import evaluate
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         return run_suite(argv)
     configs = parse_arguments(argv)
     config = configs[0]
+    check_method(config.method)
     try:
         result = asyncio.run(_run(configs))
     except KeyboardInterrupt:

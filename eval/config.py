@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig, MemoryConfig, check_choice
 from atommem.errors import ConfigError
 from envs.longdoc import LongDocConfig
 from envs.settings import json_object, stored_settings
 from eval.budget import Budget
-from eval.methods import METHODS, check_method
+from eval.methods import METHODS
 from eval.policies import is_server
 
 _CHECKPOINT_FIELDS = ("max_tokens", "chat_template_kwargs")
@@ -69,7 +69,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         if isinstance(self.policy, str):  # from a YAML file
             self.policy = [self.policy]
-        check_method(self.method)
+        check_choice("method", self.method, METHODS)
         if self.yarn_factor is not None and self.yarn_factor < 1:
             raise ConfigError(f"yarn_factor is {self.yarn_factor}: give 1 or more, or leave it unset.")
         for name in ("samples_per_task", "max_tokens", "max_in_flight", "max_batch_tokens"):

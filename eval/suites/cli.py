@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from atommem.errors import ConfigError
+from eval.methods import check_method
 from eval.suites.board import Board
 from eval.suites.cells import Cell, make_cells
 from eval.suites.config import Column, Suite, load_suite
@@ -46,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
         _list_cells(make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds))
         return 0
     cells = make_cells(suite, flags, given.out, given.seeds)
+    for row in suite.rows:
+        check_method(row.method)
     budget = cells[0].configs[0].make_budget()
     tasks = cache.load(suite.columns)
     try:

@@ -13,8 +13,6 @@ from atommem.errors import ConfigError
 from envs.longdoc import LongDocConfig
 from eval.config import parse_arguments
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
@@ -114,11 +112,6 @@ def test_broken_files_are_refused(tmp_path: Path, content: str) -> None:
     file.write_text(content)
     with pytest.raises(ConfigError):
         parse_arguments(arguments("model", "--config", str(file)))
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "eval").glob("*.yaml")), ids=lambda path: path.name)
-def test_shipped_files_parse(path: Path) -> None:
-    parse_arguments(arguments("model", "--config", str(path)))
 
 
 def test_several_servers_or_one_folder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from atommem.actions import ActionKind, ProblemReason
 from atommem.errors import ConfigError, OutageError
 from atommem.oplog import replay
-from eval.config import EvalConfig
+from eval.cli import main
 from eval.methods import make_method
 from eval.methods.mem0 import DATE, at_fixed_date
 from tests.eval.methods.toys import TASK, TextPolicy, make_setup, right
@@ -75,7 +75,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
     monkeypatch.setattr("eval.methods.mem0.version", version)
     wrong = "not installed" if installed is None else f"not the {installed} installed"
     with pytest.raises(ConfigError, match=rf"{wrong}: pip install 'atommem\[mem0\]'"):
-        EvalConfig("no/such/folder", "no/such/file", "out", method="mem0")
+        main(["--policy", "no/such/folder", "--data", "no/such/file", "--out", "out", "--method", "mem0"])
     with pytest.raises(ConfigError, match=wrong):
         make_method("mem0", make_setup()[0])
 
