@@ -168,6 +168,13 @@ def test_cells_that_share_what_is_open_run_together(tmp_path: Path) -> None:
     ]
 
 
+def test_the_example_in_the_docs() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
+    example = text.split("```yaml\n")[1].split("```")[0]
+    found = parse_suite(yaml.safe_load(example))
+    assert (len(found.rows), len(found.columns), found.seeds) == (7, 4, (0, 1, 2))
+
+
 def test_names_of_folders() -> None:
     assert slug("atommem, without update") == "atommem_without_update"
     assert slug("Qwen/Qwen3-Embedding-0.6B") == "qwen_qwen3-embedding-0.6b"
