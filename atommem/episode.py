@@ -166,25 +166,26 @@ class EpisodeRunner:
                 return StopReason.CONTEXT_OVERFLOW
             sampled += len(completion.token_ids)
             parsed = self.dialect.parse(completion.text, observation.phase)
-            operations = await memory.apply(parsed.actions, index)
-            result = await environment.step(parsed.actions)
-            episode.steps.append(
-                Step(
-                    index=index,
-                    observation=observation,
-                    view=view,
-                    prompt_ids=prompt_ids,
-                    token_ids=completion.token_ids,
-                    logprobs=completion.logprobs,
-                    text=completion.text,
-                    finish_reason=completion.finish_reason,
-                    actions=parsed.actions,
-                    problems=parsed.problems,
-                    operations=operations,
-                    store_size=len(memory.store),
-                    seconds=time.perf_counter() - started,
-                )
+            step = Step(
+                index=index,
+                observation=observation,
+                view=view,
+                prompt_ids=prompt_ids,
+                token_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                text=completion.text,
+                finish_reason=completion.finish_reason,
+                actions=parsed.actions,
+                problems=parsed.problems,
+                operations=(),
+                store_size=len(memory.store),
             )
+            # Before its actions are applied: should an outage end the episode there, its tokens have been spent.
+            episode.steps.append(step)
+            step.operations = await memory.apply(parsed.actions, index)
+            step.store_size = len(memory.store)
+            result = await environment.step(parsed.actions)
+            step.seconds = time.perf_counter() - started
             if result.done:
                 return result.reason or StopReason.ANSWERED
             observation = result.observation

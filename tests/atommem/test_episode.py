@@ -83,7 +83,10 @@ async def test_an_outage_is_not_a_wrong_answer() -> None:
 async def test_an_outage_of_the_embedder_fails_the_episode_too() -> None:
     run = runner(["<create_memory>x</create_memory>"])
     run.embedder.fail = OutageError("no embeddings")  # type: ignore[attr-defined]
-    assert (await run.run(TASK)).error == "no embeddings"
+    episode = await run.run(TASK)
+    assert episode.error == "no embeddings"
+    # The completion had arrived: it counts, though nothing that it says was done.
+    assert [(bool(step.token_ids), step.operations, step.store_size) for step in episode.steps] == [(True, (), 0)]
 
 
 async def test_a_prompt_that_does_not_fit_ends_the_episode_with_its_name() -> None:
