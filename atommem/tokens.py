@@ -29,7 +29,8 @@ class Tokenizer(Protocol):
 def token_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
     """The character span ``(start, end)`` of every token of `text`."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return [(int(start), int(end)) for start, end in encoded["offset_mapping"]]
+    offsets: list[tuple[int, int]] = encoded["offset_mapping"]
+    return offsets
 
 
 def cut_position(offsets: Sequence[tuple[int, int]], count: int) -> int:
