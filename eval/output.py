@@ -54,10 +54,10 @@ class OutputFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         # JSON has no tuples: compare what will be read back.
         self.manifest: dict[str, Any] = json.loads(json.dumps(manifest))
-        self._check_manifest()
         self._file = _open_locked(self.path / EPISODES)
         self.used = Usage()
         try:
+            self._check_manifest()
             self.finished = self._load()
         except BaseException:
             self._file.close()
@@ -94,11 +94,12 @@ class OutputFolder:
 
     def _check_manifest(self) -> None:
         path = self.path / MANIFEST
-        if not path.exists():
-            if (self.path / EPISODES).exists():
-                raise ConfigError(f"{self.path} holds {EPISODES} but no {MANIFEST}: give another output folder.")
+        if not self._file.seek(0, os.SEEK_END):
+            # Without an episode the folder holds nothing that another evaluation could be mixed with.
             _write_json(path, self.manifest)
             return
+        if not path.exists():
+            raise ConfigError(f"{self.path} holds {EPISODES} but no {MANIFEST}: give another output folder.")
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

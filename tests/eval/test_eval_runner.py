@@ -216,6 +216,14 @@ async def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     await evaluate(TASKS, make_runner(max_in_flight=9)[0], tmp_path, settings={"policy": {"path": "x"}}, progress=False)
 
 
+async def test_a_folder_without_an_episode_belongs_to_nothing(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path, {"a": 1}):
+        pass
+    with OutputFolder(tmp_path, {"a": 2}):
+        pass
+    assert json.loads((tmp_path / "run.json").read_text()) == {"a": 2}
+
+
 async def test_foreign_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match=r"episodes\.jsonl but no run\.json"):

@@ -118,6 +118,16 @@ def test_seeds_are_one_cell_with_a_spread(folder: Path, policy: CountingPolicy) 
     assert [item["seed"] for item in results(folder)["evaluations"]] == [5, 5]
 
 
+def test_the_report_tells_costs_and_training_where_it_is_asked_to(folder: Path, policy: CountingPolicy) -> None:
+    (folder / "metrics.jsonl").write_text('{"step": 1, "actions/create": 0.5}\n{"step": 2, "actions/create": 0.7}\n')
+    tables = []
+    for efficiency in (False, True):
+        assert run(folder, "--training", str(folder), efficiency=efficiency) == 0
+        tables.append((folder / "out" / "report" / "tables.md").read_text())
+    assert ["seconds" in table for table in tables] == [False, True]
+    assert "actions/create" in (folder / "out" / "report" / "report.html").read_text()
+
+
 def test_failures_are_an_exit_status_after_all_cells_ran(
     folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
