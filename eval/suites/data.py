@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from atommem.errors import ConfigError
+from atommem.errors import AtomMemError, ConfigError
 from envs.base import Task
 from envs.benchmarks.registry import get_benchmark
 from envs.benchmarks.twowiki import SOURCE as TWOWIKI
@@ -50,7 +50,12 @@ class TaskCache:
 
     def load(self, columns: Iterable[Column]) -> dict[str, list[Task]]:
         """The tasks of `columns`, by the columns' keys; raises as `path`."""
-        tasks = {column.key: load_tasks(self.path(column)) for column in columns}
+        tasks = {}
+        for column in columns:
+            try:
+                tasks[column.key] = load_tasks(self.path(column))
+            except AtomMemError as error:
+                raise type(error)(f"column {column.key}: {error}") from error
         self._pool = None
         return tasks
 
@@ -82,7 +87,7 @@ class TaskCache:
         if self.benchmarks is None:
             looked_for = ", ".join(f"{benchmark.name}/{pattern}" for pattern in benchmark.files[data.split])
             raise ConfigError(
-                f"column {column.key} needs the files of {benchmark.name}: give --benchmarks the folder that holds "
+                f"the files of {benchmark.name} are needed: give --benchmarks the folder that holds "
                 f"one of {looked_for}."
             )
         # In its own folder first: dev.json and train.json are names that any benchmark may have.

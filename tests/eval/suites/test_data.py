@@ -114,8 +114,10 @@ def test_plain_files_are_found_beside_the_benchmarks(tmp_path: Path, benchmarks:
 
 
 def test_what_is_missing_is_named(tmp_path: Path, benchmarks: Path) -> None:
-    with pytest.raises(ConfigError, match=r"hotpotqa-3 needs .* hotpotqa/hotpot_dev_distractor_v1\.json"):
-        TaskCache(tmp_path, None).path(column())
+    with pytest.raises(
+        ConfigError, match=r"column hotpotqa-3: .*--benchmarks.* hotpotqa/hotpot_dev_distractor_v1\.json"
+    ):
+        load(TaskCache(tmp_path, None), column())
     with pytest.raises(DataError, match=r"no dev file of musique .* looked for musique_ans_v1\.0_dev\.jsonl"):
         TaskCache(tmp_path, benchmarks).path(column("musique"))
     with pytest.raises(DataError, match="the pool has 12 different documents, too few for tasks of 13"):
