@@ -41,7 +41,9 @@ TASK = Task(
 )
 
 
-@pytest.mark.parametrize("name", ["real_eval", "real_train", "real_inputs", "vllm_server", "setup", "demo", "smoke", "test"])
+@pytest.mark.parametrize(
+    "name", ["real_eval", "real_train", "real_inputs", "vllm_server", "setup", "demo", "smoke", "test"]
+)
 def test_shell_syntax(name: str) -> None:
     subprocess.run(["bash", "-n", str(SCRIPTS / name)], check=True)
 

@@ -10,7 +10,7 @@ import pytest
 from atommem.errors import ConfigError
 from envs.files import save_tasks
 from envs.records import EpisodeRecord
-from eval import cli
+from eval import cli, session
 from eval.budget import Budget, BudgetSpentError, Usage
 from eval.runner import evaluate
 from tests.eval.toys import ToyPolicy, make_runner, make_task
@@ -133,7 +133,7 @@ def test_limits_that_cannot_be_meant(settings: dict[str, float], message: str) -
 def test_the_command_ends_with_status_4_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "open_policy", lambda config: ToyPolicy(WordTokenizer()))
+    monkeypatch.setattr(session, "open_policy", lambda config: ToyPolicy(WordTokenizer()))
     save_tasks(TASKS, tmp_path / "tasks.jsonl")
     command = ["--policy", "toy", "--data", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "out")]
     command += ["--embedder", "hashing", "--chunking", "documents", "--max_in_flight", "1"]
