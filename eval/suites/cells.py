@@ -11,7 +11,7 @@ from atommem.config import fields_of
 from envs.records import EpisodeRecord
 from eval.config import Configs, parse_arguments
 from eval.session import policy_key
-from eval.suites.config import Column, Row, Suite
+from eval.suites.suite import Column, Row, Suite
 
 State = Literal["waiting", "running", "done", "stopped", "impossible"]
 

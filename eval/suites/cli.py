@@ -15,10 +15,11 @@ from atommem.errors import ConfigError
 from eval.methods import check_method
 from eval.suites.board import Board
 from eval.suites.cells import Cell, make_cells
-from eval.suites.config import Column, Suite, load_suite
+from eval.suites.config import load_suite
 from eval.suites.data import TaskCache
 from eval.suites.outcome import exit_status, report
 from eval.suites.run import SuiteRun
+from eval.suites.suite import Column, Suite
 
 EXIT_INTERRUPTED = 130
 

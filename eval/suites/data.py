@@ -20,7 +20,7 @@ from envs.build import Pool, build_tasks
 from envs.files import load_tasks, save_tasks
 from envs.provenance import describe_file, write_provenance
 from envs.synthetic.world import generate
-from eval.suites.config import BenchmarkData, Column, FileData, SyntheticData
+from eval.suites.suite import BenchmarkData, Column, FileData, SyntheticData
 
 ALIASES = "id_aliases.json"
 """2WikiMultihopQA's file of aliases: its names count as right if it lies beside the questions."""

@@ -16,7 +16,7 @@ from eval.reporting.evaluations import read_evaluation
 from eval.reporting.report import write_report
 from eval.reporting.results import Column, best_rows, column_name
 from eval.suites.cells import Cell
-from eval.suites.config import Suite
+from eval.suites.suite import Suite
 
 REPORT = "report"
 """The report's folder in that of the suite."""

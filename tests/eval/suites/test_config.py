@@ -11,7 +11,8 @@ import yaml
 from atommem.config import save_config
 from atommem.errors import ConfigError
 from eval.suites.cells import make_cells
-from eval.suites.config import BenchmarkData, load_suite, parse_suite, slug
+from eval.suites.config import load_suite, parse_suite
+from eval.suites.suite import BenchmarkData, slug
 
 DATA = [{"name": "world", "synthetic": {"prose": "compact"}, "n": 3}]
 ROWS = [{"method": "atommem"}, {"method": "rag"}]

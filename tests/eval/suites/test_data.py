@@ -13,8 +13,8 @@ from envs.base import Task
 from envs.build import BuildConfig
 from envs.files import save_tasks
 from envs.synthetic.world import WorldConfig
-from eval.suites.config import BenchmarkData, Column, FileData, SyntheticData
 from eval.suites.data import TaskCache
+from eval.suites.suite import BenchmarkData, Column, FileData, SyntheticData
 from tests.eval.toys import make_task
 
 

@@ -19,7 +19,8 @@ from envs.synthetic.world import generate
 from eval import cli, session
 from eval.methods import METHODS
 from eval.policies import open_policy
-from eval.suites.config import SyntheticData, load_suite
+from eval.suites.config import load_suite
+from eval.suites.suite import SyntheticData
 from tests.eval.chromium import Browser, find_chromium
 
 pytestmark = pytest.mark.slow
