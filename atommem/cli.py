@@ -14,7 +14,7 @@ _SUMMARIES = {
     "demo": "train a tiny policy with GRPO from nothing, on CPU, and show what it learned",
     "data": "build and look at task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, synthetic)",
     "train": "cold start (SFT) and GRPO on a task file",
-    "eval": "evaluate a checkpoint or a server on a task file",
+    "eval": "evaluate a checkpoint or a server on a task file, or run a suite",
     "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
     "report": "evaluations as tables, plots and a page for the browser",
     "trace": "replay an episode step by step in the terminal",
