@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atommem.dialects.templates import fill
 from atommem.errors import OutageError, PolicyError
 from atommem.server_client import RefusedError, ServerClient
 from envs.base import Question
-
-if TYPE_CHECKING:
-    import httpx
 
 _PROMPT = """A question was answered. Decide whether the answer is right.
 
@@ -31,38 +28,15 @@ class LLMJudge:
     """Asks a model for a verdict on one answer at a time, greedily.
 
     Args:
-        base_url: The server, with or without the closing ``/v1``. A key is taken from OPENAI_API_KEY.
+        client: Of the server. The judge closes it.
         model: The model's name there.
         attempts: How often a verdict that cannot be read is asked for again, with another seed.
-        max_in_flight: Most requests at the same time.
-        timeout, retries, backoff, transport: As of `ServerClient`.
-
-    Raises:
-        ConfigError: `base_url` is no http(s) URL.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        attempts: int = 3,
-        max_in_flight: int = 64,
-        timeout: float = 120.0,
-        retries: int = 5,
-        backoff: float = 0.5,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
+    def __init__(self, client: ServerClient, model: str, *, attempts: int = 3) -> None:
         self.model = model
         self._attempts = attempts
-        self._client = ServerClient(
-            base_url,
-            timeout=timeout,
-            retries=retries,
-            max_in_flight=max_in_flight,
-            backoff=backoff,
-            transport=transport,
-        )
+        self._client = client
 
     async def __call__(self, question: Question, answer: str) -> float:
         """1.0 for a right answer, 0.0 for a wrong one.

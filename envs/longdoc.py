@@ -14,6 +14,7 @@ from atommem.config import check_choice
 from atommem.environment import Score, StepResult
 from atommem.errors import ConfigError
 from atommem.records import Observation, StopReason
+from atommem.server_client import ServerClient
 from atommem.tokens import Tokenizer
 from envs.base import Task
 from envs.chunking import chunk_task
@@ -67,7 +68,8 @@ class LongDocEnvironments:
         self.config = config
         self.judge: Judge | None = None
         if config.judge_url is not None and config.judge_model is not None:
-            self.judge = LLMJudge(config.judge_url, config.judge_model)
+            client = ServerClient(config.judge_url, timeout=120.0, retries=5, max_in_flight=64)
+            self.judge = LLMJudge(client, config.judge_model)
         self._chunks: OrderedDict[int, tuple[Task, list[str]]] = OrderedDict()
         self._lock = threading.Lock()
         # One thread: the episodes of a group ask for the same chunks at the same time.

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from atommem.errors import ConfigError, OutageError, PolicyError
+from atommem.server_client import ServerClient
 from envs.base import Question, Task
 from envs.judge import LLMJudge, read_verdict
 from envs.longdoc import LongDocConfig, LongDocEnvironments
@@ -32,7 +33,9 @@ class Server:
         return httpx.Response(200, json={"choices": [{"message": {"content": reply}}]})
 
     def judge(self) -> LLMJudge:
-        return LLMJudge("http://judge/v1", "m", retries=1, backoff=0.0, transport=httpx.MockTransport(self))
+        transport = httpx.MockTransport(self)
+        client = ServerClient("http://judge", timeout=5, retries=1, max_in_flight=4, backoff=0.0, transport=transport)
+        return LLMJudge(client, "m")
 
 
 @pytest.mark.parametrize(
