@@ -78,6 +78,7 @@ FULL = Recipe()
 LIMITED = Recipe(
     world=replace(FULL.world, distractors=4, early=0.8, capacity=3),
     cold_start=ColdStart(faults=replace(FULL.cold_start.faults, delete=0.3)),
+    updates=120,
 )
 """A store of three entries that discards the fourth, in a world with more facts that says which are of no more use."""
 

@@ -4,7 +4,7 @@
 
 The rows of the paper's Table 2 (arXiv 2601.08323) in the synthetic world, on tasks that no policy was trained on. A
 policy is not trained again without the action. Policies that are not there are trained first: `atommem demo` and
-`atommem demo --limited`, about 6 and some 10 minutes on two idle cores. Four settings:
+`atommem demo --limited`, about 5 and 11 minutes on two idle cores. Four settings:
 
 - the demo's world, store without a limit: everything but delete is needed;
 - the same with no correction in the text: update is not needed either;
