@@ -44,7 +44,7 @@ class Benchmark:
             raise DataError(f"{path}: no such file or folder.")
         raise DataError(
             f"{path}: found no {split} file of {self.name} here or in the folder {self.name}/; looked for "
-            f"{', '.join(patterns)}. Give the file itself with --input."
+            f"{', '.join(patterns)}. Give the file itself, or the folder that it lies in."
         )
 
 

@@ -87,6 +87,13 @@ def test_an_update_goes_on_without_a_server_that_is_gone(tmp_path: Path) -> None
         train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA)
 
 
+def test_an_adapter_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "adapters"
+    folder.write_text("a file where the folder should be")
+    with pytest.raises(RolloutFailedError, match=r"the adapter could not be written to .+adapters/atommem-.+-v1: "):
+        train(tmp_path, Cluster("a"), AdapterSync(AdapterPublisher(folder)), peft_config=LORA)
+
+
 def test_an_adapter_that_vllm_cannot_serve_is_refused(tmp_path: Path) -> None:
     config = LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
     with pytest.raises(ConfigError, match="vLLM cannot serve this adapter"):

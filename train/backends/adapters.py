@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
 
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from atommem.policy.pool import Adapter
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class AdapterPublisher:
 
         Raises:
             ConfigError: The adapter is none that vLLM serves.
+            OutageError: It cannot be written.
         """
         # TRL's own: imported where it is needed, for it takes seconds.
         from trl.experimental.async_grpo.async_grpo_trainer import save_lora_adapter
@@ -54,9 +56,16 @@ class AdapterPublisher:
         name = f"atommem-{self._run}-v{self._count}"
         adapter = Adapter(name, str(self.folder / name))
         adapted = [parameter for key, parameter in model.named_parameters() if "lora_" in key]
+        problem = ""
         with trainer._dist.gather_params(adapted):
-            save_lora_adapter(model, trainer.accelerator, model.active_adapters[0], adapter.path)
-        trainer.accelerator.wait_for_everyone()
+            try:
+                save_lora_adapter(model, trainer.accelerator, model.active_adapters[0], adapter.path)
+            except (OSError, SafetensorError) as error:  # on the main process, which writes, when all is gathered
+                problem = f"the adapter could not be written to {adapter.path}: {error}"
+        # Until it is written, the others wait here.
+        problem = broadcast_object_list([problem])[0]
+        if problem:
+            raise OutageError(problem)
         self._saved.append(adapter)
         return adapter, [self._saved.popleft() for _ in range(len(self._saved) - KEPT)]
 
