@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -31,12 +33,27 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         0; 3 when more episodes failed than ``--max_failed_fraction`` allows; 4 when the budget was spent before
-        all had run; 130 after Ctrl-C.
+        all had run; 130 after Ctrl-C or SIGTERM.
 
     Raises:
         AtomMemError: A setting or file is wrong, or the policy refused a request.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _main(sys.argv[1:] if argv is None else argv)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM, as a scheduler sends it that ends a job, does what Ctrl-C does: asyncio cancels the evaluation."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # a job in the background of a shell ignores Ctrl-C
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)
+
+
+def _main(argv: list[str]) -> int:
     if any(argument.partition("=")[0] == "--suite" for argument in argv):
         from eval.suites.cli import main as run_suite
 

@@ -96,7 +96,9 @@ def test_traces_can_be_replayed(data: Path, policy: ToyPolicy, capsys: pytest.Ca
     assert "answer 1: b-0" in output
 
 
-def test_control_c_says_how_to_continue(
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_says_how_to_continue(
+    number: signal.Signals,
     data: Path,
     policy: ToyPolicy,
     monkeypatch: pytest.MonkeyPatch,
@@ -110,7 +112,7 @@ def test_control_c_says_how_to_continue(
 
     async def press() -> None:
         await policy.hanging.wait()
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     run = cli._run
 
