@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from atommem.actions import Action
-from atommem.records import Observation, StopReason
+from atommem.episode import Observation, StopReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,251 +1,175 @@
-"""The one loop: training, evaluation, the baselines with a memory, the demo and serving all run it."""
+"""What an episode consists of: entries, operations, observations, steps, the episode itself."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
 
-from atommem.activity import ActivityClock
-from atommem.config import MemoryConfig
-from atommem.dialects import get_dialect
-from atommem.embedding.base import Embedder
-from atommem.environment import Environment, Score
-from atommem.errors import ConfigError, OutageError, PromptTooLongError
-from atommem.memory import Memory
-from atommem.policy.base import Policy, Sampling
-from atommem.prompts import PromptBuilder
-from atommem.records import Episode, MemoryView, Observation, Step, StopReason
-from atommem.tokens import Tokenizer
+from atommem.actions import Action, ActionKind, Problem
+
+Phase = Literal["reading", "answering"]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of one episode beyond those that the environment sets.
+class StopReason(StrEnum):
+    """Why an episode ended. Every ending has one of these."""
 
-    Attributes:
-        max_steps: Most steps; unset leaves it to the environment, whose streams are finite.
-        max_tokens: Most sampled tokens in all steps together.
-        max_seconds: Longest wall-clock time. A completion that is being sampled then is given up.
+    ANSWERED = "answered"
+    """Every question got an answer."""
+    UNANSWERED = "unanswered"
+    """The steps ran out and at least one question has no answer."""
+    STEP_LIMIT = "step_limit"
+    TOKEN_LIMIT = "token_limit"
+    TIME_LIMIT = "time_limit"
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The prompt did not fit the policy's context window."""
+    FAILED = "failed"
+    """An outage outside the policy. Not scored; counted and reported."""
 
-    Raises:
-        ConfigError: A bound is not positive.
+
+class Outcome(StrEnum):
+    """What became of one memory action."""
+
+    APPLIED = "applied"
+    REJECTED = "rejected"
+    """The store was full and the retention rule kept what it had."""
+    UNKNOWN_HANDLE = "unknown_handle"
+    """The handle was not shown in the observation, or its entry is already gone."""
+    DISABLED = "disabled"
+    """The action is switched off."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One record of the store.
+
+    `id` never changes and is never reused in its episode. The three step numbers say when the entry
+    was created, last changed, and last shown to the policy; retention rules read them.
     """
 
-    max_steps: int | None = None
-    max_tokens: int | None = None
-    max_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_steps", "max_tokens", "max_seconds"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} of an episode is {value}: give a positive number, or leave it unset.")
+    id: int
+    text: str
+    created: int
+    updated: int
+    used: int
 
 
-class EpisodeRunner:
-    """Runs episodes, each a coroutine that waits for nothing but its own completion and embeddings.
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One memory action as it was applied (or why it was not): a line of the operation log.
 
-    Args:
-        policy: What completes prompts; shared, it batches across episodes.
-        embedder: Shared likewise.
-        tokenizer: The policy's.
-        environment_factory: Makes a fresh environment for every episode.
-        prepare: Awaited with the task before its environment is reset: for work that takes a while.
-        encode_threads: How many threads encode prompts, which fast tokenizers do in parallel to the event loop. For
-            servers; a policy in this process finds larger batches where prompts do not come one after the other (0).
-        memory: Dialect, layout and limits of the memory.
-        sampling: How completions are sampled. With a seed, every request gets its own derived one.
-        limits: Bounds of one episode.
-        max_in_flight: Most episodes at the same time, or a semaphore that several runners share; unset runs all at
-            once.
-        chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
-
-    Attributes:
-        activity: Seconds in which at least one episode waited for a completion (``generate``) or for
-            embeddings (``embed``), and seconds of searching stores (``retrieve``).
+    `before` and `after` are the text that the operation replaced and wrote: an entry's, the
+    scratchpad's, or (for a read) the query's. `evicted` is the id that a retention rule gave up.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        embedder: Embedder,
-        tokenizer: Tokenizer,
-        environment_factory: Callable[[], Environment],
-        memory: MemoryConfig,
-        sampling: Sampling,
-        limits: Limits | None = None,
-        max_in_flight: int | asyncio.Semaphore | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        prepare: Callable[[Any], Awaitable[object]] | None = None,
-        encode_threads: int = 0,
-    ) -> None:
-        if isinstance(max_in_flight, int) and max_in_flight < 1:
-            raise ConfigError(f"max_in_flight is {max_in_flight}: give at least 1, or leave it unset.")
-        self.policy = policy
-        self.embedder = embedder
-        self.tokenizer = tokenizer
-        self.environment_factory = environment_factory
-        self.prepare = prepare
-        self._threads: ThreadPoolExecutor | None = None
-        if encode_threads:
-            # The first call may change settings of a fast tokenizer, which must not happen while it is in use.
-            tokenizer.encode("", add_special_tokens=False)
-            self._threads = ThreadPoolExecutor(encode_threads, thread_name_prefix="atommem-prompts")
-        self.memory = memory
-        self.sampling = sampling
-        self.limits = limits or Limits()
-        self.max_in_flight = max_in_flight
-        self.activity = ActivityClock()
-        self.dialect = get_dialect(memory.dialect, memory.templates)
-        self.prompts = PromptBuilder(tokenizer, self.dialect, memory, chat_template_kwargs)
-
-    async def run(self, task: Any, sample: int = 0) -> Episode:
-        """Run one episode of `task` (anything with an ``id`` that the environment understands).
-
-        `sample` tells the episodes of one task apart. An outage does not raise: it ends the episode
-        with stop reason FAILED and no reward; the steps until then are kept.
-        """
-        episode = Episode(task_id=task.id, sample=sample)
-        started = time.perf_counter()
-        try:
-            if self.prepare is not None:
-                await self.prepare(task)
-            environment = self.environment_factory()
-            episode.stop_reason = await self._steps(episode, environment, task)
-            set_score(episode, await environment.score())
-        except OutageError as error:
-            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
-        episode.seconds = time.perf_counter() - started
-        return episode
-
-    async def run_all(
-        self,
-        jobs: Sequence[tuple[Any, int]],
-        on_episode: Callable[[int, Episode], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> list[Episode]:
-        """Run one episode per ``(task, sample)``, free-running, and return them in the order of `jobs`.
-
-        `on_episode(index, episode)` is called as each one ends. `stop()` is asked before each one starts: where it
-        is true, that one is left out. An exception that is no outage (a bug, a refused request) cancels the other
-        episodes and is raised.
-        """
-        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight, stop)
-
-    async def _steps(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
-        marker = self.dialect.templates.cut_marker
-        memory = Memory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
-        observation: Observation | None = environment.reset(task)
-        sampled = 0
-        limit = self.limits.max_seconds
-        ends = None if limit is None else asyncio.get_running_loop().time() + limit
-        while observation is not None:
-            index = len(episode.steps)
-            if self.limits.max_steps is not None and index >= self.limits.max_steps:
-                return StopReason.STEP_LIMIT
-            if self.limits.max_tokens is not None and sampled >= self.limits.max_tokens:
-                return StopReason.TOKEN_LIMIT
-            started = time.perf_counter()
-            view = memory.view()
-            prompt_ids = await self._prompt(observation, view)
-            try:
-                async with asyncio.timeout_at(ends) as clock:
-                    with self.activity.busy("generate"):
-                        completion = await self.policy.complete(prompt_ids, self._sampling_of(episode, index, sampled))
-            except TimeoutError:
-                if not clock.expired():  # the policy's own
-                    raise
-                return StopReason.TIME_LIMIT
-            except PromptTooLongError:
-                return StopReason.CONTEXT_OVERFLOW
-            sampled += len(completion.token_ids)
-            parsed = self.dialect.parse(completion.text, observation.phase)
-            step = Step(
-                index=index,
-                observation=observation,
-                view=view,
-                prompt_ids=prompt_ids,
-                token_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                text=completion.text,
-                finish_reason=completion.finish_reason,
-                actions=parsed.actions,
-                problems=parsed.problems,
-                operations=(),
-                store_size=len(memory.store),
-            )
-            # Before its actions are applied: should an outage end the episode there, its tokens have been spent.
-            episode.steps.append(step)
-            step.operations = await memory.apply(parsed.actions, index)
-            step.store_size = len(memory.store)
-            result = await environment.step(parsed.actions)
-            step.seconds = time.perf_counter() - started
-            if result.done:
-                return result.reason or StopReason.ANSWERED
-            observation = result.observation
-        return StopReason.UNANSWERED
-
-    async def _prompt(self, observation: Observation, view: MemoryView) -> list[int]:
-        if self._threads is None:
-            return self.prompts.build(observation, view)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
-
-    def _sampling_of(self, episode: Episode, index: int, sampled: int) -> Sampling:
-        sampling = self.sampling
-        if self.limits.max_tokens is not None:
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self.limits.max_tokens - sampled))
-        return request_sampling(sampling, episode, index)
+    step: int
+    kind: ActionKind
+    outcome: Outcome
+    entry_id: int | None = None
+    handle: int | None = None
+    before: str | None = None
+    after: str | None = None
+    evicted: int | None = None
 
 
-def set_score(episode: Episode, score: Score) -> None:
-    """Note in `episode` how it was scored."""
-    episode.reward, episode.answers = score.reward, score.answers
-    episode.metrics, episode.question_metrics = dict(score.metrics), score.question_metrics
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """An entry as it is shown: under the number `handle` (1 is the best match)."""
+
+    handle: int
+    entry_id: int
+    text: str
+    score: float
 
 
-def request_sampling(sampling: Sampling, episode: Episode, index: int) -> Sampling:
-    """How request number `index` of an episode is sampled: with a seed of its own, near its task's other requests."""
-    sampling = replace(sampling, affinity=episode.task_id)
-    if sampling.seed is None:
-        return sampling
-    key = f"{sampling.seed}/{episode.task_id}/{episode.sample}/{index}".encode()
-    return replace(sampling, seed=int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1)
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """All that the policy sees of its memory at one step."""
+
+    scratchpad: str = ""
+    query: str | None = None
+    retrieved: tuple[Retrieved, ...] = ()
+    size: int = 0
+    capacity: int | None = None
 
 
-async def run_jobs(
-    run: Callable[[Any, int], Awaitable[Episode]],
-    jobs: Sequence[tuple[Any, int]],
-    on_episode: Callable[[int, Episode], None] | None = None,
-    max_in_flight: int | asyncio.Semaphore | None = None,
-    stop: Callable[[], bool] | None = None,
-) -> list[Episode]:
-    """`EpisodeRunner.run_all` for any `run(task, sample)`: what runs episodes in another way runs them alike."""
-    slots = max_in_flight
-    if not isinstance(slots, asyncio.Semaphore):
-        slots = asyncio.Semaphore(slots or max(1, len(jobs)))
-    episodes: list[Episode | None] = [None] * len(jobs)
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The environment's part of what the policy sees (the memory's part is `MemoryView`).
 
-    async def one(index: int, task: Any, sample: int) -> None:
-        async with slots:
-            if stop is not None and stop():
-                return
-            episode = await run(task, sample)
-        episodes[index] = episode
-        if on_episode is not None:
-            on_episode(index, episode)
+    Attributes:
+        phase: ``reading`` while the stream lasts, ``answering`` afterwards.
+        questions: While reading, all questions of the task; while answering, the current one.
+        chunk: The piece of the document at this step; None while answering.
+        chunk_index, chunk_count: Position in the stream, from 0.
+        question_index, question_count: The current question (answering), from 0.
+        reads_left: How many more steps without an answer the current question allows.
+        tool_result: What the last tool call returned (tool environments).
+    """
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for index, (task, sample) in enumerate(jobs):
-                group.create_task(one(index, task, sample))
-    except BaseExceptionGroup as failures:
-        # The first failure is the cause; the rest of the group only repeats it.
-        raise failures.exceptions[0] from None
-    return [episode for episode in episodes if episode is not None]
+    phase: Phase
+    questions: tuple[str, ...]
+    chunk: str | None = None
+    chunk_index: int = 0
+    chunk_count: int = 0
+    question_index: int = 0
+    question_count: int = 1
+    reads_left: int = 0
+    tool_result: str | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """One observation -> one completion -> its actions applied.
+
+    `token_ids` are what the policy sampled and `logprobs` its log-probabilities of them (nats, of
+    the unscaled distribution); they are trained on as they are, never re-encoded from `text`.
+    `prompt` is the prompt's text where it cannot be made again from `observation` and `view`: the
+    baselines of an evaluation word their own prompts.
+    """
+
+    index: int
+    observation: Observation
+    view: MemoryView
+    prompt_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    text: str
+    finish_reason: str
+    actions: tuple[Action, ...]
+    problems: tuple[Problem, ...]
+    operations: tuple[Operation, ...]
+    store_size: int
+    seconds: float = 0.0
+    prompt: str | None = None
+
+
+@dataclass(slots=True)
+class Episode:
+    """One run of one policy on one task, from empty memory to a terminal reward.
+
+    Attributes:
+        task_id, sample: Which task, and the how-manieth episode of it.
+        answers: One per question, None where none was given.
+        reward: In [0, 1]; None exactly when `stop_reason` is FAILED.
+        metrics: Further scores (``em``, ``f1``, ...), empty when failed.
+        question_metrics: The scores of each question, empty when failed.
+        error: What failed, when `stop_reason` is FAILED.
+        seconds: Wall-clock of the whole episode.
+    """
+
+    task_id: str
+    sample: int
+    steps: list[Step] = field(default_factory=list)
+    answers: tuple[str | None, ...] = ()
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    question_metrics: tuple[dict[str, float], ...] = ()
+    stop_reason: StopReason = StopReason.FAILED
+    error: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether an outage ended the episode; then it has no reward."""
+        return self.stop_reason is StopReason.FAILED

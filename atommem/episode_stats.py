@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from math import sqrt
 
 from atommem.actions import ActionKind
-from atommem.records import Episode, Outcome, StopReason
+from atommem.episode import Episode, Outcome, StopReason
 
 WASTED_OUTCOMES = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)
 

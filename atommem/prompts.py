@@ -8,7 +8,7 @@ from atommem.actions import MEMORY_ACTIONS, ActionKind
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect
 from atommem.dialects.templates import fill
-from atommem.records import MemoryView, Observation
+from atommem.episode import MemoryView, Observation
 from atommem.tokens import Tokenizer
 
 

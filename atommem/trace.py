@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from atommem.actions import Action, ActionKind, Problem, ProblemReason
+from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
 from atommem.errors import TraceError
-from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
 
 FORMAT = 1
 

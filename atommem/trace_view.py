@@ -16,8 +16,8 @@ from rich.rule import Rule
 from rich.text import Text
 
 from atommem.actions import ActionKind
+from atommem.episode import Operation, Outcome, Step
 from atommem.errors import ConfigError
-from atommem.records import Operation, Outcome, Step
 from atommem.trace import Trace, read_trace
 
 _CHUNK_CHARACTERS = 600

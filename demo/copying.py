@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from demo.recipe import CopyingConfig
+from atommem.demo.recipe import CopyingConfig
 
 _PIECES = 10
 _SHORTEST, _LONGEST = 2, 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from envs.synthetic.expert import Faults
-from envs.synthetic.world import WorldConfig
+from atommem.envs.synthetic.expert import Faults
+from atommem.envs.synthetic.world import WorldConfig
 
 GRPO_CONFIG = Path(__file__).with_name("grpo.yaml")
 """Settings of GRPO, memory, embedder and environment, as ``atommem train grpo --config`` takes them."""

@@ -16,34 +16,42 @@ from transformers.utils.logging import disable_progress_bar
 from trl import TrlParser
 
 from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.demo.copying import pretrain_copying
+from atommem.demo.recipe import GRPO_CONFIG, Recipe
+from atommem.demo.results import (
+    LABELS,
+    SUMMARY_FILE,
+    ablations_of,
+    print_outcome,
+    results_table,
+    summarize,
+    write_summary,
+)
+from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Sampling
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.scoring.records import EvalResult
+from atommem.envs.synthetic.expert import Expert
+from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.synthetic.world import generate
+from atommem.envs.task import Task
+from atommem.envs.task_files import save_tasks
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
+from atommem.eval.output import TRACES
+from atommem.eval.runner import evaluate
+from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from atommem.records import Episode
-from demo.copying import pretrain_copying
-from demo.recipe import GRPO_CONFIG, Recipe
-from demo.report import LABELS, SUMMARY_FILE, ablations_of, print_outcome, results_table, summarize, write_summary
-from demo.tiny_policy import make_model, make_tokenizer
-from envs.base import Task
-from envs.files import save_tasks
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from envs.records import EvalResult
-from envs.synthetic.expert import Expert
-from envs.synthetic.expert_policy import ExpertPolicy
-from envs.synthetic.prose import get_prose
-from envs.synthetic.world import generate
-from eval.output import TRACES
-from eval.runner import evaluate
-from train.backends.local import local_backend
-from train.callbacks import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
-from train.checkpoint import GenerationSettings, save_final
-from train.config import ColdStartConfig, TrainConfig
-from train.demonstrations import demonstrations
-from train.plot import PLOT_FILE, plot_training
-from train.sft import make_sft_trainer, sft_dataset
-from train.trainer import MemoryGRPOTrainer
+from atommem.train.loops.demonstrations import demonstrations
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.loops.sft import make_sft_trainer, sft_dataset
+from atommem.train.resume.checkpoint import GenerationSettings, save_final
+from atommem.train.rollout.local_backend import local_backend
+from atommem.train.train_config import ColdStartConfig, TrainConfig
+from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
+from atommem.train.watch.plot_training import PLOT_FILE, plot_training
 
 HELDOUT_FILE = "heldout.parquet"
 _GRPO_SHOWN = (

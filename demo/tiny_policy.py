@@ -7,11 +7,11 @@ from dataclasses import fields
 from typing import Any
 
 from atommem.config import MemoryConfig
+from atommem.demo.recipe import PolicySize
 from atommem.dialects import Dialect, get_dialect
-from demo.recipe import PolicySize
-from envs.synthetic.names import KINDS, names_of
-from envs.synthetic.prose import RELATIONS, Statement, get_prose
-from envs.synthetic.world import WorldConfig
+from atommem.envs.synthetic.names import KINDS, names_of
+from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
+from atommem.envs.synthetic.world import WorldConfig
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 _PLACEHOLDER = re.compile(r"\{[a-z_.]+\}")

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from envs.files import replacing
+from atommem.envs.task_files import replacing
 
 
 def describe_file(path: str | Path) -> dict[str, Any]:

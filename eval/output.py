@@ -20,12 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.task import Task
+from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
-from atommem.records import Episode
+from atommem.eval.budget import Usage
 from atommem.trace import write_trace
-from envs.base import Task
-from envs.records import EpisodeRecord
-from eval.budget import Usage
 
 MANIFEST = "run.json"
 EPISODES = "episodes.jsonl"

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atommem.policy.local import LocalPolicy
-    from atommem.policy.pool import ServerPool
     from atommem.policy.server import ServerPolicy
+    from atommem.servers.pool import ServerPool
 
 
 OTHER_FILES = 256
@@ -22,7 +22,7 @@ OTHER_FILES = 256
 
 
 class PolicySettings(Protocol):
-    """The fields of `eval.config.EvalConfig` that say which policy it is."""
+    """The fields of `atommem.eval.eval_config.EvalConfig` that say which policy it is."""
 
     @property
     def policy(self) -> Sequence[str]:
@@ -83,7 +83,7 @@ def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | Server
         return ServerPolicy(
             settings.policy[0], settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
         )
-    from atommem.policy.pool import ServerPool
+    from atommem.servers.pool import ServerPool
 
     # While the others are gone, one server may get all requests.
     return ServerPool(settings.policy, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)

@@ -11,14 +11,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from atommem.episode import EpisodeRunner
+from atommem.envs.scoring.records import EpisodeRecord, EvalResult, record_of
+from atommem.envs.task import Task
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, DataError
-from atommem.records import Episode
-from envs.base import Task
-from envs.records import EpisodeRecord, EvalResult, record_of
-from eval.budget import Budget, BudgetSpentError
-from eval.methods.base import Baseline, Method
-from eval.output import OutputFolder, usage_of
+from atommem.eval.budget import Budget, BudgetSpentError
+from atommem.eval.methods.baseline import Baseline, Method
+from atommem.eval.output import OutputFolder, usage_of
 
 
 async def evaluate(

@@ -32,18 +32,18 @@ from rich.console import Console
 from rich.table import Table
 
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
+from atommem.demo.recipe import FULL, LIMITED, Recipe
+from atommem.demo.run import run_demo
 from atommem.embedding import make_embedder
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Sampling
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.scoring.records import EvalResult
+from atommem.envs.scoring.statistics import holm
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.episode_runner import EpisodeRunner
+from atommem.eval.reporting.comparison import Comparison, compare_records
+from atommem.eval.runner import evaluate
+from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from demo.recipe import FULL, LIMITED, Recipe
-from demo.run import run_demo
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from envs.records import EvalResult
-from envs.statistics import holm
-from envs.synthetic.world import WorldConfig, generate
-from eval.reporting.comparison import Comparison, compare_records
-from eval.runner import evaluate
 
 ALPHA = 0.01
 FREE = 0.02

@@ -32,17 +32,17 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
-from demo.recipe import FULL
-from demo.run import Demo
-from envs.synthetic.world import generate
-from train.asynchronous.config import AsyncTrainConfig
-from train.asynchronous.run import ASYNC_COLUMNS
-from train.asynchronous.samplers import make_sampler
-from train.asynchronous.trainer import AsyncMemoryGRPOTrainer
-from train.backends.local import local_backend
-from train.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from train.config import TrainConfig
-from train.trainer import MemoryGRPOTrainer
+from atommem.demo.recipe import FULL
+from atommem.demo.run import Demo
+from atommem.envs.synthetic.world import generate
+from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
+from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
+from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
+from atommem.train.loops.asynchronous.samplers import make_sampler
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.rollout.local_backend import local_backend
+from atommem.train.train_config import TrainConfig
+from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
 
 COMPARED_UPDATES = 3
 STALENESS = 2

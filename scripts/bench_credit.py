@@ -25,16 +25,16 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Sampling
+from atommem.demo.recipe import FULL
+from atommem.demo.run import Demo
+from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.envs.synthetic.world import generate
+from atommem.episode_runner import EpisodeRunner
+from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from demo.recipe import FULL
-from demo.run import Demo
-from envs.longdoc import LongDocEnvironments
-from envs.synthetic.world import generate
-from train.backends.local import local_backend
-from train.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from train.trainer import MemoryGRPOTrainer
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.rollout.local_backend import local_backend
+from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
 
 LEVELS = (0.8, 0.9)
 WINDOW = 5

@@ -56,8 +56,8 @@ def make_inputs(folder: Path) -> list[str]:
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    from envs.base import Document, Question, Task
-    from envs.files import save_tasks
+    from atommem.envs.task import Document, Question, Task
+    from atommem.envs.task_files import save_tasks
 
     words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{index}": index for index in range(3, WORDS)}
     backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
@@ -143,14 +143,10 @@ def measured_run(flags: list[str], out: Path) -> None:
     import faiss  # noqa: F401  # what a run imports is not what it is measured for
     import torch
 
-    import train.callbacks
-    import train.checkpoint
-    import train.sequences
-    import train.trainer  # noqa: F401
     from atommem.environment import Score
-    from envs.longdoc import LongDocEnvironment
-    from train.backends.local import LocalBackend
-    from train.cli import main as train_main
+    from atommem.envs.longdoc.environment import LongDocEnvironment
+    from atommem.train.rollout.local_backend import LocalBackend
+    from atommem.train.train_cli import main as train_main
 
     rng = random.Random(0)
 

@@ -2,7 +2,7 @@
 
     python scripts/bench_embedding.py [--model DIR] [--episodes 256] [--rounds 5]
 
-256 episodes create one entry and read one query at the same step, through `atommem.memory.Memory`,
+256 episodes create one entry and read one query at the same step, through `atommem.memory.working.Memory`,
 on all-MiniLM-L6-v2. Counted: calls of the embedder (at most 4). Timed, side by side, on the same
 texts, new ones in every round:
 
@@ -38,11 +38,11 @@ import numpy as np
 
 from atommem.actions import Action, ActionKind
 from atommem.config import MemoryConfig
-from atommem.embedding.base import Embedder
-from atommem.embedding.batching import MicroBatcher
+from atommem.embedding.batched import MicroBatcher
+from atommem.embedding.embedder import Embedder
 from atommem.embedding.http import HttpEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
-from atommem.memory import Memory
+from atommem.memory.working import Memory
 
 MAX_CALLS = 4
 MIN_RATIO = 5.0

@@ -2,7 +2,8 @@
 
     python scripts/bench_eval_memory.py [--tokenizer DIR] [--embedder_model DIR]
 
-The real loop (`eval.runner.evaluate`, chunks of 4,000 tokens, 6 retrieved entries, traces) runs one such episode alone
+The real loop (`atommem.eval.runner.evaluate`, chunks of 4,000 tokens, 6 retrieved entries, traces) runs one such
+episode alone
 against a simulated server that takes `LATENCY` seconds for each call. That is fast: a prompt of some 4,500 tokens and a
 completion of 100, at 20,000 and 150 tokens a second, take 0.9 s. Then it runs `TOGETHER` at the same time.
 
@@ -34,13 +35,13 @@ from transformers import AutoTokenizer
 
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding import make_embedder
-from atommem.embedding.base import Embedder
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Sampling
-from envs.base import Document, Task
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from envs.synthetic.world import WorldConfig, make_task
-from eval.runner import evaluate
+from atommem.embedding.embedder import Embedder
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.synthetic.world import WorldConfig, make_task
+from atommem.envs.task import Document, Task
+from atommem.episode_runner import EpisodeRunner
+from atommem.eval.runner import evaluate
+from atommem.policy.contract import Sampling
 
 DOCUMENTS, QUESTIONS, TOGETHER = 800, 10, 16
 LATENCY = 0.5

@@ -5,7 +5,8 @@
 The server (scripts/simulated_server.py) works on `CONCURRENCY` completions at a time and takes `LATENCY` seconds for
 each: 128 completions of some 1,200 + 100 tokens a second, 40 ms a token. That is the work of several large GPUs with a
 model of 8B parameters; with fewer or slower servers the bound is longer and the orchestration's share smaller.
-Measured is `eval.runner.evaluate` as a whole, with everything that a real run does: chunks, prompts and their tokens,
+Measured is `atommem.eval.runner.evaluate` as a whole, with everything that a real run does: chunks, prompts and their
+tokens,
 actions, store, retrieval, scores, fact recall, a trace and a line on disk for every episode, the summary.
 
 The server is another process on the same machine, asked over HTTP with `ServerPolicy`. It takes a tenth of a core.
@@ -33,16 +34,16 @@ from transformers import AutoTokenizer
 
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Completion, Policy, Sampling
+from atommem.envs.longdoc.chunking import document_text
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.scoring.records import EvalResult
+from atommem.envs.synthetic.world import WorldConfig, make_task
+from atommem.envs.task import Task
+from atommem.episode_runner import EpisodeRunner
+from atommem.eval.runner import evaluate
+from atommem.eval.workbench import ENCODE_THREADS
+from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import ServerPolicy
-from envs.base import Task
-from envs.chunking import document_text
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from envs.records import EvalResult
-from envs.synthetic.world import WorldConfig, make_task
-from eval.runner import evaluate
-from eval.session import ENCODE_THREADS
 
 EPISODES, CHUNKS, QUESTIONS = 2000, 10, 2
 STEPS = CHUNKS + QUESTIONS

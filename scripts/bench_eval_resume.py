@@ -26,11 +26,11 @@ from typing import Any
 import smollm2
 from simulated_server import SimulatedServer
 
-from atommem.episode import request_sampling
-from atommem.policy.base import Sampling
-from atommem.records import Episode
-from envs.files import save_tasks
-from envs.synthetic.world import WorldConfig, generate
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task_files import save_tasks
+from atommem.episode import Episode
+from atommem.episode_runner import request_sampling
+from atommem.policy.contract import Sampling
 
 TASKS, SAMPLES = 100, 2
 WORLD = WorldConfig(questions=(1, 2), distractors=4, facts_per_document=1)

@@ -22,20 +22,20 @@ from typing import Any
 from tiny_policy import RECIPE, cold_start
 from vllm_process import VllmServer
 
+from atommem.demo.recipe import GRPO_CONFIG
 from atommem.embedding import make_embedder
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Sampling
-from atommem.policy.pool import Adapter, ServerPool
-from demo.recipe import GRPO_CONFIG
-from envs.files import save_tasks
-from envs.longdoc import LongDocEnvironments
-from envs.records import EvalResult
-from envs.synthetic.world import generate
-from eval.runner import evaluate
-from train.callbacks import METRICS_FILE, read_metrics
-from train.cli import parse_grpo
-from train.grpo import run_grpo
-from train.models import load_tokenizer
+from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.envs.scoring.records import EvalResult
+from atommem.envs.synthetic.world import generate
+from atommem.envs.task_files import save_tasks
+from atommem.episode_runner import EpisodeRunner
+from atommem.eval.runner import evaluate
+from atommem.policy.contract import Sampling
+from atommem.servers.pool import Adapter, ServerPool
+from atommem.train.loops.grpo import run_grpo
+from atommem.train.loops.models import load_tokenizer
+from atommem.train.train_cli import parse_grpo
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 
 RANK = 32
 DIFFERENCE = "sampling/sampling_logp_difference/mean"

@@ -42,15 +42,15 @@ from typing import Any
 import smollm2
 from vllm_process import ROOT, VllmServer
 
-from atommem.oplog import Contents
+from atommem.envs.data_cli import main as data
+from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.task_files import load_tasks, save_tasks
+from atommem.eval.eval_cli import main as evaluate
+from atommem.eval.methods import METHODS, check_method
+from atommem.eval.output import parse_records, trace_path
+from atommem.memory.operations import Contents
 from atommem.trace import read_trace
 from atommem.trace_view import main as show_trace
-from envs.cli import main as data
-from envs.files import load_tasks, save_tasks
-from envs.records import EpisodeRecord
-from eval.cli import main as evaluate
-from eval.methods import METHODS, check_method
-from eval.output import parse_records, trace_path
 
 BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique")
 TASKS, DOCUMENTS, QUESTIONS = 2, 6, 2

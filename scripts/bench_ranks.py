@@ -72,8 +72,8 @@ def worker(mode: str, out: Path, resume: bool) -> None:
     from accelerate import PartialState
     from toy_training import WORLD, toy_trainer
 
-    from envs.longdoc import LongDocConfig
-    from envs.synthetic.world import generate
+    from atommem.envs.longdoc.environment import LongDocConfig
+    from atommem.envs.synthetic.world import generate
 
     rewards: list[float] = []
     processes = int(os.environ.get("WORLD_SIZE", "1"))

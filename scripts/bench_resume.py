@@ -26,11 +26,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
-from envs.base import Document, Question, Task
-from envs.files import save_tasks
-from envs.longdoc import LongDocConfig
-from train.callbacks import METRICS_FILE, read_metrics
-from train.checkpoint_files import PARTIAL, complete_checkpoints
+from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import save_tasks
+from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 
 TOLERANCE = 1e-6
 TASKS = 20
@@ -90,7 +90,7 @@ def command(folder: Path, out: Path, updates: int, seed: int) -> list[str]:
         --use_peft --lora_r 4 --lora_dropout 0.1 --lora_target_modules q_proj v_proj
         --learning_rate 1e-2 --save_steps 2 --save_total_limit 2 --save_traces true --seed {seed}
         --use_cpu --report_to none --disable_tqdm true"""
-    return [sys.executable, "-m", "train.cli", "grpo", *flags.split()]
+    return [sys.executable, "-m", "atommem.train.train_cli", "grpo", *flags.split()]
 
 
 def launch(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:

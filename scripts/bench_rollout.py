@@ -35,13 +35,13 @@ from vllm_process import VllmServer
 
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.episode import EpisodeRunner, Limits
-from atommem.policy.base import Completion, Policy, Sampling
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task import Document, Task
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner, Limits
+from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import ServerPolicy
-from atommem.records import Episode
-from envs.base import Document, Task
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from envs.synthetic.world import WorldConfig, generate
 
 PARTS = ("layout", "barrier", "long")
 GROUP = 16

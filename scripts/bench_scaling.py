@@ -23,9 +23,9 @@ from itertools import chain
 import numpy as np
 from toy_training import WORLD, toy_trainer
 
-from envs.base import Task
-from envs.longdoc import LongDocConfig
-from envs.synthetic.world import generate
+from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.envs.synthetic.world import generate
+from atommem.envs.task import Task
 
 GROUP = 16
 LEAST_R2, MOST_GROWTH = 0.98, 1.10

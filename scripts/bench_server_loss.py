@@ -23,14 +23,14 @@ from tiny_policy import RECIPE, cold_start
 from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
+from atommem.demo.run import load_settings
 from atommem.embedding import make_embedder
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Completion, Sampling
-from atommem.policy.pool import ServerPool
-from atommem.records import Episode
-from demo.run import load_settings
-from envs.longdoc import LongDocEnvironments
-from envs.synthetic.world import generate
+from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.envs.synthetic.world import generate
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
+from atommem.policy.contract import Completion, Sampling
+from atommem.servers.pool import ServerPool
 
 LEAST_RECOVERY = 0.8
 """Throughput once both servers work again, as a part of that before the loss."""

@@ -21,7 +21,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
-from envs.statistics import bootstrap_difference, clustered_estimate, holm, sign_test, wilson_interval
+from atommem.envs.scoring.statistics import bootstrap_difference, clustered_estimate, holm, sign_test, wilson_interval
 
 TOLERANCE = 1e-9
 LOWEST, HIGHEST = 0.93, 0.97

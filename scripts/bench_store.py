@@ -32,13 +32,13 @@ import numpy.typing as npt
 
 from atommem.actions import Action, ActionKind
 from atommem.config import RETENTION_RULES, MemoryConfig
-from atommem.embedding.base import TextKind, Vectors
+from atommem.embedding.embedder import TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.memory import Memory
-from atommem.oplog import replay
-from atommem.records import Entry, MemoryView, Operation
-from atommem.retention import make_retention
-from atommem.store import Store
+from atommem.episode import Entry, MemoryView, Operation
+from atommem.memory.operations import replay
+from atommem.memory.retention import make_retention
+from atommem.memory.store import Store
+from atommem.memory.working import Memory
 
 CAPACITIES = (None, 1, 7, 50)
 DIM = 64

@@ -2,7 +2,8 @@
 
     python scripts/bench_tree_exact.py [--model DIR] [--tries 40]
 
-Log-probabilities and gradients from one packed row (`train.packing`, `train.tree_attention`) against the same
+Log-probabilities and gradients from one packed row (`atommem.train.packing.trie`,
+`atommem.train.packing.tree_attention`) against the same
 rows in a plain padded batch, in fp32, each with and without LoRA:
 
     random tries   rows that share prefixes of random lengths, on a small random Qwen3
@@ -33,17 +34,17 @@ from trl.trainer.utils import add_fused_lm_head
 
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.episode import EpisodeRunner, Limits
-from atommem.policy.base import Sampling
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.episode_runner import EpisodeRunner, Limits
+from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from envs.synthetic.world import WorldConfig, generate
-from train.batching import pad_rows
-from train.lm_head import tune_lm_head_for_cpu
-from train.packing import pack_rows
-from train.scoring import packed_forward
-from train.sequences import Row
-from train.tree_attention import register_tree_attention, use_tree_attention
+from atommem.train.objective.lm_head import tune_lm_head_for_cpu
+from atommem.train.objective.logps import packed_forward
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.padding import pad_rows
+from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
+from atommem.train.packing.trie import pack_rows
 
 LIMIT = 1e-4
 CACHE = Path(".cache/smollm2-135m-instruct")

@@ -7,7 +7,7 @@ of 60 tokens; a Qwen3 of width 512 with 6 layers (20M parameters), fp32. Side by
 
     padded   what TRL's trainer runs for these rows: `GRPOTrainer._get_per_token_logps_and_entropies` on a padded
              batch, in micro-batches of four rows
-    packed   the same rows as one token trie (`train.packing`, `train.tree_attention`)
+    packed   the same rows as one token trie (`atommem.train.packing.trie`, `atommem.train.packing.tree_attention`)
 
 Peak memory is that of a process that runs only one of the two. The last line is one JSON object; the exit code is 0
 if and only if its "holds" is true: at least 4.0 times as fast, at least 85% of what raw / distinct tokens allow, and
@@ -34,11 +34,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from train.lm_head import tune_lm_head_for_cpu
-from train.packing import pack_rows
-from train.scoring import packed_forward
-from train.sequences import Row
-from train.tree_attention import register_tree_attention, use_tree_attention
+from atommem.train.objective.lm_head import tune_lm_head_for_cpu
+from atommem.train.objective.logps import packed_forward
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
+from atommem.train.packing.trie import pack_rows
 
 GROUP, SHARED, OWN, COMPLETION, VOCABULARY, ROWS = 16, 1200, 150, 60, 2048, 4
 MIN_SPEED, MIN_SHARE = 4.0, 0.85

@@ -22,13 +22,13 @@ from atommem.actions import ActionKind
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, get_dialect
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Sampling
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.task import Task
+from atommem.envs.task_files import load_tasks
+from atommem.episode_runner import EpisodeRunner
+from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.trace import write_trace
-from envs.base import Task
-from envs.files import load_tasks
-from envs.longdoc import LongDocConfig, LongDocEnvironments
 
 _SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"”)]*")
 MEMORY = MemoryConfig(templates="compact")

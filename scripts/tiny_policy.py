@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from demo.recipe import FULL, PolicySize, Recipe
-from demo.run import Demo
+from atommem.demo.recipe import FULL, PolicySize, Recipe
+from atommem.demo.run import Demo
 
 RECIPE: Recipe = replace(FULL, size=PolicySize(heads=2))
 """The demo's, but with heads of 32: vLLM's attention on CPU takes no smaller ones."""

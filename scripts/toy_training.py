@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 from atommem.config import MemoryConfig
+from atommem.demo.recipe import PolicySize
+from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Sampling
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.synthetic.world import WorldConfig
+from atommem.envs.task import Task
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
+from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from atommem.records import Episode
-from demo.recipe import PolicySize
-from demo.tiny_policy import make_model, make_tokenizer
-from envs.base import Task
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from envs.synthetic.world import WorldConfig
-from train.backends.local import LocalBackend
-from train.config import TrainConfig
-from train.trainer import MemoryGRPOTrainer
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.rollout.local_backend import LocalBackend
+from atommem.train.train_config import TrainConfig
 
 WORLD = WorldConfig(prose="compact", names=16, facts_per_document=2)
 MEMORY = MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from atommem.policy.vllm_control import parse_metrics
+from atommem.servers.vllm_control import parse_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_FLAGS = {"--dtype": "float32", "--max-model-len": "4096"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from atommem.policy.base import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling
 
 
 class WordTokenizer:

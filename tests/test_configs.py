@@ -12,9 +12,9 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
 from atommem.dialects import get_dialect, load_templates
-from train.cli import main, parse_grpo, parse_sft
-from train.config import TrainConfig
-from train.dry_run.launcher import read_launch
+from atommem.train.dry_run.launcher import read_launch
+from atommem.train.train_cli import main, parse_grpo, parse_sft
+from atommem.train.train_config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
@@ -61,7 +61,7 @@ def test_a_dry_run_passes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("path", TRAIN, ids=lambda path: path.stem)
 def test_train_configs_are_read_by_a_real_run_too(path: Path) -> None:
     if stage_of(path) == "async":
-        from train.cli import parse_async as parse
+        from atommem.train.train_cli import parse_async as parse
     else:
         parse = {"sft": parse_sft, "grpo": parse_grpo}[stage_of(path)]  # type: ignore[assignment]
     args, memory, *_ = parse(["--config", str(path), "--use_cpu"])
@@ -136,7 +136,7 @@ def test_template_files(path: Path) -> None:
 
 @pytest.mark.parametrize("path", EVAL, ids=lambda path: path.stem)
 def test_eval_configs(path: Path) -> None:
-    from eval.config import parse_arguments
+    from atommem.eval.eval_config import parse_arguments
 
     _, memory, *_ = parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
     assert get_dialect(memory.dialect, memory.templates).kinds
@@ -144,7 +144,7 @@ def test_eval_configs(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_suites_are_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from eval.cli import main as evaluate
+    from atommem.eval.eval_cli import main as evaluate
 
     assert evaluate(["--suite", str(path), "--list", "--benchmarks", str(ROOT)]) == 0
     assert " cells, " in capsys.readouterr().out

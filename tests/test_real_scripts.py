@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 from atommem.dialects import get_dialect
+from atommem.envs.task import Document, Question, Task
 from atommem.trace import read_trace
-from envs.base import Document, Question, Task
 from tests.fakes import WordTokenizer
 
 ROOT = Path(__file__).parent.parent

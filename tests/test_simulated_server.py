@@ -14,10 +14,10 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.policy.base import Sampling
+from atommem.episode import MemoryView, Observation, Retrieved
+from atommem.policy.contract import Sampling
 from atommem.policy.server import ServerPolicy
 from atommem.prompts import PromptBuilder
-from atommem.records import MemoryView, Observation, Retrieved
 from tests.fakes import WordTokenizer
 
 pytest.importorskip("tokenizers")

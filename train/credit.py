@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atommem.actions import ActionKind
+from atommem.episode import Episode, MemoryView, Outcome, Step
 from atommem.prompts import PromptBuilder
-from atommem.records import Episode, MemoryView, Outcome, Step
-from train.sequences import Row
+from atommem.train.objective.sequences import Row
 
 CREDITS = ("uniform", "leave_one_out")
 

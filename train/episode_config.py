@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from atommem.config import check_choice
 from atommem.errors import ConfigError
-from train.sequences import NORMALIZATIONS
+from atommem.train.objective.sequences import NORMALIZATIONS
 
 BF16_HELP = "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."
 CHECKPOINTING_HELP = "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."

@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from atommem.actions import ActionKind, Parsed
 from atommem.dialects.templates import Templates, load_templates
+from atommem.episode import Phase
 from atommem.errors import DialectError
 from atommem.parsing import parse, parse_whole
-from atommem.records import Phase
 
 __all__ = ["Dialect", "Templates", "dialect_names", "get_dialect", "load_templates", "register_dialect"]
 

@@ -8,7 +8,7 @@ from atommem.config import EmbedderConfig
 from atommem.errors import ConfigError
 
 if TYPE_CHECKING:
-    from atommem.embedding.base import Embedder
+    from atommem.embedding.embedder import Embedder
 
 
 def make_embedder(config: EmbedderConfig) -> Embedder:
@@ -32,7 +32,7 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
 
         return RandomEmbedder(config.embedder_dim)
 
-    from atommem.embedding.batching import MicroBatcher
+    from atommem.embedding.batched import MicroBatcher
 
     if config.embedder == "http":
         from atommem.embedding.http import HttpEmbedder

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from atommem.embedding.base import TextKind, Vectors
+from atommem.embedding.embedder import TextKind, Vectors
 
 PROBES = 8
 """Signed places that one word gets. Several places instead of one turn a collision of two words from a

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atommem.embedding.base import TextKind, Vectors
+from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError
-from atommem.server_client import RefusedError, ServerClient
+from atommem.servers.client import RefusedError, ServerClient
 
 if TYPE_CHECKING:
     import httpx

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from atommem.embedding.base import TextKind, Vectors
+from atommem.embedding.embedder import TextKind, Vectors
 
 
 class RandomEmbedder:

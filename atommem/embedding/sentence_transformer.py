@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from atommem.embedding.base import TextKind, Vectors
+from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atommem.errors import PolicyError, PromptTooLongError
-from atommem.policy.base import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling
 
 
 def check_request(prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atommem.policy.base import Sampling
+from atommem.policy.contract import Sampling
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from atommem.batching import RequestBatcher, Waiting
 from atommem.errors import PolicyError
-from atommem.policy.base import Completion, Sampling
+from atommem.micro_batching import RequestBatcher, Waiting
 from atommem.policy.completions import check_request, make_completion
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.decoding import Row, decode
 
 FREE_PADDING = 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atommem.policy.base import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling
 from atommem.tokens import Tokenizer
 
 

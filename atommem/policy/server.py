@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
-from atommem.policy.base import Completion, Sampling
 from atommem.policy.completions import check_request, make_completion
-from atommem.server_client import RefusedError, ServerClient
+from atommem.policy.contract import Completion, Sampling
+from atommem.servers.client import RefusedError, ServerClient
 
 if TYPE_CHECKING:
     import httpx

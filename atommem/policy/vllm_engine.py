@@ -7,9 +7,9 @@ from itertools import count
 from typing import Any
 
 from atommem.errors import PolicyError
-from atommem.policy.base import Completion, Sampling
 from atommem.policy.completions import check_request, make_completion
-from atommem.policy.pool import Adapter
+from atommem.policy.contract import Completion, Sampling
+from atommem.servers.pool import Adapter
 
 
 class VllmEnginePolicy:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.base import Document
-from envs.benchmarks.rows import QARow, Row, unique_paragraphs
+from atommem.envs.benchmarks.rows import QARow, Row, unique_paragraphs
+from atommem.envs.task import Document
 
 
 def parse_row(row: Row, source: str, separator: str, answers: tuple[str, ...]) -> QARow:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from envs.benchmarks.hotpot_layout import parse_row
-from envs.benchmarks.rows import QARow, read_rows
+from atommem.envs.benchmarks.hotpot_layout import parse_row
+from atommem.envs.benchmarks.rows import QARow, read_rows
 
 SOURCE = "hotpotqa"
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.base import Document, Question, Task
-from envs.benchmarks.locomo_scores import ABSTENTION, CATEGORIES, LOCOMO_SOURCE
-from envs.benchmarks.rows import Row, read_rows
+from atommem.envs.benchmarks.rows import Row, read_rows
+from atommem.envs.scoring.locomo_scores import ABSTENTION, CATEGORIES, LOCOMO_SOURCE
+from atommem.envs.task import Document, Question, Task
 
 QUESTIONS = 10
 HINT = f' (If the conversation does not tell, answer "{ABSTENTION}".)'

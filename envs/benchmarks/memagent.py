@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.base import Question, Task
-from envs.benchmarks.rows import Row, read_rows
+from atommem.envs.benchmarks.rows import Row, read_rows
+from atommem.envs.task import Question, Task
 
 SOURCE = "memagent"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from envs.base import Document
-from envs.benchmarks.rows import QARow, Row, read_rows, unique_paragraphs
+from atommem.envs.benchmarks.rows import QARow, Row, read_rows, unique_paragraphs
+from atommem.envs.task import Document
 
 SOURCE = "musique"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atommem.envs.benchmarks.memagent import is_memagent, parse_memagent
+from atommem.envs.benchmarks.rows import QARow, Row, read_rows
+from atommem.envs.scoring.metrics import normalize
 from atommem.errors import DataError
-from envs.benchmarks.memagent import is_memagent, parse_memagent
-from envs.benchmarks.rows import QARow, Row, read_rows
-from envs.rewards import normalize
 
 
 @dataclass

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from atommem.envs.benchmarks import hotpotqa, musique, twowiki
+from atommem.envs.benchmarks.rows import QARow
 from atommem.errors import ConfigError, DataError
-from envs.benchmarks import hotpotqa, musique, twowiki
-from envs.benchmarks.rows import QARow
 
 SPLITS = ("train", "dev")
 

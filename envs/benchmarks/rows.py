@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atommem.envs.task import Document
 from atommem.errors import DataError
-from envs.base import Document
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from atommem.envs.benchmarks.hotpot_layout import parse_row
+from atommem.envs.benchmarks.rows import QARow, Row, read_rows
 from atommem.errors import DataError
-from envs.benchmarks.hotpot_layout import parse_row
-from envs.benchmarks.rows import QARow, Row, read_rows
 
 SOURCE = "2wikimultihopqa"
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from atommem.actions import ActionKind
 from atommem.dialects import Dialect
+from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
+from atommem.episode import MemoryView, Observation
 from atommem.errors import ConfigError
-from atommem.records import MemoryView, Observation
-from envs.synthetic.prose import RELATIONS, Prose, Statement
 
 _HOME = len(RELATIONS) - 1
 _MOST_NAMES = 3

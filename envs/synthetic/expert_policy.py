@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Completion, Sampling
+from atommem.envs.synthetic.expert import Expert
+from atommem.episode import MemoryView, Observation
+from atommem.episode_runner import EpisodeRunner
+from atommem.policy.contract import Completion, Sampling
 from atommem.prompts import PromptBuilder
-from atommem.records import MemoryView, Observation
 from atommem.tokens import Tokenizer
-from envs.synthetic.expert import Expert
 
 
 class ExpertPolicy:

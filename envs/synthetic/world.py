@@ -16,10 +16,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from atommem.envs.synthetic.names import KINDS, MOST_NAMES, names_of
+from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
+from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
-from envs.base import Document, Question, Task
-from envs.synthetic.names import KINDS, MOST_NAMES, names_of
-from envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
 
 MOST_HOPS = len(RELATIONS)
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from atommem.config import check_choice
-from atommem.episode import EpisodeRunner
-from envs.longdoc import LongDocEnvironments
-from eval.methods.a_mem import AMem
-from eval.methods.base import Baseline, Method, Setup
-from eval.methods.full_context import FullContext
-from eval.methods.generative_agents import GenerativeAgents
-from eval.methods.mem0 import Mem0
-from eval.methods.no_memory import NoMemory
-from eval.methods.oracle import Oracle
-from eval.methods.rag import VanillaRAG
+from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.episode_runner import EpisodeRunner
+from atommem.eval.methods.a_mem import AMem
+from atommem.eval.methods.baseline import Baseline, Method, Setup
+from atommem.eval.methods.full_context import FullContext
+from atommem.eval.methods.generative_agents import GenerativeAgents
+from atommem.eval.methods.mem0 import Mem0
+from atommem.eval.methods.no_memory import NoMemory
+from atommem.eval.methods.oracle import Oracle
+from atommem.eval.methods.rag import VanillaRAG
 
 __all__ = ["METHODS", "Method", "Setup", "check_method", "make_method"]
 

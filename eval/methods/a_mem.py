@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.dialects.templates import fill
-from atommem.records import MemoryView, Observation
-from envs.base import Task
-from eval.methods.base import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
-from eval.methods.notes import Notebook, clean_text, clean_texts, read_objects
+from atommem.envs.task import Task
+from atommem.episode import MemoryView, Observation
+from atommem.eval.methods.baseline import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
+from atommem.eval.methods.notes import Notebook, clean_text, clean_texts, read_objects
 
 NEIGHBOURS = 5
 """How many of the nearest notes a new one is compared with (the default of the authors' code)."""

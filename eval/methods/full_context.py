@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from atommem.envs.longdoc.chunking import joined_text
+from atommem.envs.task import Task
 from atommem.errors import ConfigError
+from atommem.eval.methods.baseline import Baseline, Recorder, Setup
 from atommem.tokens import cut_position, token_offsets
-from envs.base import Task
-from envs.chunking import joined_text
-from eval.methods.base import Baseline, Recorder, Setup
 
 
 class FullContext(Baseline):

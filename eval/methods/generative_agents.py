@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envs.base import Task
-from eval.methods.base import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
-from eval.methods.notes import Notebook, clean_text, read_objects
+from atommem.envs.task import Task
+from atommem.eval.methods.baseline import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
+from atommem.eval.methods.notes import Notebook, clean_text, read_objects
 
 DECAY = 0.995
 

@@ -21,12 +21,12 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from atommem.actions import ActionKind, Problem, ProblemReason
-from atommem.embedding.base import Embedder, TextKind
+from atommem.embedding.embedder import Embedder, TextKind
+from atommem.envs.task import Task
+from atommem.episode import Observation, Operation, Outcome, Retrieved, Step
 from atommem.errors import AtomMemError, ConfigError
-from atommem.records import Observation, Operation, Outcome, Retrieved, Step
-from envs.base import Task
-from eval.methods.base import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder, Setup
-from eval.methods.notes import clean_text
+from atommem.eval.methods.baseline import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder, Setup
+from atommem.eval.methods.notes import clean_text
 
 INSTALL = "pip install 'atommem[mem0]'"
 READER = "reader"

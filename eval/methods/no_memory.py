@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envs.base import Task
-from eval.methods.base import Baseline, Recorder
+from atommem.envs.task import Task
+from atommem.eval.methods.baseline import Baseline, Recorder
 
 
 class NoMemory(Baseline):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.actions import ActionKind, Problem, ProblemReason
-from atommem.embedding.base import Embedder, Vectors
-from atommem.records import Operation, Outcome, Retrieved, Step
-from atommem.store import Store
-from eval.methods.base import Recorder
+from atommem.embedding.embedder import Embedder, Vectors
+from atommem.episode import Operation, Outcome, Retrieved, Step
+from atommem.eval.methods.baseline import Recorder
+from atommem.memory.store import Store
 
 
 @dataclass

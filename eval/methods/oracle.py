@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from atommem.envs.longdoc.chunking import document_text
+from atommem.envs.scoring.fact_recall import gold_documents
+from atommem.envs.task import Task
 from atommem.errors import DataError
-from envs.base import Task
-from envs.chunking import document_text
-from envs.fact_recall import gold_documents
-from eval.methods.base import Baseline, Recorder
+from atommem.eval.methods.baseline import Baseline, Recorder
 
 
 class Oracle(Baseline):

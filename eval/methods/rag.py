@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from atommem.records import MemoryView, Retrieved
-from atommem.store import Store
-from envs.base import Document, Task
-from envs.chunking import document_text
-from eval.methods.base import Baseline, Recorder
+from atommem.envs.longdoc.chunking import document_text
+from atommem.envs.task import Document, Task
+from atommem.episode import MemoryView, Retrieved
+from atommem.eval.methods.baseline import Baseline, Recorder
+from atommem.memory.store import Store
 
 # How MemAgent's files, and our own joined text, begin a document.
 _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)

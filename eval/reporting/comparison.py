@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from atommem.envs.scoring.records import EpisodeRecord, task_changes, task_scores
+from atommem.envs.scoring.statistics import Difference, bootstrap_difference, sign_test
 from atommem.errors import ConfigError
-from envs.records import EpisodeRecord, task_changes, task_scores
-from envs.statistics import Difference, bootstrap_difference, sign_test
-from eval.reporting.evaluations import Evaluation, read_evaluation
-from eval.reporting.scores import METRICS, label, metrics_of_records
+from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
+from atommem.eval.reporting.scores import METRICS, label, metrics_of_records
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Comparison:
     """Two evaluations on the tasks that both have a score of.
 
     Attributes:
-        metric: One of `eval.reporting.scores.METRICS`.
+        metric: One of `atommem.eval.reporting.scores.METRICS`.
         wins, losses, ties: Tasks on which the second one's mean score is higher, lower, equal.
         p_value: Of the exact two-sided sign test over tasks (McNemar's exact test where a task has one score).
         difference: Second minus first with the interval of the paired bootstrap; None without a common task.

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from atommem.envs.scoring.records import EpisodeRecord
 from atommem.errors import ConfigError, DataError
-from envs.records import EpisodeRecord
-from eval.output import EPISODES, MANIFEST, parse_records, trace_path
+from atommem.eval.output import EPISODES, MANIFEST, parse_records, trace_path
 
 
 @dataclass(frozen=True)

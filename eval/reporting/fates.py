@@ -2,7 +2,7 @@
 
 Two ways to tell, never mixed in one comparison: by supporting-fact recall, where the tasks mark their gold documents
 (the same numbers as the scores ``fact_entered``, ``fact_kept`` and ``fact_retrieved``), or else by the words of the
-gold answers (`eval.reporting.inspection`).
+gold answers (`atommem.eval.reporting.inspection`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from envs.records import EpisodeRecord, QuestionRecord
-from eval.reporting.inspection import AnswerTrail
+from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
+from atommem.eval.reporting.inspection import AnswerTrail
 
 
 class Fate(StrEnum):
@@ -35,7 +35,7 @@ class Fate(StrEnum):
 
 
 def fate_by_facts(question: QuestionRecord) -> Fate | None:
-    """By supporting-fact recall (`envs.fact_recall`); None for a question without a fact."""
+    """By supporting-fact recall (`atommem.envs.scoring.fact_recall`); None for a question without a fact."""
     numbers = question.metrics
     if "fact_entered" not in numbers:
         return None

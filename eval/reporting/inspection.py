@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from atommem.actions import ActionKind
-from atommem.oplog import Contents
-from atommem.records import Episode, Outcome, Step
-from envs.records import EpisodeRecord, QuestionRecord
-from envs.rewards import normalize
+from atommem.envs.scoring.metrics import normalize
+from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
+from atommem.episode import Episode, Outcome, Step
+from atommem.memory.operations import Contents
 
 _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
 _WRITES = (ActionKind.CREATE, ActionKind.UPDATE, ActionKind.SCRATCHPAD)

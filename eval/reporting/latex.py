@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from eval.reporting.tables import Table, Value, incomplete_note, make_tables
+from atommem.eval.reporting.tables import Table, Value, incomplete_note, make_tables
 
 WIDE = 6
 """Most columns after the first before a table is scaled to the width of the text."""

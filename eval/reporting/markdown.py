@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.reporting.tables import Table, Value, incomplete_note, make_tables
+from atommem.eval.reporting.tables import Table, Value, incomplete_note, make_tables
 
 
 def markdown_tables(results: Mapping[str, Any]) -> str:

@@ -9,16 +9,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from atommem.records import Episode, Step
+from atommem.envs.scoring.records import EpisodeRecord, task_scores
+from atommem.episode import Episode, Step
+from atommem.eval.reporting.compared_settings import setting_charts, to_json
+from atommem.eval.reporting.evaluations import Evaluation
+from atommem.eval.reporting.fates import Fate, Losses, knows_facts
+from atommem.eval.reporting.inspection import AnswerTrail, Inspection, answer_trails
+from atommem.eval.reporting.results import Cell
+from atommem.eval.reporting.scores import metrics_of_records
+from atommem.eval.reporting.tables import FATES, incomplete_note, make_tables
 from atommem.trace import read_trace
-from envs.records import EpisodeRecord, task_scores
-from eval.reporting.evaluations import Evaluation
-from eval.reporting.fates import Fate, Losses, knows_facts
-from eval.reporting.inspection import AnswerTrail, Inspection, answer_trails
-from eval.reporting.results import Cell
-from eval.reporting.scores import metrics_of_records
-from eval.reporting.settings import setting_charts, to_json
-from eval.reporting.tables import FATES, incomplete_note, make_tables
 
 REPORT = "report.html"
 CHUNK_CHARACTERS = 6000
@@ -265,7 +265,7 @@ def render_page(data: Mapping[str, Any]) -> str:
 
     No text of an episode can end the element that holds it: ``<`` never occurs in the JSON as it is embedded.
     """
-    assets = files("eval.reporting") / "assets"
+    assets = files("atommem.eval.reporting") / "assets"
     content = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     title = str(data["results"]["title"])
     parts = {

@@ -7,10 +7,10 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.reporting.fates import Fate
-from eval.reporting.results import Column, column_name
-from eval.reporting.settings import SettingChart, setting_charts
-from eval.reporting.tables import FATES, columns_of, rows_of
+from atommem.eval.reporting.compared_settings import SettingChart, setting_charts
+from atommem.eval.reporting.fates import Fate
+from atommem.eval.reporting.results import Column, column_name
+from atommem.eval.reporting.tables import FATES, columns_of, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atommem.envs.scoring.records import EpisodeRecord, summarize
+from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
-from envs.records import EpisodeRecord, summarize
-from envs.statistics import holm, seed_spread
-from eval.reporting.comparison import compare_records
-from eval.reporting.evaluations import Evaluation, joined_records
-from eval.reporting.fates import Losses
-from eval.reporting.inspection import Inspection
-from eval.reporting.scores import METRICS, episode_metrics, metrics_of, score_of
+from atommem.eval.reporting.comparison import compare_records
+from atommem.eval.reporting.evaluations import Evaluation, joined_records
+from atommem.eval.reporting.fates import Losses
+from atommem.eval.reporting.inspection import Inspection
+from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of, score_of
 
 RESULTS = "results.json"
 FORMAT = 1
@@ -29,7 +29,7 @@ Column = tuple[str, int | None]
 class Cell:
     """All evaluations of one row and column: one per seed, by seed.
 
-    `inspection` and `losses` are what the traces say (`eval.reporting.page.PageData` reads them).
+    `inspection` and `losses` are what the traces say (`atommem.eval.reporting.page.PageData` reads them).
     """
 
     row: str

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from envs.records import EpisodeRecord
-from envs.statistics import clustered_estimate
+from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.scoring.statistics import clustered_estimate
 
 METRICS = ("em", "f1", "sub_em", "judge")
 """Scores of answers: the ones that rows are tested in. Only their numbers can be bold."""
 
 FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
-"""Supporting-fact recall (`envs.fact_recall`)."""
+"""Supporting-fact recall (`atommem.envs.scoring.fact_recall`)."""
 
 LABELS = {
     "em": "EM",

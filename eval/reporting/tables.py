@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eval.reporting.fates import Fate
-from eval.reporting.results import Column, best_rows, column_name
-from eval.reporting.scores import FACTS, METRICS, label, metrics_of, score_of
+from atommem.eval.reporting.fates import Fate
+from atommem.eval.reporting.results import Column, best_rows, column_name
+from atommem.eval.reporting.scores import FACTS, METRICS, label, metrics_of, score_of
 
 COSTS = (
     ("seconds", "seconds", 1),
@@ -71,7 +71,7 @@ class Value:
         interval: Its interval, in brackets.
         note: What else belongs to it (spread between seeds).
         warning: What must not be overlooked (failed or missing episodes); shown in bold.
-        bold: Whether a test stands behind it (`eval.reporting.results.best_rows`).
+        bold: Whether a test stands behind it (`atommem.eval.reporting.results.best_rows`).
         ends: Mean and ends of the interval as numbers, for drawing.
     """
 

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from eval.suites.cells import Cell
+from atommem.eval.suites.cells import Cell
 
 _LINE_EVERY = 30.0
 """Seconds between two lines of progress where there is no terminal."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atommem.config import fields_of
-from envs.records import EpisodeRecord
-from eval.config import Configs, parse_arguments
-from eval.session import policy_key
-from eval.suites.suite import Column, Row, Suite
+from atommem.envs.scoring.records import EpisodeRecord
+from atommem.eval.eval_config import Configs, parse_arguments
+from atommem.eval.suites.suite import Column, Row, Suite
+from atommem.eval.workbench import policy_key
 
 State = Literal["waiting", "running", "done", "stopped", "impossible"]
 

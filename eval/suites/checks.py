@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.envs.longdoc.environment import LongDocConfig
 from atommem.errors import ConfigError
-from envs.longdoc import LongDocConfig
-from eval.config import EvalConfig
+from atommem.eval.eval_config import EvalConfig
 
 CONFIGS = (EvalConfig, MemoryConfig, EmbedderConfig, LongDocConfig)
 # What the suite itself says.

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from eval.budget import Budget
-from eval.reporting.evaluations import read_evaluation
-from eval.reporting.report import write_report
-from eval.reporting.results import Column, best_rows, column_name
-from eval.suites.cells import Cell
-from eval.suites.suite import Suite
+from atommem.eval.budget import Budget
+from atommem.eval.reporting.evaluations import read_evaluation
+from atommem.eval.reporting.report_cli import write_report
+from atommem.eval.reporting.results import Column, best_rows, column_name
+from atommem.eval.suites.cells import Cell
+from atommem.eval.suites.suite import Suite
 
 REPORT = "report"
 """The report's folder in that of the suite."""

@@ -1,4 +1,4 @@
-"""What a suite consists of: columns, rows, seeds. `eval.suites.config` reads it from a file."""
+"""What a suite consists of: columns, rows, seeds. `atommem.eval.suites.suite_file` reads it from a file."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from atommem.envs.benchmarks.build import BuildConfig
+from atommem.envs.synthetic.world import WorldConfig
 from atommem.errors import ConfigError
-from envs.build import BuildConfig
-from envs.synthetic.world import WorldConfig
 
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
 class BenchmarkData:
-    """Tasks built from a benchmark's files (`envs.build`)."""
+    """Tasks built from a benchmark's files (`atommem.envs.benchmarks.build`)."""
 
     benchmark: str
     split: str
@@ -73,7 +73,7 @@ class Row:
     """What answers: a row of the tables.
 
     Attributes:
-        method: One of `eval.methods.METHODS`.
+        method: One of `atommem.eval.methods.METHODS`.
         label: What sets it apart from other rows of its method; may be empty.
         settings: What it changes of the suite's settings.
         parameters: What `label` is made of where it is a point of a grid.

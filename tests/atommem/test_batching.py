@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from atommem.batching import RequestBatcher, Waiting
+from atommem.micro_batching import RequestBatcher, Waiting
 
 
 class Doubler:

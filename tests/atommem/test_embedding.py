@@ -13,8 +13,8 @@ import pytest
 
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
-from atommem.embedding.base import Embedder, TextKind, Vectors
-from atommem.embedding.batching import MicroBatcher
+from atommem.embedding.batched import MicroBatcher
+from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.embedding.random_vectors import RandomEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder

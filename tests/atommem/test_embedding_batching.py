@@ -8,11 +8,11 @@ import numpy as np
 
 from atommem.actions import Action, ActionKind
 from atommem.config import MemoryConfig
-from atommem.embedding.base import TextKind, Vectors
-from atommem.embedding.batching import MicroBatcher
+from atommem.embedding.batched import MicroBatcher
+from atommem.embedding.embedder import TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import OutageError
-from atommem.memory import Memory
+from atommem.memory.working import Memory
 from tests.fakes import WordTokenizer
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
-from atommem.embedding.batching import MicroBatcher
+from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.http import HttpEmbedder
 from atommem.errors import ConfigError, OutageError
 

@@ -7,13 +7,13 @@ import pytest
 from atommem.actions import ActionKind
 from atommem.config import MemoryConfig
 from atommem.environment import Score
-from atommem.episode import EpisodeRunner, Limits
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.task import Document, Question, Task
+from atommem.episode import Episode, Outcome, StopReason
+from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError
-from atommem.policy.base import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.records import Episode, Outcome, StopReason
-from envs.base import Document, Question, Task
-from envs.longdoc import LongDocConfig, LongDocEnvironments
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
 
 TASK = Task(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atommem.actions import Action, ActionKind, Problem, ProblemReason
+from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Step, StopReason
 from atommem.episode_stats import add_sums, episode_sums, means, summarize_episodes
-from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Step, StopReason
 
 
 def step(kinds: list[ActionKind], outcomes: list[tuple[ActionKind, Outcome]], problems: int, size: int) -> Step:

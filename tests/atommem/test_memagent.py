@@ -10,13 +10,13 @@ import yaml
 from atommem.actions import Action, ActionKind, Problem, ProblemReason
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, register_dialect
-from atommem.episode import EpisodeRunner
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.task import Document, Question, Task
+from atommem.episode import MemoryView, Observation, Outcome, StopReason
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import DialectError
 from atommem.parsing import parse_whole
-from atommem.policy.base import Sampling
-from atommem.records import MemoryView, Observation, Outcome, StopReason
-from envs.base import Document, Question, Task
-from envs.longdoc import LongDocConfig, LongDocEnvironments
+from atommem.policy.contract import Sampling
 from tests.atommem.test_prompts import READING, builder
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
 

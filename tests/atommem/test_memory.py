@@ -4,9 +4,9 @@ import pytest
 
 from atommem.actions import Action, ActionKind
 from atommem.config import MemoryConfig
+from atommem.episode import Outcome
 from atommem.errors import OutageError
-from atommem.memory import Memory
-from atommem.records import Outcome
+from atommem.memory.working import Memory
 from tests.fakes import WordEmbedder, WordTokenizer
 
 CREATE, READ, UPDATE = ActionKind.CREATE, ActionKind.READ, ActionKind.UPDATE

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from atommem.actions import Action, ActionKind
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.episode import Operation, Outcome
 from atommem.errors import TraceError
-from atommem.memory import Memory
-from atommem.oplog import Contents, replay
-from atommem.records import Operation, Outcome
+from atommem.memory.operations import Contents, replay
+from atommem.memory.working import Memory
 from tests.fakes import WordTokenizer
 
 CREATE, READ, UPDATE, DELETE, SCRATCHPAD = (

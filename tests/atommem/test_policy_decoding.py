@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from atommem.policy.base import Sampling
+from atommem.policy.contract import Sampling
 from atommem.policy.decoding import Row, _Settings, _uniforms
 
 torch = pytest.importorskip("torch")

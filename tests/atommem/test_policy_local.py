@@ -10,7 +10,7 @@ import pytest
 
 from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy import local
-from atommem.policy.base import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.decoding import Row
 from atommem.policy.local import FREE_PADDING, LocalPolicy, evaluating, plan_batches
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from atommem.errors import ConfigError, OutageError, PolicyError
-from atommem.policy.base import Completion, Sampling
-from atommem.policy.pool import Adapter, ServerPool
-from atommem.policy.vllm_control import parse_metrics
+from atommem.policy.contract import Completion, Sampling
+from atommem.servers.pool import Adapter, ServerPool
+from atommem.servers.vllm_control import parse_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError
-from atommem.policy.base import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
 from tests.fakes import WordTokenizer
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from atommem.errors import PolicyError, PromptTooLongError
-from atommem.policy.base import Completion, Sampling
-from atommem.policy.pool import Adapter
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.vllm_engine import VllmEnginePolicy
+from atommem.servers.pool import Adapter
 from tests.fakes import WordTokenizer
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=3, seed=5)

@@ -2,8 +2,8 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
+from atommem.episode import MemoryView, Observation, Retrieved
 from atommem.prompts import PromptBuilder
-from atommem.records import MemoryView, Observation, Retrieved
 from tests.fakes import WordTokenizer
 
 READING = Observation("reading", ("Who?",), chunk="THE CHUNK", chunk_index=1, chunk_count=3)

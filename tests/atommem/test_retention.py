@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from atommem.config import RETENTION_RULES
+from atommem.episode import Entry
 from atommem.errors import ConfigError
-from atommem.records import Entry
-from atommem.retention import make_retention
+from atommem.memory.retention import make_retention
 
 
 def entry(entry_id: int, used: int) -> Entry:

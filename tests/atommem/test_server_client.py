@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from atommem.errors import ConfigError, OutageError
-from atommem.server_client import RefusedError, ServerClient
+from atommem.servers.client import RefusedError, ServerClient
 
 Answer = httpx.Response | Exception
 

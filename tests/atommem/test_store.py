@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.embedding.base import Vectors
+from atommem.embedding.embedder import Vectors
+from atommem.episode import Entry
 from atommem.errors import ConfigError
-from atommem.records import Entry
-from atommem.retention import RetentionRule, make_retention
-from atommem.store import Store
+from atommem.memory.retention import RetentionRule, make_retention
+from atommem.memory.store import Store
 
 X = np.array([1, 0, 0, 0], dtype=np.float32)
 Y = np.array([0, 1, 0, 0], dtype=np.float32)
@@ -170,8 +170,8 @@ def test_impossible_sizes(dim: int, capacity: int | None) -> None:
 
 def test_faiss_is_imported_only_by_a_store() -> None:
     code = (
-        "import sys, atommem.store; assert 'faiss' not in sys.modules; "
-        "atommem.store.Store(2); assert 'faiss' in sys.modules"
+        "import sys, atommem.memory.store; assert 'faiss' not in sys.modules; "
+        "atommem.memory.store.Store(2); assert 'faiss' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from atommem.episode import Episode
 from atommem.errors import OutageError, TraceError
-from atommem.records import Episode
 from atommem.trace import read_trace, write_trace
 from tests.atommem.test_episode import ANSWER, TASK, runner
 

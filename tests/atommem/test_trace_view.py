@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from atommem.actions import Action, ActionKind, Problem, ProblemReason
-from atommem.errors import ConfigError, TraceError
-from atommem.records import (
+from atommem.episode import (
     Episode,
     MemoryView,
     Observation,
@@ -20,6 +19,7 @@ from atommem.records import (
     Step,
     StopReason,
 )
+from atommem.errors import ConfigError, TraceError
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import main, render_trace
 

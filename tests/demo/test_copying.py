@@ -7,8 +7,8 @@ import random
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from demo.copying import copying_rows, pretrain_copying
-from demo.recipe import CopyingConfig
+from atommem.demo.copying import copying_rows, pretrain_copying
+from atommem.demo.recipe import CopyingConfig
 
 
 def test_predictable_tokens_follow_the_same_token_earlier() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from atommem.config import CONFIG_FILE
+from atommem.demo.demo_cli import main
+from atommem.demo.recipe import FULL
+from atommem.demo.run import load_settings
 from atommem.errors import ConfigError
-from demo.cli import main
-from demo.recipe import FULL
-from demo.run import load_settings
 
 
 def test_the_settings_file_is_what_the_demo_says_it_is(tmp_path: Path) -> None:
@@ -29,7 +29,8 @@ def test_the_settings_file_is_what_the_demo_says_it_is(tmp_path: Path) -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys, demo.cli\ntry: demo.cli.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    code = "import sys\nfrom atommem.demo.demo_cli import main\n"
+    code += "try: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--seed" in done.stdout
@@ -51,9 +52,9 @@ def test_wrong_values_are_refused_before_anything_is_written(tmp_path: Path) -> 
 def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     limited: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from atommem.envs.task_files import load_tasks
     from atommem.policy.local import LocalPolicy
     from atommem.trace import read_trace
-    from envs.files import load_tasks
 
     out = tmp_path / "demo"
     out.mkdir()

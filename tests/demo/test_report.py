@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from atommem.demo.results import ablations_of, check_bars, print_outcome, results_table, summarize, write_summary
+from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionRecord
+from atommem.episode import StopReason
 from atommem.episode_stats import episode_sums
-from atommem.records import StopReason
-from demo.report import ablations_of, check_bars, print_outcome, results_table, summarize, write_summary
-from envs.records import EpisodeRecord, EvalResult, QuestionRecord
 
 ISSUE_FIELDS = {
     "em_before",

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from atommem.demo.recipe import FULL, LIMITED, PolicySize, Recipe
+from atommem.demo.run import Settings, load_settings
+from atommem.demo.tiny_policy import EOS, PAD, UNK, make_model, make_tokenizer, vocabulary
 from atommem.embedding import make_embedder
-from atommem.policy.base import Sampling
+from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.envs.synthetic.expert import Expert
+from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.synthetic.world import generate
+from atommem.policy.contract import Sampling
 from atommem.prompts import PromptBuilder
 from atommem.tokens import token_offsets
-from demo.recipe import FULL, LIMITED, PolicySize, Recipe
-from demo.run import Settings, load_settings
-from demo.tiny_policy import EOS, PAD, UNK, make_model, make_tokenizer, vocabulary
-from envs.longdoc import LongDocEnvironments
-from envs.synthetic.expert import Expert
-from envs.synthetic.expert_policy import ExpertPolicy
-from envs.synthetic.prose import get_prose
-from envs.synthetic.world import generate
 
 
 @pytest.fixture(scope="module")

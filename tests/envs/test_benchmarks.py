@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from atommem.envs.benchmarks.hotpotqa import read_hotpotqa
+from atommem.envs.benchmarks.musique import read_musique
+from atommem.envs.benchmarks.registry import BENCHMARKS, get_benchmark
+from atommem.envs.benchmarks.rows import QARow, read_rows
+from atommem.envs.benchmarks.twowiki import read_aliases, read_twowiki
+from atommem.envs.task import Document
 from atommem.errors import ConfigError, DataError
-from envs.base import Document
-from envs.benchmarks.hotpotqa import read_hotpotqa
-from envs.benchmarks.musique import read_musique
-from envs.benchmarks.registry import BENCHMARKS, get_benchmark
-from envs.benchmarks.rows import QARow, read_rows
-from envs.benchmarks.twowiki import read_aliases, read_twowiki
 from tests.envs.benchmark_rows import (
     columns,
     hotpot_row,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from atommem.envs.benchmarks.memagent import is_memagent, read_memagent
+from atommem.envs.task import Question, Task
 from atommem.errors import DataError
-from envs.base import Question, Task
-from envs.benchmarks.memagent import is_memagent, read_memagent
 from tests.envs.benchmark_rows import write_json, write_lines, write_parquet
 
 CONTEXT = "Document 1:\nOrla\nOrla is a potter.\n\nDocument 2:\nBran\nBran lives in Port."

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from envs.base import Document
-from envs.benchmarks.registry import get_benchmark
-from envs.benchmarks.rows import QARow
+from atommem.envs.benchmarks.registry import get_benchmark
+from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.task import Document
 from tests.envs.benchmark_rows import columns, real_data, write_parquet
 
 HOTPOT_LAYOUT = [

@@ -1,6 +1,7 @@
 """EM and F1 equal the official scripts' on every row of the real samples.
 
-The reference here follows the published definitions by another road than `envs.rewards`: it scans characters where
+The reference here follows the published definitions by another road than `atommem.envs.scoring.metrics`: it scans
+characters where
 that uses a pattern, strikes tokens off a list where that counts them, and forms precision and recall.
 """
 
@@ -15,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from envs.benchmarks.registry import get_benchmark
-from envs.benchmarks.rows import QARow
-from envs.benchmarks.twowiki import read_twowiki
-from envs.rewards import exact_match, f1, f1_rule
+from atommem.envs.benchmarks.registry import get_benchmark
+from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.benchmarks.twowiki import read_twowiki
+from atommem.envs.scoring.metrics import exact_match, f1, f1_rule
 from tests.envs.benchmark_rows import real_data, write_lines
 
 FILES = [

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from atommem.envs.benchmarks.build import BuildConfig, Pool, _permutation, build_tasks
+from atommem.envs.benchmarks.registry import get_benchmark
+from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.scoring.metrics import normalize
+from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError
-from envs.base import Document, Task
-from envs.benchmarks.registry import get_benchmark
-from envs.benchmarks.rows import QARow
-from envs.build import BuildConfig, Pool, _permutation, build_tasks
-from envs.rewards import normalize
 from tests.envs.benchmark_rows import real_data
 
 

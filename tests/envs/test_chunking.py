@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.base import Document, Task
-from envs.chunking import chunk_task, chunk_text, joined_text
+from atommem.envs.longdoc.chunking import chunk_task, chunk_text, joined_text
+from atommem.envs.task import Document, Task
 from tests.fakes import WordTokenizer
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from envs.cli import main
-from envs.files import load_tasks
+from atommem.envs.data_cli import main
+from atommem.envs.task_files import load_tasks
 from tests.envs.benchmark_rows import (
     columns,
     hotpot_row,
@@ -226,10 +226,10 @@ def test_show_a_ready_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_synthetic_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("envs.synthetic.cli")
+    module = ModuleType("atommem.envs.synthetic.synthetic_cli")
     module.add_arguments = lambda parser: parser.add_argument("--hops", type=int)  # type: ignore[attr-defined]
     module.run = lambda args: args.hops  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "envs.synthetic.cli", module)
+    monkeypatch.setitem(sys.modules, "atommem.envs.synthetic.synthetic_cli", module)
     assert main(["synthetic", "--hops", "3"]) == 3
 
 

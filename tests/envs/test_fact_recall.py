@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from atommem.actions import ActionKind
-from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Phase, Retrieved, Step, StopReason
-from envs.base import Document, Question, Task
-from envs.fact_recall import fact_recall, facts_of
-from envs.records import record_of
+from atommem.envs.scoring.fact_recall import fact_recall, facts_of
+from atommem.envs.scoring.records import record_of
+from atommem.envs.task import Document, Question, Task
+from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Phase, Retrieved, Step, StopReason
 
 TASK = Task(
     "t",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from atommem.envs import task_files
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import iter_tasks, load_tasks, save_tasks
 from atommem.errors import ConfigError, DataError
-from envs import files
-from envs.base import Document, Question, Task
-from envs.files import iter_tasks, load_tasks, save_tasks
 from tests.envs.benchmark_rows import write_json, write_lines, write_parquet
 
 TASKS = [
@@ -56,7 +56,7 @@ def test_equal_documents_become_one_object(tmp_path: Path) -> None:
 
 def test_many_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(files, "_DOCUMENTS_PER_GROUP", 10)
+    monkeypatch.setattr(task_files, "_DOCUMENTS_PER_GROUP", 10)
     tasks = [
         Task(str(i), (Question("Who?", ("Orla",)),), tuple(Document(f"{i}.{j}", "x") for j in range(i % 4 + 1)))
         for i in range(20)

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import httpx
 import pytest
 
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.scoring.judge import LLMJudge, read_verdict
+from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, OutageError, PolicyError
-from atommem.server_client import ServerClient
-from envs.base import Question, Task
-from envs.judge import LLMJudge, read_verdict
-from envs.longdoc import LongDocConfig, LongDocEnvironments
+from atommem.servers.client import ServerClient
 from tests.fakes import WordTokenizer
 
 QUESTION = Question("Where?", ("Port", "Harbour"))

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from atommem.envs.benchmarks.locomo import HINT, is_locomo, read_locomo
+from atommem.envs.longdoc.chunking import joined_text
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.scoring.locomo_scores import abstains, locomo_exact_match, locomo_f1
+from atommem.envs.scoring.porter import stem
+from atommem.envs.task import Question
+from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
-from envs.base import Question
-from envs.benchmarks.locomo import HINT, is_locomo, read_locomo
-from envs.benchmarks.locomo_scores import abstains, locomo_exact_match, locomo_f1
-from envs.chunking import joined_text
-from envs.files import load_tasks, save_tasks
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from envs.porter import stem
 from tests.envs.benchmark_rows import real_data, write_json
 from tests.fakes import WordTokenizer
 

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 import pytest
 
 from atommem.actions import Action, ActionKind
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironment, LongDocEnvironments
+from atommem.envs.task import Document, Question, Task
+from atommem.episode import Observation, StopReason
 from atommem.errors import ConfigError
-from atommem.records import Observation, StopReason
-from envs.base import Document, Question, Task
-from envs.longdoc import LongDocConfig, LongDocEnvironment, LongDocEnvironments
 from tests.fakes import WordTokenizer
 
 ANSWER, READ = ActionKind.ANSWER, ActionKind.READ

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.base import Question
-from envs.rewards import F1Rule, Metric, exact_match, f1, f1_rule, mean_over_questions, normalize, sub_exact_match
+from atommem.envs.scoring.metrics import (
+    F1Rule,
+    Metric,
+    exact_match,
+    f1,
+    f1_rule,
+    mean_over_questions,
+    normalize,
+    sub_exact_match,
+)
+from atommem.envs.task import Question
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from envs.statistics import (
+from atommem.envs.scoring.statistics import (
     bootstrap_difference,
     clustered_estimate,
     effective_sample_size,
@@ -155,7 +155,7 @@ def test_bootstrap_equals_scipy_with_the_same_draws() -> None:
 def test_bootstrap_in_batches_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = [[float(index % 3 == 0)] for index in range(25)], [[float(index % 2)] for index in range(25)]
     whole = bootstrap_difference(first, second, resamples=500)
-    monkeypatch.setattr("envs.statistics._BATCH", 25 * 7)
+    monkeypatch.setattr("atommem.envs.scoring.statistics._BATCH", 25 * 7)
     assert bootstrap_difference(first, second, resamples=500) == whole
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from envs.cli import main
-from envs.files import load_tasks
-from envs.synthetic.world import WorldConfig, generate
+from atommem.envs.data_cli import main
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task_files import load_tasks
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])

@@ -10,16 +10,16 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.synthetic.expert import Expert, Faults
+from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.prose import PROSES, get_prose
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task import Task
+from atommem.episode import Episode, MemoryView, Observation, Outcome, Retrieved
 from atommem.errors import ConfigError
-from atommem.policy.base import Sampling
+from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.records import Episode, MemoryView, Observation, Outcome, Retrieved
-from envs.base import Task
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from envs.synthetic.expert import Expert, Faults
-from envs.synthetic.expert_policy import ExpertPolicy
-from envs.synthetic.prose import PROSES, get_prose
-from envs.synthetic.world import WorldConfig, generate
 from tests.fakes import WordTokenizer
 
 

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
+from atommem.envs.synthetic.names import KINDS, MOST_NAMES, names_of
+from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
+from atommem.envs.synthetic.world import WorldConfig, generate, make_task
+from atommem.envs.task import Task
 from atommem.errors import ConfigError
-from envs.base import Task
-from envs.synthetic.names import KINDS, MOST_NAMES, names_of
-from envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
-from envs.synthetic.world import WorldConfig, generate, make_task
 
 
 def stream(task: Task) -> list[list[Statement]]:

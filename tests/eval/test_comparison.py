@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from atommem.cli import main
+from atommem.envs.scoring.statistics import sign_test
 from atommem.errors import ConfigError
+from atommem.eval.reporting.comparison import compare_records, flips
+from atommem.eval.reporting.evaluations import read_evaluation
+from atommem.eval.runner import evaluate
 from atommem.trace import read_trace
-from envs.statistics import sign_test
-from eval.reporting.comparison import compare_records, flips
-from eval.reporting.evaluations import read_evaluation
-from eval.runner import evaluate
 from tests.eval.toys import make_runner, make_task
 
 NAMES = "abcdefgh"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from envs.files import save_tasks
-from envs.records import EpisodeRecord
-from eval import cli, session
-from eval.budget import Budget, BudgetSpentError, Usage
-from eval.runner import evaluate
+from atommem.eval import eval_cli, workbench
+from atommem.eval.budget import Budget, BudgetSpentError, Usage
+from atommem.eval.runner import evaluate
 from tests.eval.toys import ToyPolicy, make_runner, make_task
 from tests.fakes import WordTokenizer
 
@@ -133,16 +133,16 @@ def test_limits_that_cannot_be_meant(settings: dict[str, float], message: str) -
 def test_the_command_ends_with_status_4_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(session, "open_policy", lambda config: ToyPolicy(WordTokenizer()))
+    monkeypatch.setattr(workbench, "open_policy", lambda config: ToyPolicy(WordTokenizer()))
     save_tasks(TASKS, tmp_path / "tasks.jsonl")
     command = ["--policy", "toy", "--data", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "out")]
     command += ["--embedder", "hashing", "--chunking", "documents", "--max_in_flight", "1"]
-    assert cli.main([*command, "--budget_tokens", "1"]) == 4
+    assert eval_cli.main([*command, "--budget_tokens", "1"]) == 4
     message = capsys.readouterr().err
     assert "the budget is spent" in message
     assert "3 of 4 episodes have not run" in message
     assert "the same command with a larger --budget_tokens" in message
     money = ["--budget_money", "0.5", "--prompt_price", "1", "--completion_price", "2"]
-    assert cli.main([*command, *money]) == 0
+    assert eval_cli.main([*command, *money]) == 0
     with pytest.raises(ConfigError, match="no price is known"):
-        cli.main([*command, *money[:2]])
+        eval_cli.main([*command, *money[:2]])

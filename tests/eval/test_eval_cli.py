@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from atommem.envs.scoring.records import summarize
+from atommem.envs.task_files import save_tasks
 from atommem.errors import AtomMemError, ConfigError
+from atommem.eval import eval_cli, workbench
+from atommem.eval.console_report import report_table
+from atommem.eval.eval_config import EvalConfig
+from atommem.eval.policies import policy_identity
 from atommem.trace_view import main as trace_main
-from envs.files import save_tasks
-from envs.records import summarize
-from eval import cli, session
-from eval.config import EvalConfig
-from eval.policies import policy_identity
-from eval.report import report_table
 from tests.eval.toys import ToyPolicy, make_task
 from tests.fakes import WordTokenizer
 
@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> ToyPolicy:
     toy = ToyPolicy(WordTokenizer())
-    monkeypatch.setattr(session, "open_policy", lambda config: toy)
+    monkeypatch.setattr(workbench, "open_policy", lambda config: toy)
     return toy
 
 
@@ -48,7 +48,7 @@ def arguments(data: Path, *more: str) -> list[str]:
 
 
 def test_evaluates_and_continues(data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(arguments(data)) == 0
+    assert eval_cli.main(arguments(data)) == 0
     output = capsys.readouterr().out
     assert re.search(r"EM \[95% interval\]\W+0\.833 \[0\.\d+, 0\.\d+\]\W+0\.800 .*\W+1\.000 ", output)
     assert re.search(r"tasks / questions scored\W+4 / 6\W+3 / 5\W+1 / 1", output)
@@ -60,14 +60,14 @@ def test_evaluates_and_continues(data: Path, policy: ToyPolicy, capsys: pytest.C
     assert re.search(r"ended: answered\W+100\.0%", output)
     assert "atommem trace" in output
     asked = len(policy.asked)
-    assert cli.main(arguments(data)) == 0
+    assert eval_cli.main(arguments(data)) == 0
     assert len(policy.asked) == asked
     with pytest.raises(ConfigError, match=r"environment\.max_reads is 3 there and 2 now"):
-        cli.main(arguments(data, "--max_reads", "2"))
+        eval_cli.main(arguments(data, "--max_reads", "2"))
 
 
 def test_limit_takes_the_first_tasks(data: Path, policy: ToyPolicy) -> None:
-    assert cli.main(arguments(data, "--limit", "2")) == 0
+    assert eval_cli.main(arguments(data, "--limit", "2")) == 0
     assert set(policy.asked) == {"a", "b"}
 
 
@@ -75,19 +75,19 @@ def test_too_many_failures_are_an_exit_status(
     data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy.out_of_reach = {"c"}
-    assert cli.main(arguments(data)) == 3
+    assert eval_cli.main(arguments(data)) == 3
     captured = capsys.readouterr()
     assert "1 of 4 episodes failed: more than --max_failed_fraction 0.05" in captured.err
     assert "failed 1 x: server gone" in captured.out
     assert "no score" in captured.out  # the only task of its source
-    assert cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
+    assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
     policy.out_of_reach = set()
-    assert cli.main(arguments(data)) == 0
+    assert eval_cli.main(arguments(data)) == 0
     assert "Failed episodes" not in capsys.readouterr().out.rsplit("Evaluation", 1)[1]
 
 
 def test_traces_can_be_replayed(data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(arguments(data))
+    eval_cli.main(arguments(data))
     capsys.readouterr()
     assert trace_main([str(data.parent / "out" / "traces" / "b.0.jsonl")]) == 0
     output = capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_an_interruption_says_how_to_continue(
         await policy.hanging.wait()
         os.kill(os.getpid(), number)
 
-    run = cli._run
+    run = eval_cli._run
 
     async def run_and_press(configs: object) -> object:
         pressing = asyncio.create_task(press())
@@ -123,14 +123,14 @@ def test_an_interruption_says_how_to_continue(
         finally:
             await pressing
 
-    monkeypatch.setattr(cli, "_run", run_and_press)
-    assert cli.main(arguments(data)) == 130
+    monkeypatch.setattr(eval_cli, "_run", run_and_press)
+    assert eval_cli.main(arguments(data)) == 130
     assert "the same command continues from there" in capsys.readouterr().err
     assert len((data.parent / "out" / "episodes.jsonl").read_text().splitlines()) == 2
-    monkeypatch.setattr(cli, "_run", run)
+    monkeypatch.setattr(eval_cli, "_run", run)
     policy.hang = None
     policy.asked.clear()
-    assert cli.main(arguments(data)) == 0
+    assert eval_cli.main(arguments(data)) == 0
     assert set(policy.asked) == {"c", "d"}
 
 
@@ -138,13 +138,13 @@ def test_a_killed_process_loses_no_finished_episode(data: Path) -> None:
     """SIGKILL in the middle: every line on disk is whole, and a rerun continues after them."""
     script = (
         "import asyncio, sys\n"
-        "from eval import cli, session\n"
+        "from atommem.eval import eval_cli, workbench\n"
         "from tests.eval.toys import ToyPolicy\n"
         "from tests.fakes import WordTokenizer\n"
         "toy = ToyPolicy(WordTokenizer())\n"
         "toy.hang = 'd'\n"
-        "session.open_policy = lambda config: toy\n"
-        "cli.main(sys.argv[1:])\n"
+        "workbench.open_policy = lambda config: toy\n"
+        "eval_cli.main(sys.argv[1:])\n"
     )
     root = Path(__file__).parents[2]
     process = subprocess.Popen([sys.executable, "-c", script, *arguments(data)], cwd=root, stderr=subprocess.DEVNULL)
@@ -170,7 +170,7 @@ async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
 
 def test_missing_data_is_an_error_of_ours(tmp_path: Path, policy: ToyPolicy) -> None:
     with pytest.raises(AtomMemError, match=r"none\.jsonl"):
-        cli.main(arguments(tmp_path / "none.jsonl"))
+        eval_cli.main(arguments(tmp_path / "none.jsonl"))
 
 
 def test_table_of_nothing() -> None:
@@ -179,7 +179,8 @@ def test_table_of_nothing() -> None:
 
 
 def test_help_is_quick_and_loads_no_model_library() -> None:
-    script = "import sys\nfrom eval.cli import main\ntry: main(['--help'])\nfinally: print('torch' in sys.modules)"
+    script = "import sys\nfrom atommem.eval.eval_cli import main\ntry: main(['--help'])\nfinally: print('torch' in
+    sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=60
     )

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
+from atommem.envs.longdoc.environment import LongDocConfig
 from atommem.errors import ConfigError
-from envs.longdoc import LongDocConfig
-from eval.config import parse_arguments
+from atommem.eval.eval_config import parse_arguments
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.episode import EpisodeRunner
-from atommem.policy.base import Completion, Sampling
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.episode_runner import EpisodeRunner
+from atommem.eval.runner import evaluate
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from eval.runner import evaluate
 from tests.eval.toys import ToyPolicy, make_runner, make_task
 
 TASKS = [make_task(f"t{index}", questions=1 + index % 2) for index in range(10)]

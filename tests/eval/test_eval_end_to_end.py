@@ -13,9 +13,9 @@ import pytest
 
 from atommem.cli import main as atommem_main
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
+from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.envs.task_files import save_tasks
 from atommem.trace import read_trace
-from envs.files import save_tasks
-from envs.longdoc import LongDocConfig
 from tests.eval.toys import make_task
 
 pytest.importorskip("transformers")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from atommem.envs.task_files import load_tasks
+from atommem.eval import eval_cli, workbench
+from atommem.eval.console_report import report_table
+from atommem.eval.methods import make_method
+from atommem.eval.runner import evaluate
 from atommem.trace import read_trace
-from envs.files import load_tasks
-from eval import cli, session
-from eval.methods import make_method
-from eval.report import report_table
-from eval.runner import evaluate
 from tests.envs.benchmark_rows import write_json, write_parquet
 from tests.envs.test_benchmarks_memagent import eval_row, train_row
 from tests.envs.test_locomo import conversation
@@ -63,10 +63,10 @@ def test_the_command_takes_memagents_files_unchanged(
         data = write_parquet(tmp_path / name, [train_row(questions, golds)])
     before = data.read_bytes()
     _, policy = make_setup(answer)
-    monkeypatch.setattr(session, "open_policy", lambda config: policy)
+    monkeypatch.setattr(workbench, "open_policy", lambda config: policy)
     out = tmp_path / "out"
     command = ["--policy", "toy", "--data", str(data), "--out", str(out), "--method", method, "--reward", "sub_em"]
-    assert cli.main([*command, "--embedder", "hashing", "--max_reads", "0", "--max_in_flight", "2"]) == 0
+    assert eval_cli.main([*command, "--embedder", "hashing", "--max_reads", "0", "--max_in_flight", "2"]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["em"]["mean"], summary["em"]["n"], summary["metrics"]["sub_em"]["mean"]) == (0.5, 2, 0.5)
     assert "sub_em" in capsys.readouterr().out

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from atommem.errors import ConfigError
-from atommem.policy.pool import ServerPool
+from atommem.eval import policies
 from atommem.policy.server import ServerPolicy
-from eval import policies
+from atommem.servers.pool import ServerPool
 from tests.fakes import WordTokenizer
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
+from atommem.envs.scoring.records import EpisodeRecord, compare
+from atommem.envs.scoring.statistics import wilson_interval
+from atommem.envs.task import Task
 from atommem.errors import ConfigError, DataError, PolicyError
-from atommem.policy.base import Sampling
+from atommem.eval.output import OutputFolder, file_stem
+from atommem.eval.runner import evaluate, tasks_digest
+from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
-from envs.base import Task
-from envs.records import EpisodeRecord, compare
-from envs.statistics import wilson_interval
-from eval.output import OutputFolder, file_stem
-from eval.runner import evaluate, tasks_digest
 from tests.eval.toys import make_runner, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from atommem.actions import Action, ActionKind
-from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
-from envs.records import EpisodeRecord, QuestionRecord
-from eval.reporting.fates import Fate, Losses, fate_by_facts, fate_by_words
-from eval.reporting.inspection import AnswerTrail, Inspection, Source, answer_trails, holds
+from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
+from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from atommem.eval.reporting.fates import Fate, Losses, fate_by_facts, fate_by_words
+from atommem.eval.reporting.inspection import AnswerTrail, Inspection, Source, answer_trails, holds
 
 CREATE, UPDATE, DELETE, PAD = ActionKind.CREATE, ActionKind.UPDATE, ActionKind.DELETE, ActionKind.SCRATCHPAD
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from atommem.cli import main
+from atommem.envs.scoring.statistics import holm, sign_test
 from atommem.errors import ConfigError, DataError
-from envs.statistics import holm, sign_test
-from eval.reporting.evaluations import Evaluation, read_evaluation
-from eval.reporting.latex import latex_tables
-from eval.reporting.markdown import markdown_tables
-from eval.reporting.page import PageData, choose_episodes, render_page
-from eval.reporting.report import read_evaluations
-from eval.reporting.results import best_rows, make_cells, make_results
-from eval.runner import evaluate
+from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
+from atommem.eval.reporting.latex import latex_tables
+from atommem.eval.reporting.markdown import markdown_tables
+from atommem.eval.reporting.page import PageData, choose_episodes, render_page
+from atommem.eval.reporting.report_cli import read_evaluations
+from atommem.eval.reporting.results import best_rows, make_cells, make_results
+from atommem.eval.runner import evaluate
 from tests.eval.toys import make_runner, make_task
 
 NAMES = [f"t{index}" for index in range(12)]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.reporting.evaluations import read_evaluation
-from eval.reporting.report import write_report
-from eval.runner import evaluate
+from atommem.eval.reporting.evaluations import read_evaluation
+from atommem.eval.reporting.report_cli import write_report
+from atommem.eval.runner import evaluate
 from tests.eval.chromium import Browser, find_chromium
 from tests.eval.toys import make_runner, make_task
 

@@ -14,20 +14,20 @@ import matplotlib
 import pytest
 
 from atommem.cli import main
+from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
+from atommem.envs.task import Question, Task
 from atommem.episode_stats import episode_sums
 from atommem.errors import ConfigError
-from atommem.policy.base import Completion, Sampling
-from envs.base import Question, Task
-from envs.records import EpisodeRecord, QuestionRecord
-from eval.reporting.comparison import main as compare
-from eval.reporting.evaluations import Evaluation, read_evaluation
-from eval.reporting.latex import latex_tables
-from eval.reporting.markdown import markdown_tables
-from eval.reporting.page import PageData
-from eval.reporting.report import write_report
-from eval.reporting.results import best_rows, make_cells, make_results
-from eval.reporting.settings import setting_charts
-from eval.runner import evaluate
+from atommem.eval.reporting.compared_settings import setting_charts
+from atommem.eval.reporting.comparison import main as compare
+from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
+from atommem.eval.reporting.latex import latex_tables
+from atommem.eval.reporting.markdown import markdown_tables
+from atommem.eval.reporting.page import PageData
+from atommem.eval.reporting.report_cli import write_report
+from atommem.eval.reporting.results import best_rows, make_cells, make_results
+from atommem.eval.runner import evaluate
+from atommem.policy.contract import Completion, Sampling
 from tests.eval.toys import ToyPolicy, make_runner, make_task
 
 NAMES = [f"t{index}" for index in range(10)]

@@ -6,12 +6,12 @@ import asyncio
 import re
 
 from atommem.config import MemoryConfig
-from atommem.episode import EpisodeRunner
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.task import Document, Question, Task
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError, PolicyError
-from atommem.policy.base import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from envs.base import Document, Question, Task
-from envs.longdoc import LongDocConfig, LongDocEnvironments
 from tests.fakes import WordEmbedder, WordTokenizer
 
 

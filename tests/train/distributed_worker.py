@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from atommem.records import Episode
+from atommem.episode import Episode
 from tests.train.harness import make_config, make_trainer
 from tests.train.toys import make_model, mixed_episode, random_episode
 

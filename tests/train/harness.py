@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from atommem.records import Episode
+from atommem.episode import Episode
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.rollout.local_backend import LocalBackend
+from atommem.train.train_config import TrainConfig
 from tests.train.toys import ToyTask, WrittenRunner, make_tokenizer
-from train.backends.local import LocalBackend
-from train.config import TrainConfig
-from train.trainer import MemoryGRPOTrainer
 
 
 class GradientRecorder(TrainerCallback):

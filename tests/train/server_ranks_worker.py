@@ -13,15 +13,15 @@ from typing import Any
 
 from peft import LoraConfig
 
-from atommem.policy.pool import ServerPool
+from atommem.servers.pool import ServerPool
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.resume.faults import RolloutFailedError
+from atommem.train.rollout.adapters import AdapterPublisher
+from atommem.train.rollout.server_backend import AdapterSync, ServerBackend
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 from tests.train.harness import make_config
 from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
-from train.backends.adapters import AdapterPublisher
-from train.backends.server import AdapterSync, ServerBackend
-from train.faults import RolloutFailedError
-from train.trainer import MemoryGRPOTrainer
 
 LORA = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.advantages import group_advantages, has_variance, zero_variance_fraction
+from atommem.train.objective.advantages import group_advantages, has_variance, zero_variance_fraction
 
 
 def test_reward_minus_group_mean() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.batching import pad_rows, plan_micro_batches
-from train.sequences import Row
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.padding import pad_rows, plan_micro_batches
 
 
 def make_row(prompt: int, completion: int, weight: float = 1.0) -> Row:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from train.callbacks import ConsoleTable, MetricsFile, read_metrics, time_left
+from atommem.train.watch.callbacks import ConsoleTable, MetricsFile, read_metrics, time_left
 
 
 def state(step: int, *, main: bool = True, history: list[dict[str, Any]] | None = None) -> Any:

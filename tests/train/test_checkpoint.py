@@ -8,8 +8,8 @@ import pytest
 
 from atommem.config import MemoryConfig, save_config
 from atommem.errors import ConfigError
-from train.checkpoint import resume_folder
-from train.checkpoint_files import checkpoint_name, partial_folder, publish
+from atommem.train.resume.checkpoint import resume_folder
+from atommem.train.resume.checkpoint_files import checkpoint_name, partial_folder, publish
 
 RELEASED = MemoryConfig(dialect="released")
 

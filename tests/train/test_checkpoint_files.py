@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from train import checkpoint_files
-from train.checkpoint_files import (
+from atommem.train.resume import checkpoint_files
+from atommem.train.resume.checkpoint_files import (
     MARKER,
     checkpoint_name,
     complete_checkpoints,

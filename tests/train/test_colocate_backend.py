@@ -12,13 +12,13 @@ import torch
 from peft import LoraConfig
 
 from atommem.errors import ConfigError
-from atommem.policy.pool import Adapter
+from atommem.servers.pool import Adapter
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.rollout.adapters import AdapterPublisher
+from atommem.train.rollout.colocate_backend import ColocateBackend, colocate_backend
+from atommem.train.rollout.episodes import Rollouts
 from tests.train.harness import make_config
 from tests.train.toys import Closable, ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
-from train.backends.adapters import AdapterPublisher
-from train.backends.colocate import ColocateBackend, colocate_backend
-from train.backends.runner import Rollouts
-from train.trainer import MemoryGRPOTrainer
 
 
 class FakeEngine:

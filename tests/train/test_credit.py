@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from atommem.actions import Action, ActionKind
-from atommem.records import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
-from train.credit import leave_one_out_weights, step_weights
-from train.sequences import Row
+from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from atommem.train.credit import leave_one_out_weights, step_weights
+from atommem.train.objective.sequences import Row
 
 
 class Prompts:

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.episode import EpisodeRunner
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.task import Document, Question, Task
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, TraceError
-from atommem.policy.base import Sampling
+from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.records import Episode
 from atommem.trace import write_trace
-from envs.base import Document, Question, Task
-from envs.longdoc import LongDocConfig, LongDocEnvironments
+from atommem.train.loops.demonstrations import trace_demonstrations
 from tests.fakes import WordEmbedder, WordTokenizer
-from train.demonstrations import trace_demonstrations
 
 MEMORY = MemoryConfig()
 

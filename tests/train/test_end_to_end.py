@@ -11,16 +11,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from atommem.config import CONFIG_FILE, EmbedderConfig, MemoryConfig, load_config
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.envs.task import Document, Question, Task
 from atommem.trace import read_trace
-from envs.base import Document, Question, Task
-from envs.longdoc import LongDocConfig
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.resume.checkpoint import GenerationSettings, save_final
+from atommem.train.rollout.local_backend import local_backend
+from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
+from atommem.train.watch.trace_writer import TraceWriter
 from tests.train.harness import GradientRecorder, make_config
 from tests.train.toys import make_model
-from train.backends.local import local_backend
-from train.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from train.checkpoint import GenerationSettings, save_final
-from train.traces import TraceWriter
-from train.trainer import MemoryGRPOTrainer
 
 pytestmark = pytest.mark.slow
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, OutageError
-from envs.base import Document, Question, Task
-from eval.runner import evaluate
+from atommem.eval.runner import evaluate
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.resume.checkpoint_files import complete_checkpoints
+from atommem.train.resume.faults import RolloutFailedError
+from atommem.train.rollout.local_backend import local_backend
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
 from tests.train.harness import make_config
 from tests.train.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer, make_tasks
 from tests.train.toys import make_model
-from train.backends.local import local_backend
-from train.callbacks import METRICS_FILE, read_metrics, use_console
-from train.checkpoint_files import complete_checkpoints
-from train.faults import RolloutFailedError
-from train.trainer import MemoryGRPOTrainer
 
 
 def held_out(count: int = 24) -> list[Task]:

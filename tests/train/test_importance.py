@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from train.importance import importance_ratio
+from atommem.train.objective.importance import importance_ratio
 
 TRAINED = torch.tensor([[math.log(0.5), math.log(0.9), -7.0], [math.log(0.1), math.log(0.2), math.log(0.3)]])
 SAMPLED = torch.tensor([[math.log(0.25), math.log(0.9), 0.0], [math.log(0.4), math.log(0.2), math.log(0.1)]])

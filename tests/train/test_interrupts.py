@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from train import interrupts
-from train.interrupts import StopRequest
+from atommem.train.resume import interrupts
+from atommem.train.resume.interrupts import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -78,7 +78,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 BUSY = """
 import os, signal, time
-from train import interrupts
+from atommem.train.resume import interrupts
 interrupts.SAME_REQUEST_SECONDS = 0.2
 request = interrupts.StopRequest()
 with request.installed():

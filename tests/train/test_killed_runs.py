@@ -15,16 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from envs.files import save_tasks
+from atommem.envs.task_files import save_tasks
+from atommem.train.loops.grpo import MemoryGRPOTrainer
+from atommem.train.loops.replay import read_failed, replay
+from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
+from atommem.train.resume.faults import DivergedError
+from atommem.train.resume.interrupts import EXIT_INTERRUPTED
+from atommem.train.train_cli import main
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.test_end_to_end import make_tasks
 from tests.train.test_train_cli import model_folder  # noqa: F401  # a fixture
-from train.callbacks import METRICS_FILE, read_metrics
-from train.checkpoint_files import PARTIAL, complete_checkpoints
-from train.cli import main
-from train.faults import DivergedError
-from train.grpo import MemoryGRPOTrainer
-from train.interrupts import EXIT_INTERRUPTED
-from train.replay import read_failed, replay
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ def flags(model_folder: Path, tmp_path: Path) -> list[str]:  # noqa: F811
 
 
 def start(flags: list[str], out: Path, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "train.cli", "grpo", *flags, "--output_dir", str(out), "--resume"]
+    command = [sys.executable, "-m", "atommem.train.train_cli", "grpo", *flags, "--output_dir", str(out), "--resume"]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
     return subprocess.Popen(
         command, cwd=out.parent, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -89,7 +89,15 @@ def test_killed_then_asked_to_stop_then_resumed(flags: list[str], tmp_path: Path
 def test_two_processes_stop_together(flags: list[str], tmp_path: Path) -> None:
     """Only one of them gets the signal; both have to save the same step. Before that they share an evaluation."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "train.cli"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "-m",
+        "atommem.train.train_cli",
+    ]
     command += ["grpo", *flags, "--output_dir", str(out), "--per_device_train_batch_size", "6"]
     command += ["--eval_data", str(tmp_path / "tasks.jsonl"), "--eval_strategy", "steps", "--eval_steps", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

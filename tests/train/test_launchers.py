@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atommem.config import save_config
-from envs.files import save_tasks
+from atommem.envs.task_files import save_tasks
 from tests.train.test_end_to_end import SETTINGS, make_element_tokenizer, make_tasks
 from tests.train.toys import make_model
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config
 
-from train.packing import pack_rows, shared_prefixes
-from train.planning import TOLERANCE, balance, bundles, cut, lexicographic, pair_cost, row_costs
-from train.sequences import Row
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.planning import TOLERANCE, balance, bundles, cut, lexicographic, pair_cost, row_costs
+from atommem.train.packing.trie import pack_rows, shared_prefixes
 
 
 def make_row(prompt: list[int], completion: list[int]) -> Row:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from atommem.errors import DataError
-from train.cli import main
-from train.plot import PLOT_FILE, plot_training
+from atommem.train.train_cli import main
+from atommem.train.watch.plot_training import PLOT_FILE, plot_training
 
 PNG = b"\x89PNG"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
+from atommem.train.watch.callbacks import use_console
+from atommem.train.watch.progress import NoProgress, ProgressBars
 from tests.train.toys import make_episode
-from train.callbacks import use_console
-from train.progress import NoProgress, ProgressBars
 
 
 def state(step: int) -> Any:

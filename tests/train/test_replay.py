@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from atommem.errors import DataError
+from atommem.train.loops.replay import RecordedRunner, read_failed, recorded_command
+from atommem.train.resume.faults import FailedStep
 from tests.train.toys import ToyTask, mixed_episode
-from train.faults import FailedStep
-from train.replay import RecordedRunner, read_failed, recorded_command
 
 
 def test_the_command_keeps_what_its_file_said(tmp_path: Path) -> None:

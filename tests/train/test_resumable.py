@@ -14,17 +14,17 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback
 
+from atommem.episode import Episode
 from atommem.errors import OutageError
-from atommem.records import Episode
 from atommem.trace import read_trace
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints, is_complete, last_checkpoint
+from atommem.train.resume.faults import CheckpointError, DivergedError, RolloutFailedError
+from atommem.train.resume.interrupts import TrainingInterrupted
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.harness import make_config, make_trainer
 from tests.train.test_end_to_end import make_element_tokenizer, make_real_trainer
 from tests.train.toys import make_model, mixed_episode, random_episode
-from train.callbacks import METRICS_FILE, read_metrics
-from train.checkpoint_files import PARTIAL, complete_checkpoints, is_complete, last_checkpoint
-from train.faults import CheckpointError, DivergedError, RolloutFailedError
-from train.interrupts import TrainingInterrupted
-from train.trainer import MemoryGRPOTrainer
 
 SETTINGS: dict[str, Any] = {
     "max_steps": 4,

@@ -8,8 +8,8 @@ import pytest
 
 from atommem.activity import ActivityClock
 from atommem.episode_stats import add_sums
+from atommem.train.watch.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 from tests.train.toys import make_episode
-from train.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 
 
 def log_at(times: list[float]) -> RolloutLog:

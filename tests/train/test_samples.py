@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.oplog import Contents
-from atommem.records import Episode
+from atommem.episode import Episode
+from atommem.memory.operations import Contents
+from atommem.train.watch.sample_episodes import COLUMNS, SampleEpisodes, best_and_worst, describe
 from tests.atommem.test_episode import ANSWER, TASK, runner
 from tests.train.toys import make_episode
-from train.samples import COLUMNS, SampleEpisodes, best_and_worst, describe
 
 MEMORY = MemoryConfig()
 CREATE = "<create_memory>Ann lives in Rome</create_memory><update_scratchpad>look for Ann</update_scratchpad>"

@@ -1,4 +1,5 @@
-"""Guards what `train/trainer.py` relies on inside TRL and transformers: a version that moves it fails here."""
+"""Guards what `train/loops/grpo_trainer.py` relies on inside TRL and transformers: a version that moves it fails
+here."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, use_adapter
 
-from train.config import _FIXED
+from atommem.train.train_config import _FIXED
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,8 @@ def test_refused_fields_exist(name: str) -> None:
 
 
 def test_an_update_begins_and_ends_where_we_think() -> None:
-    """`train.resumable` stops where batches are fetched, and takes the state of the generators where an update ends."""
+    """`atommem.train.resume.resumable_trainer` stops where batches are fetched, and takes the state of the generators
+    where an update ends."""
     body = inspect.getsource(Trainer._run_epoch)
     moments = ["self.get_batch_samples(", "self.training_step(", "self._get_grad_norm(", "self.optimizer.step()"]
     moments += ["self.state.global_step += 1", "self._maybe_log_save_evaluate("]

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from atommem.train.objective.sequences import EpisodeSize, Row, episode_rows, longest, merge_equal_rows, normalizer
 from tests.train.toys import make_episode
-from train.sequences import EpisodeSize, Row, episode_rows, longest, merge_equal_rows, normalizer
 
 EPISODES = [
     make_episode("a", 0, 1.0, [(5, 3), (7, 1), (6, 0)]),

@@ -13,16 +13,16 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 
 from atommem.errors import ConfigError
-from atommem.policy.pool import ServerPool
+from atommem.servers.pool import ServerPool
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.resume.faults import RolloutFailedError
+from atommem.train.rollout.adapters import AdapterPublisher
+from atommem.train.rollout.full_weights import FullWeights, check_devices, vllm_name
+from atommem.train.rollout.server_backend import AdapterSync, ServerBackend, WeightSync, counter_growth, rollout_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 from tests.train.harness import make_config
 from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
-from train.backends.adapters import AdapterPublisher
-from train.backends.full_weights import FullWeights, check_devices, vllm_name
-from train.backends.server import AdapterSync, ServerBackend, WeightSync, counter_growth, rollout_metrics
-from train.faults import RolloutFailedError
-from train.trainer import MemoryGRPOTrainer
 
 LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
@@ -170,7 +170,7 @@ def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_rank
             next(iterator)
             raise RuntimeError("NCCL went away")
 
-    monkeypatch.setattr("train.backends.full_weights.named_weights", gathered)
+    monkeypatch.setattr("atommem.train.rollout.full_weights.named_weights", gathered)
     with pytest.raises(
         RolloutFailedError, match=r"while they were given weights; http://a: RuntimeError\('NCCL went away'\)"
     ):

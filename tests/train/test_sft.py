@@ -11,14 +11,14 @@ import torch
 from transformers import TrainerCallback
 
 from atommem.errors import ConfigError
+from atommem.train.loops.demonstrations import demonstrations
+from atommem.train.loops.sft import make_sft_trainer, sft_dataset
+from atommem.train.resume.checkpoint_files import last_checkpoint
+from atommem.train.resume.interrupts import TrainingInterrupted
+from atommem.train.train_config import ColdStartConfig
+from atommem.train.watch.callbacks import METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
 from tests.train.harness import completion_logps
 from tests.train.toys import EOS, make_episode, make_model, make_tokenizer
-from train.callbacks import METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
-from train.checkpoint_files import last_checkpoint
-from train.config import ColdStartConfig
-from train.demonstrations import demonstrations
-from train.interrupts import TrainingInterrupted
-from train.sft import make_sft_trainer, sft_dataset
 
 ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS])] * 8
 

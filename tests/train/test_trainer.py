@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError
-from atommem.records import Episode, StopReason
+from atommem.train.objective.advantages import group_advantages
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.micro_batches import MicroBatch
 from tests.train.harness import (
     assert_equal_gradients,
     episodes_of,
@@ -20,9 +23,6 @@ from tests.train.harness import (
     reference_gradients,
 )
 from tests.train.toys import make_episode, make_model, mixed_episode, random_episode
-from train.advantages import group_advantages
-from train.micro_batches import MicroBatch
-from train.sequences import Row
 
 TASKS = ["t0", "t1", "t2", "t3"]
 
@@ -327,9 +327,9 @@ def test_a_model_that_cannot_share_prefixes_is_padded_with_a_warning(
     model = make_model()
     _, expected = expectation(model)
     model.config.sliding_window, model.config.use_sliding_window = 4096, True
-    with caplog.at_level("WARNING", "train.trainer"):
+    with caplog.at_level("WARNING", "atommem.train.loops.grpo_trainer"):
         trainer, recorder, _ = make_trainer(model, make_config(tmp_path, per_device_train_batch_size=16), mixed_episode)
-    assert [record.message for record in caplog.records if record.name == "train.trainer"] == [
+    assert [record.message for record in caplog.records if record.name == "atommem.train.loops.grpo_trainer"] == [
         "prefix_sharing is off: rows are padded instead, because its attention has a sliding window of 4096 tokens."
     ]
     trainer.train()

@@ -10,12 +10,9 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from trl.trainer.utils import add_fused_lm_head
 
-from tests.train.harness import completion_logps
-from tests.train.toys import make_model
-from train.packing import pack_rows
-from train.scoring import packed_forward
-from train.sequences import Row
-from train.tree_attention import (
+from atommem.train.objective.logps import packed_forward
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.tree_attention import (
     Tree,
     flex_tree_attention,
     packed_row_attention,
@@ -24,6 +21,9 @@ from train.tree_attention import (
     use_tree_attention,
     why_no_tree,
 )
+from atommem.train.packing.trie import pack_rows
+from tests.train.harness import completion_logps
+from tests.train.toys import make_model
 
 # Two roots; the first has two branches of which one branches again.
 BOUNDARIES, DEPTHS = [0, 5, 8, 10, 14, 20, 22], [0, 5, 8, 8, 5, 0]

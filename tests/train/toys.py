@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from atommem.activity import ActivityClock
-from atommem.policy.base import Sampling
-from atommem.records import Episode, MemoryView, Observation, Step, StopReason
+from atommem.episode import Episode, MemoryView, Observation, Step, StopReason
+from atommem.policy.contract import Sampling
 
 VOCABULARY = 40
 EOS, PAD = 40, 41

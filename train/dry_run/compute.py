@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from train.dry_run.architecture import ModelShape
-from train.dry_run.devices import Device
-from train.dry_run.memory import key_value_bytes_per_token
-from train.dry_run.workload import Workload
+from atommem.train.dry_run.architecture import ModelShape
+from atommem.train.dry_run.devices import Device
+from atommem.train.dry_run.memory_estimate import key_value_bytes_per_token
+from atommem.train.dry_run.workload import Workload
 
 DECODE_BANDWIDTH = 0.6
 """Share of a device's memory bandwidth that decoding reaches."""

@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.envs.longdoc.environment import LongDocConfig
 from atommem.errors import ConfigError
-from envs.longdoc import LongDocConfig
-from train.dry_run.architecture import ModelShape, measure, parameters_of
-from train.dry_run.compute import ComputeEstimate, estimate_compute
-from train.dry_run.data import DataShape, PromptShape, find_tokenizer, measure_data, measure_prompt, supposed_data
-from train.dry_run.devices import DEVICES, Device
-from train.dry_run.launcher import Launch, read_launch
-from train.dry_run.memory import (
+from atommem.train.dry_run.architecture import ModelShape, measure, parameters_of
+from atommem.train.dry_run.compute import ComputeEstimate, estimate_compute
+from atommem.train.dry_run.data_shape import (
+    DataShape,
+    PromptShape,
+    find_tokenizer,
+    measure_data,
+    measure_prompt,
+    supposed_data,
+)
+from atommem.train.dry_run.devices import DEVICES, Device
+from atommem.train.dry_run.dry_run_config import DryRunConfig, Setting, is_given, trace_settings
+from atommem.train.dry_run.launcher import Launch, read_launch
+from atommem.train.dry_run.memory_estimate import (
     BYTES,
     MemoryEstimate,
     Precision,
@@ -23,8 +31,7 @@ from train.dry_run.memory import (
     local_rollout_bytes,
     precision_of,
 )
-from train.dry_run.settings import DryRunConfig, Setting, is_given, trace_settings
-from train.dry_run.workload import Workload, grpo_workload, sft_workload
+from atommem.train.dry_run.workload import Workload, grpo_workload, sft_workload
 
 Parse = Callable[[Sequence[str], Callable[[type], type]], tuple[Any, ...]]
 """The stage's parser: gets the command line and what makes its config class one of many processes."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from atommem.errors import ConfigError
-from train.dry_run.data import DataShape, PromptShape
+from atommem.train.dry_run.data_shape import DataShape, PromptShape
 
 
 @dataclass(frozen=True, slots=True)

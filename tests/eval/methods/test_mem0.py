@@ -16,10 +16,10 @@ import pytest
 
 from atommem.actions import ActionKind, ProblemReason
 from atommem.errors import ConfigError, OutageError
-from atommem.oplog import replay
-from eval.cli import main
-from eval.methods import make_method
-from eval.methods.mem0 import DATE, at_fixed_date
+from atommem.eval.eval_cli import main
+from atommem.eval.methods import make_method
+from atommem.eval.methods.mem0 import DATE, at_fixed_date
+from atommem.memory.operations import replay
 from tests.eval.methods.toys import TASK, TextPolicy, make_setup, right
 
 # Not importorskip: it would import mem0 before its telemetry is switched off.
@@ -39,7 +39,7 @@ def refuse(event, arguments):
 sys.addaudithook(refuse)
 assert not [name for name in os.environ if "KEY" in name]
 
-from eval.methods import make_method
+from atommem.eval.methods import make_method
 from tests.eval.methods.test_mem0 import script
 from tests.eval.methods.toys import TASK, make_setup
 
@@ -72,7 +72,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
             raise importlib.metadata.PackageNotFoundError(name)
         return installed
 
-    monkeypatch.setattr("eval.methods.mem0.version", version)
+    monkeypatch.setattr("atommem.eval.methods.mem0.version", version)
     wrong = "not installed" if installed is None else f"not the {installed} installed"
     with pytest.raises(ConfigError, match=rf"{wrong}: pip install 'atommem\[mem0\]'"):
         main(["--policy", "no/such/folder", "--data", "no/such/file", "--out", "out", "--method", "mem0"])
@@ -81,11 +81,11 @@ def test_a_missing_package_is_named_before_anything_is_loaded(
 
 
 def test_a_broken_package_and_spacy_without_its_model_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.methods.mem0.version", lambda name: "2.10.1")
-    monkeypatch.setattr("eval.methods.mem0.find_spec", lambda name: True if name == "spacy" else None)
+    monkeypatch.setattr("atommem.eval.methods.mem0.version", lambda name: "2.10.1")
+    monkeypatch.setattr("atommem.eval.methods.mem0.find_spec", lambda name: True if name == "spacy" else None)
     with pytest.raises(ConfigError, match="python -m spacy download en_core_web_sm"):
         make_method("mem0", make_setup()[0])
-    monkeypatch.setattr("eval.methods.mem0.find_spec", lambda name: None)
+    monkeypatch.setattr("atommem.eval.methods.mem0.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "mem0.memory.telemetry", None)
     with pytest.raises(ConfigError, match=r"cannot be imported .*pip install 'atommem\[mem0\]'"):
         make_method("mem0", make_setup()[0])

@@ -10,12 +10,12 @@ import pytest
 
 from atommem.actions import ActionKind, ProblemReason
 from atommem.config import MemoryConfig
+from atommem.episode import Episode
 from atommem.errors import OutageError
-from atommem.oplog import replay
-from atommem.records import Episode
-from eval.methods import make_method
-from eval.methods.a_mem import parse_notes
-from eval.methods.generative_agents import rated_memories, stream_scores
+from atommem.eval.methods import make_method
+from atommem.eval.methods.a_mem import parse_notes
+from atommem.eval.methods.generative_agents import rated_memories, stream_scores
+from atommem.memory.operations import replay
 from tests.eval.methods.toys import DOCUMENTS, TASK, make_setup, right
 
 STATEMENTS = {"Moss": "moss grows", "Orla": "Orla is a potter", "Kiln": "kilns are hot", "Bran": "Bran lives in Port"}

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.episode import EpisodeRunner
+from atommem.envs.longdoc.chunking import joined_text
+from atommem.envs.task import Task
+from atommem.episode import StopReason
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
-from atommem.policy.base import Sampling
-from atommem.records import StopReason
+from atommem.eval.console_report import report_table
+from atommem.eval.methods import METHODS, make_method
+from atommem.eval.runner import evaluate
+from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
-from envs.base import Task
-from envs.chunking import joined_text
-from eval.methods import METHODS, make_method
-from eval.report import report_table
-from eval.runner import evaluate
 from tests.eval.methods.toys import TASK, make_setup, right, shown_documents
 
 READERS = ("full_context", "rag", "no_memory", "oracle")

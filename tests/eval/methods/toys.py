@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atommem.config import MemoryConfig
-from atommem.policy.base import Completion, Sampling
-from envs.base import Document, Question, Task
-from envs.longdoc import LongDocConfig, LongDocEnvironments
-from eval.methods import Setup
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.task import Document, Question, Task
+from atommem.eval.methods import Setup
+from atommem.policy.contract import Completion, Sampling
 from tests.fakes import WordEmbedder, WordTokenizer
 
 DOCUMENTS = (

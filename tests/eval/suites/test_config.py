@@ -10,9 +10,9 @@ import yaml
 
 from atommem.config import save_config
 from atommem.errors import ConfigError
-from eval.suites.cells import make_cells
-from eval.suites.config import load_suite, parse_suite
-from eval.suites.suite import BenchmarkData, slug
+from atommem.eval.suites.cells import make_cells
+from atommem.eval.suites.suite import BenchmarkData, slug
+from atommem.eval.suites.suite_file import load_suite, parse_suite
 
 DATA = [{"name": "world", "synthetic": {"prose": "compact"}, "n": 3}]
 ROWS = [{"method": "atommem"}, {"method": "rag"}]

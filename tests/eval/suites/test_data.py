@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from atommem.envs.benchmarks.build import BuildConfig
+from atommem.envs.synthetic.world import WorldConfig
+from atommem.envs.task import Task
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
-from envs.base import Task
-from envs.build import BuildConfig
-from envs.files import save_tasks
-from envs.synthetic.world import WorldConfig
-from eval.suites.data import TaskCache
-from eval.suites.suite import BenchmarkData, Column, FileData, SyntheticData
+from atommem.eval.suites.suite import BenchmarkData, Column, FileData, SyntheticData
+from atommem.eval.suites.task_cache import TaskCache
 from tests.eval.toys import make_task
 
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
-from atommem.policy.base import Completion, Sampling
+from atommem.demo.recipe import FULL, PolicySize
+from atommem.demo.tiny_policy import make_model, make_tokenizer
+from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.envs.synthetic.world import generate
+from atommem.eval import eval_cli, workbench
+from atommem.eval.methods import METHODS
+from atommem.eval.policies import open_policy
+from atommem.eval.suites.suite import SyntheticData
+from atommem.eval.suites.suite_file import load_suite
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
-from demo.recipe import FULL, PolicySize
-from demo.tiny_policy import make_model, make_tokenizer
-from envs.longdoc import LongDocConfig
-from envs.synthetic.world import generate
-from eval import cli, session
-from eval.methods import METHODS
-from eval.policies import open_policy
-from eval.suites.config import load_suite
-from eval.suites.suite import SyntheticData
 from tests.eval.chromium import Browser, find_chromium
 
 pytestmark = pytest.mark.slow
@@ -119,10 +119,12 @@ def report(policy: Path, benchmarks: Path, tmp_path: Path, monkeypatch: pytest.M
         for task in generate(world.world, TASKS, world.seed)
         for question in task.questions
     }
-    monkeypatch.setattr(session, "open_policy", lambda config: Knowing(open_policy(config), golds))  # type: ignore[arg-type]
+    monkeypatch.setattr(workbench, "open_policy", lambda config: Knowing(open_policy(config), golds))  # type: ignore[arg-type]
     flags = ["--policy", str(policy), "--benchmarks", str(benchmarks), "--limit", str(TASKS), "--max_tokens", "8"]
     out = tmp_path / "smoke"
-    assert cli.main(["--suite", str(SUITE), "--out", str(out), "--data_cache", str(tmp_path / "data"), *flags]) == 0
+    assert (
+        eval_cli.main(["--suite", str(SUITE), "--out", str(out), "--data_cache", str(tmp_path / "data"), *flags]) == 0
+    )
     return out / "report"
 
 

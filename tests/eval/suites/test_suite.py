@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from atommem.policy.base import Completion, Sampling
-from envs.files import save_tasks
-from eval import cli, session
-from eval.methods import mem0
-from eval.reporting import report
-from eval.suites.board import Board, duration
-from eval.suites.cells import Cell
+from atommem.eval import eval_cli, workbench
+from atommem.eval.methods import mem0
+from atommem.eval.reporting import report_cli
+from atommem.eval.suites.board import Board, duration
+from atommem.eval.suites.cells import Cell
+from atommem.policy.contract import Completion, Sampling
 from tests.eval.toys import ToyPolicy, make_task
 from tests.fakes import WordTokenizer
 
@@ -46,8 +46,8 @@ class CountingPolicy(ToyPolicy):
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> CountingPolicy:
     toy = CountingPolicy()
-    monkeypatch.setattr(session, "open_policy", lambda config: toy)
-    monkeypatch.setattr(report, "write_plots", lambda *arguments: [])  # they take a second
+    monkeypatch.setattr(workbench, "open_policy", lambda config: toy)
+    monkeypatch.setattr(report_cli, "write_plots", lambda *arguments: [])  # they take a second
     return toy
 
 
@@ -68,7 +68,7 @@ def run(folder: Path, *flags: str, **fields: Any) -> int:
         **fields,
     }
     (folder / "suite.yaml").write_text(yaml.safe_dump(suite))
-    return cli.main(["--suite", str(folder / "suite.yaml"), "--out", str(folder / "out"), *flags])
+    return eval_cli.main(["--suite", str(folder / "suite.yaml"), "--out", str(folder / "out"), *flags])
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -260,16 +260,16 @@ def test_wrong_flags_are_named(flags: list[str], message: str, folder: Path, pol
 def test_the_folder_must_be_named(folder: Path) -> None:
     run(folder, "--list")
     with pytest.raises(ConfigError, match="--out is missing"):
-        cli.main(["--suite", str(folder / "suite.yaml")])
+        eval_cli.main(["--suite", str(folder / "suite.yaml")])
 
 
 def test_help_tells_the_flags_of_suites(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_status:
-        cli.main(["--suite", "--help"])
+        eval_cli.main(["--suite", "--help"])
     assert exit_status.value.code == 0
     assert "--benchmarks FOLDER" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        cli.main(["--help"])
+        eval_cli.main(["--help"])
     assert "--suite FILE" in " ".join(capsys.readouterr().out.split())
 
 

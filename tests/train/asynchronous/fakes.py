@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
-from atommem.policy.base import Completion, Sampling
-from atommem.records import Episode, StopReason
+from atommem.policy.contract import Completion, Sampling
+from atommem.train.loops.asynchronous.order import TaskOrder
+from atommem.train.loops.asynchronous.worker import LoopThread, RolloutWorker
 from tests.train.toys import Closable, ToyTask, make_step
-from train.asynchronous.order import TaskOrder
-from train.asynchronous.worker import LoopThread, RolloutWorker
 
 
 class FakePolicy(Closable):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from atommem.config import load_config, save_config
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from envs.files import save_tasks
+from atommem.train.train_cli import main, parse_async
 from tests.train.asynchronous.test_async_trainer import metrics, save_model
 from tests.train.test_end_to_end import SETTINGS, make_tasks
-from train.cli import main, parse_async
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
 

@@ -11,17 +11,17 @@ import torch
 from peft import LoraConfig
 
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.episode import EpisodeRunner
+from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
-from atommem.policy.base import Sampling
-from atommem.policy.pool import ServerPool
-from envs.longdoc import LongDocEnvironments
+from atommem.policy.contract import Sampling
+from atommem.servers.pool import ServerPool
+from atommem.train.loops.asynchronous.samplers import AdapterTransfer, Sampler
+from atommem.train.loops.asynchronous.worker import LoopThread
+from atommem.train.resume.faults import RolloutFailedError
 from tests.fake_vllm import Cluster
 from tests.train.asynchronous.test_async_trainer import make_trainer, save_model
 from tests.train.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer
-from train.asynchronous.samplers import AdapterTransfer, Sampler
-from train.asynchronous.worker import LoopThread
-from train.faults import RolloutFailedError
 
 pytestmark = pytest.mark.slow
 

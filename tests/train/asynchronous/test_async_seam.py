@@ -1,4 +1,4 @@
-"""Guards what `train.asynchronous` relies on inside TRL: a version that moves it fails here."""
+"""Guards what `atommem.train.loops.asynchronous` relies on inside TRL: a version that moves it fails here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.packing import TreeRow
 
-from train.asynchronous.config import FIXED
-from train.asynchronous.samplers import AdapterTransfer, CopyTransfer
-from train.asynchronous.worker import RolloutWorker
+from atommem.train.loops.asynchronous.async_config import FIXED
+from atommem.train.loops.asynchronous.samplers import AdapterTransfer, CopyTransfer
+from atommem.train.loops.asynchronous.worker import RolloutWorker
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,18 @@ import torch
 from transformers import TrainerCallback
 
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.episode import EpisodeRunner
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, PolicyError
-from atommem.records import Episode
+from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
+from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
+from atommem.train.loops.asynchronous.async_trainer import ROLLOUT_STATE, AsyncMemoryGRPOTrainer
+from atommem.train.loops.asynchronous.samplers import make_sampler
+from atommem.train.resume.faults import RolloutFailedError
+from atommem.train.resume.interrupts import TrainingInterrupted
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
 from tests.train.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer, make_real_trainer, make_tasks
 from tests.train.toys import make_model
-from train.asynchronous.config import AsyncTrainConfig
-from train.asynchronous.run import ASYNC_COLUMNS
-from train.asynchronous.samplers import make_sampler
-from train.asynchronous.trainer import ROLLOUT_STATE, AsyncMemoryGRPOTrainer
-from train.callbacks import METRICS_FILE, read_metrics, use_console
-from train.faults import RolloutFailedError
-from train.interrupts import TrainingInterrupted
 
 pytestmark = pytest.mark.slow
 
@@ -152,7 +152,7 @@ def test_a_broken_rollout_ends_training_with_its_cause(
         raise PolicyError("the server refused the request")
 
     monkeypatch.setattr(EpisodeRunner, "run", broken)
-    monkeypatch.setattr("train.asynchronous.reader.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("atommem.train.loops.asynchronous.reader.POLL_SECONDS", 0.01)
     trainer = make_trainer(model_folder, tmp_path / "async")
     with pytest.raises(PolicyError, match="the server refused the request"):
         trainer.train()
@@ -194,7 +194,7 @@ def test_an_outage_that_lasts_ends_training_as_an_outage(
         return Episode(task.id, sample, error="no server has answered")
 
     monkeypatch.setattr(EpisodeRunner, "run", down)
-    monkeypatch.setattr("train.asynchronous.reader.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("atommem.train.loops.asynchronous.reader.POLL_SECONDS", 0.01)
     trainer = make_trainer(model_folder, tmp_path / "async", heartbeat_stale_after_s=0.2)
     with pytest.raises(RolloutFailedError, match=r"no completion has come for 0 s .* no server has answered"):
         trainer.train()

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from trl.experimental.async_grpo.packing import TREE_ATTENTION, register_tree_attention
 
+from atommem.train.loops.asynchronous.async_planning import plan_micro_batches
+from atommem.train.loops.asynchronous.attention import has_flash_attention_3, use_torch_tree_attention
 from tests.train.asynchronous.test_planning import PAIR, pack, random_samples
 from tests.train.toys import make_model
-from train.asynchronous.attention import has_flash_attention_3, use_torch_tree_attention
-from train.asynchronous.planning import plan_micro_batches
 
 KEYS = ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k")
 

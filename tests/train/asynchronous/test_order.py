@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.asynchronous.order import TaskOrder
+from atommem.train.loops.asynchronous.order import TaskOrder
 
 
 def test_unshuffled_tasks_come_in_order_and_leftovers_wait() -> None:

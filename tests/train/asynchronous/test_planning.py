@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from trl.experimental.async_grpo.packing import TreeRow
 
-from train.asynchronous.planning import plan_micro_batches
-from train.asynchronous.updates import Sample
+from atommem.train.loops.asynchronous.async_planning import plan_micro_batches
+from atommem.train.loops.asynchronous.updates import Sample
 
 PAIR = 0.01
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from atommem.train.loops.asynchronous.reader import GroupReader
+from atommem.train.loops.asynchronous.updates import Group
 from tests.train.toys import make_episode
-from train.asynchronous.reader import GroupReader
-from train.asynchronous.updates import Group
 
 
 class QueuedWorker:
@@ -52,7 +52,7 @@ def test_with_staleness_zero_only_the_current_weights_will_do() -> None:
 
 
 def test_waiting_asks_for_the_worker_s_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.asynchronous.reader.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("atommem.train.loops.asynchronous.reader.POLL_SECONDS", 0.01)
     taking, _ = reader(QueuedWorker(), version=1, max_staleness=0)
     with pytest.raises(TimeoutError, match="30"):
         taking.take(1, update=0)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from atommem.policy.base import Sampling
-from atommem.policy.pool import Adapter
+from atommem.policy.contract import Sampling
+from atommem.servers.pool import Adapter
+from atommem.train.loops.asynchronous.samplers import AdapterTransfer, CopyPolicy, CopyTransfer
+from atommem.train.loops.asynchronous.worker import LoopThread
 from tests.train.toys import make_model, make_tokenizer
-from train.asynchronous.samplers import AdapterTransfer, CopyPolicy, CopyTransfer
-from train.asynchronous.worker import LoopThread
 
 GREEDY = Sampling(temperature=0.0, max_tokens=4)
 

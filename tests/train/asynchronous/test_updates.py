@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atommem.records import Episode, StopReason
+from atommem.episode import Episode, StopReason
+from atommem.train.loops.asynchronous.updates import Group, make_update
 from tests.train.toys import make_episode
-from train.asynchronous.updates import Group, make_update
 
 
 def group(index: int, *rewards: float | None, lengths: tuple[tuple[int, int], ...] = ((3, 2),)) -> Group:

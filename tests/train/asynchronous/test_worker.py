@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from atommem.errors import OutageError, PolicyError
+from atommem.train.loops.asynchronous import worker as worker_module
+from atommem.train.loops.asynchronous.updates import Group
+from atommem.train.loops.asynchronous.worker import RolloutWorker
 from tests.train.asynchronous.fakes import FakeRunner, running_worker
-from train.asynchronous import worker as worker_module
-from train.asynchronous.updates import Group
-from train.asynchronous.worker import RolloutWorker
 
 
 def right(task: str, sample: int, before: int) -> float:

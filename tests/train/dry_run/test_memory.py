@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.train.toys import make_model
-from train.dry_run.architecture import ModelShape
-from train.dry_run.launcher import Launch
-from train.dry_run.memory import (
+from atommem.train.dry_run.architecture import ModelShape
+from atommem.train.dry_run.launcher import Launch
+from atommem.train.dry_run.memory_estimate import (
     MemoryEstimate,
     Part,
     Precision,
@@ -28,6 +27,7 @@ from train.dry_run.memory import (
     reference_bytes,
     weight_bytes,
 )
+from tests.train.toys import make_model
 
 MODEL = ModelShape(
     name="m",

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
+from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from envs.base import Document, Question, Task
-from envs.files import save_tasks
-from envs.longdoc import LongDocConfig
+from atommem.train.dry_run.compute import decode_seconds, estimate_compute, forward_flops, training_flops
+from atommem.train.dry_run.data_shape import DataShape, EstimatingTokenizer, PromptShape, measure_data, measure_prompt
+from atommem.train.dry_run.devices import Device
+from atommem.train.dry_run.dry_run_config import DryRunConfig
+from atommem.train.dry_run.workload import Workload, grpo_workload, sft_workload
 from tests.fakes import WordTokenizer
 from tests.train.dry_run.test_memory import LORA, MODEL
-from train.dry_run.compute import decode_seconds, estimate_compute, forward_flops, training_flops
-from train.dry_run.data import DataShape, EstimatingTokenizer, PromptShape, measure_data, measure_prompt
-from train.dry_run.devices import Device
-from train.dry_run.settings import DryRunConfig
-from train.dry_run.workload import Workload, grpo_workload, sft_workload
 
 DATA = DataShape("test", tasks=100, chunks=3, chunk_tokens=1000, questions=2, question_tokens=10)
 PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)

@@ -1,0 +1,135 @@
+"""What the demo measured: the summary file, the table, and the bars that it is held to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from atommem.envs.scoring.records import EvalResult, compare
+
+SUMMARY_FILE = "summary.json"
+
+ABLATIONS: Mapping[str, tuple[str, ...]] = {
+    "store_off": ("create", "read", "update", "delete"),
+    "scratchpad_off": ("scratchpad",),
+    "update_off": ("update",),
+    "delete_off": ("delete",),
+}
+"""Evaluations of the trained policy with memory actions switched off, in the environment and in the prompt."""
+
+LABELS = {
+    "before": "before GRPO",
+    "after": "after GRPO",
+    "store_off": "  store off",
+    "scratchpad_off": "  scratchpad off",
+    "update_off": "  update off",
+    "delete_off": "  delete off",
+}
+_ACTIONS = {"create": "create", "read": "read", "update": "update", "delete": "delete", "scratchpad": "scratch"}
+"""Actions, and their headings."""
+
+
+def ablations_of(capacity: int | None) -> dict[str, tuple[str, ...]]:
+    """Those of `ABLATIONS` that a demo with this capacity runs: without a limit its policy has no cause to delete."""
+    return {name: disabled for name, disabled in ABLATIONS.items() if name != "delete_off" or capacity is not None}
+
+
+def summarize(
+    results: Mapping[str, EvalResult], seconds: Mapping[str, float], total: float, seed: int
+) -> dict[str, Any]:
+    """The contents of ``summary.json``.
+
+    Args:
+        results: By name: before, after, and the ablations.
+        seconds: By phase; pretraining on copying counts as part of the cold start.
+        total: Seconds of the whole demo.
+        seed: Of the run.
+    """
+    before, after = results["before"], results["after"]
+    paired = compare(before.records, after.records)
+    return {
+        "em_before": before.em,
+        "em_after": after.em,
+        "n": len(after.records),
+        "p_value": paired.p_value,
+        "better": paired.wins,
+        "worse": paired.losses,
+        **{f"em_{name}": results[name].em for name in ABLATIONS if name in results},
+        "actions_before": _rates(before),
+        "actions_after": _rates(after),
+        "seconds_total": round(total, 1),
+        "seconds_sft": round(seconds["pretrain"] + seconds["sft"], 1),
+        "seconds_grpo": round(seconds["grpo"], 1),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "seed": seed,
+    }
+
+
+def write_summary(summary: Mapping[str, Any], out: Path) -> Path:
+    """Write ``summary.json``."""
+    path = out / SUMMARY_FILE
+    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def results_table(results: Mapping[str, EvalResult]) -> Table:
+    """EM with its interval and actions per step, one line for each evaluation."""
+    tasks = max(len(result.records) for result in results.values())
+    title = f"{tasks} held-out tasks, sampled at temperature 1"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("EM", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True)
+    actions = {name: heading for name, heading in _ACTIONS.items() if name != "delete" or "delete_off" in results}
+    for heading in actions.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, result in results.items():
+        estimate = result.summary()["em"]
+        scored = ("-", "-") if estimate is None else (f"{estimate['mean']:.3f}", _interval(estimate))
+        rates = _rates(result)
+        table.add_row(LABELS[name], *scored, *(f"{rates[action]:.2f}" for action in actions))
+    table.caption = "actions per step as the policy writes them; one that is off has no effect"
+    table.caption_justify = "left"
+    return table
+
+
+def _interval(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['low']:.3f}-{estimate['high']:.3f}"
+
+
+def _rates(result: EvalResult) -> dict[str, float]:
+    means = result.summary()["means"]
+    return {action: round(means.get(f"actions/{action}", 0.0), 4) for action in _ACTIONS}
+
+
+def check_bars(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """What the demo claims to show, and whether this run did."""
+    after = summary["em_after"]
+    bars = [
+        ("EM before GRPO is at most 0.50", summary["em_before"] <= 0.50),
+        ("EM after GRPO is at least 0.90", after >= 0.90),
+        ("p-value of the paired sign test is below 1e-6", summary["p_value"] < 1e-6),
+        ("without the store EM is at least 0.30 lower", after - summary["em_store_off"] >= 0.30),
+        ("without update EM is at least 0.10 lower", after - summary["em_update_off"] >= 0.10),
+    ]
+    if "em_delete_off" in summary:
+        bars.append(("without delete EM is at least 0.10 lower", after - summary["em_delete_off"] >= 0.10))
+    return bars
+
+
+def print_outcome(summary: Mapping[str, Any], console: Console) -> None:
+    """Say in words what the run shows and what it does not."""
+    console.print(
+        f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} held-out tasks: "
+        f"{summary['better']} became right, {summary['worse']} wrong (sign test p = {summary['p_value']:.1e}).",
+        soft_wrap=True,
+    )
+    for claim, holds in check_bars(summary):
+        console.print(f"  {'yes' if holds else 'NO '}  {claim}")
+    console.print(f"{summary['seconds_total']:.0f} s in all (seed {summary['seed']})")

@@ -1,0 +1,254 @@
+"""Long-document tasks from a benchmark: the questions' gold documents, shuffled among distractors (as RULER does).
+
+Every document of a pool of questions is a possible distractor. A task draws its questions, takes their gold
+documents, and fills up to N with documents that other questions come with. What a task holds depends on the seed
+and its number alone, so neither the number of workers nor that of tasks changes it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from random import Random
+
+from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.scoring.metrics import normalize
+from atommem.envs.task import Document, Question, Task
+from atommem.errors import ConfigError, DataError
+
+# Answers that are no piece of a document, so that a document cannot give them away.
+_VERDICTS = frozenset({"", "yes", "no", "noanswer"})
+_TASKS_PER_JOB = 64
+# Some tasks: number and the indices of their questions.
+_Job = list[tuple[int, tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildConfig:
+    """What tasks to build.
+
+    Attributes:
+        documents: Documents of every task (N).
+        questions: Fewest and most questions of a task; their number is uniform between them.
+        n: Number of tasks.
+        exclude_answer_documents: Keep out distractors that contain an answer of the task (as whole words, after
+            SQuAD normalisation). Answers such as yes and no are not looked for.
+    """
+
+    documents: int
+    n: int
+    questions: tuple[int, int] = (1, 1)
+    seed: int = 42
+    exclude_answer_documents: bool = False
+
+    def __post_init__(self) -> None:
+        low, high = self.questions
+        if not 1 <= low <= high:
+            raise ConfigError(f"questions is {low}-{high}: give a range such as 1-10, from 1 up.")
+        if self.documents < 1:
+            raise ConfigError(f"documents is {self.documents}: give at least 1.")
+        if self.n < 1:
+            raise ConfigError(f"n is {self.n}: give at least 1.")
+
+
+class Pool:
+    """The questions that tasks draw from, and all documents that come with them, each once.
+
+    Attributes:
+        questions: The questions.
+        documents: The documents (title and text; which are gold is a matter of the question).
+        gold, contexts: For each question, the indices of its gold documents, and of all that it comes with.
+        holders: For each document, how many questions it comes with.
+        skipped: How many rows were left out because a supporting paragraph is missing.
+    """
+
+    def __init__(self, rows: Iterable[QARow]) -> None:
+        self.questions: list[Question] = []
+        self.documents: list[Document] = []
+        self.gold: list[tuple[int, ...]] = []
+        self.contexts: list[tuple[int, ...]] = []
+        self.skipped = 0
+        self._index: dict[tuple[str, str], int] = {}
+        for row in rows:
+            if row.answerable:
+                self._add(row)
+            else:
+                self.skipped += 1
+        self.holders = Counter(chain.from_iterable(self.contexts))
+
+    def _add(self, row: QARow) -> None:
+        context: dict[int, bool] = {}
+        for paragraph in row.paragraphs:
+            # Copies of a page differ in white space from file to file.
+            key = (" ".join(paragraph.title.split()), " ".join(paragraph.text.split()))
+            index = self._index.setdefault(key, len(self.documents))
+            if index == len(self.documents):
+                self.documents.append(replace(paragraph, gold=False))
+            context[index] = context.get(index, False) or paragraph.gold
+        self.questions.append(Question(row.question, row.answers, row.id, row.metadata))
+        self.contexts.append(tuple(context))
+        self.gold.append(tuple(index for index, gold in context.items() if gold))
+
+
+def build_tasks(pool: Pool, config: BuildConfig, source: str, split: str = "train", workers: int = 1) -> Iterator[Task]:
+    """Build `config.n` tasks, in order; the same ones whatever `workers` is.
+
+    Questions are used up before one comes again: the pool is gone through in a new random order each time.
+
+    Args:
+        pool: Questions and documents of one split.
+        config: What to build.
+        source: The benchmark's name, for `Task.source` and the ids (``SOURCE-SPLIT-NUMBER``).
+        split: The split's name, for the ids.
+        workers: Processes that draw documents.
+
+    Raises:
+        DataError: The pool has too few questions, too few documents, or a task's gold documents exceed N.
+    """
+    high = config.questions[1]
+    distinct = len({normalize(question.text) for question in pool.questions})
+    if distinct < high:
+        raise DataError(f"the pool has {distinct} different questions, too few for tasks of {high}; give more input.")
+    if len(pool.documents) < config.documents:
+        raise DataError(
+            f"the pool has {len(pool.documents)} different documents, too few for tasks of {config.documents}; "
+            "give more input, or ask for fewer documents."
+        )
+    gold_documents: dict[int, Document] = {}
+    for number, rows, indices in _drawn(_Drawer(pool, config), workers):
+        gold = {index for row in rows for index in pool.gold[row]}
+        documents = []
+        for index in indices:
+            document = pool.documents[index]
+            if index in gold:
+                document = gold_documents.setdefault(index, replace(document, gold=True))
+            documents.append(document)
+        yield Task(
+            id=f"{source}-{split}-{number:05d}",
+            questions=tuple(pool.questions[row] for row in rows),
+            documents=tuple(documents),
+            source=source,
+            metadata={"split": split, "seed": config.seed},
+        )
+
+
+class _Drawer:
+    """Draws the questions and the documents of tasks, as indices into the pool."""
+
+    def __init__(self, pool: Pool, config: BuildConfig) -> None:
+        self.pool = pool
+        self.config = config
+        self._texts: list[str] = []
+        if config.exclude_answer_documents:
+            self._texts = [f" {normalize(f'{document.title} {document.text}')} " for document in pool.documents]
+
+    def jobs(self) -> Iterator[_Job]:
+        """The questions of every task, in portions for the workers."""
+        low, high = self.config.questions
+        rng = Random(f"{self.config.seed}:questions")
+        keys = [normalize(question.text) for question in self.pool.questions]
+        order = _endless_orders(rng, len(keys))
+        postponed: deque[int] = deque()
+        job: list[tuple[int, tuple[int, ...]]] = []
+        for number in range(self.config.n):
+            chosen: dict[str, int] = {}
+            again: list[int] = []
+            count = rng.randint(low, high)
+            while len(chosen) < count:
+                row = postponed.popleft() if postponed else next(order)
+                if keys[row] in chosen:
+                    again.append(row)  # a question is not asked twice in one task
+                else:
+                    chosen[keys[row]] = row
+            postponed.extendleft(reversed(again))
+            job.append((number, tuple(chosen.values())))
+            if len(job) == _TASKS_PER_JOB:
+                yield job
+                job = []
+        if job:
+            yield job
+
+    def draw(self, job: _Job) -> list[tuple[int, tuple[int, ...], list[int]]]:
+        """The documents of each task of `job`, shuffled."""
+        return [(number, rows, self._documents(number, rows)) for number, rows in job]
+
+    def _documents(self, number: int, rows: tuple[int, ...]) -> list[int]:
+        pool, wanted = self.pool, self.config.documents
+        drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
+        gold = frozenset(drawn)
+        if len(drawn) > wanted:
+            raise DataError(
+                f"task {number}: its {len(rows)} questions need {len(drawn)} gold documents, more than the {wanted} "
+                "documents of a task; ask for more documents, or for fewer questions."
+            )
+        own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
+        answers = self._answers(rows)
+        rng = Random(f"{self.config.seed}:{number}")
+        for index in _permutation(rng, len(pool.documents)):
+            if len(drawn) == wanted:
+                break
+            # A distractor comes with some other question, too.
+            if index in gold or own[index] == pool.holders[index]:
+                continue
+            if answers and any(answer in self._texts[index] for answer in answers):
+                continue
+            drawn.append(index)
+        if len(drawn) < wanted:
+            raise DataError(
+                f"task {number}: only {len(drawn)} documents can be had ({len(gold)} gold, {len(drawn) - len(gold)} "
+                f"distractors), but {wanted} are asked for; give more input, or ask for fewer documents."
+            )
+        rng.shuffle(drawn)
+        return drawn
+
+    def _answers(self, rows: tuple[int, ...]) -> list[str]:
+        """What distractors must not contain: the task's answers, normalised, as whole words."""
+        if not self.config.exclude_answer_documents:
+            return []
+        answers = {normalize(answer) for row in rows for answer in self.pool.questions[row].answers}
+        return [f" {answer} " for answer in answers - _VERDICTS]
+
+
+_drawer: _Drawer | None = None
+
+
+def _drawn(drawer: _Drawer, workers: int) -> Iterator[tuple[int, tuple[int, ...], list[int]]]:
+    """What `drawer` draws, in order, computed by `workers` processes (1: by this one)."""
+    workers = min(workers, -(-drawer.config.n // _TASKS_PER_JOB))
+    if workers <= 1:
+        for job in drawer.jobs():
+            yield from drawer.draw(job)
+        return
+    with multiprocessing.Pool(workers, _start_worker, (drawer,)) as processes:
+        for results in processes.imap(_work, drawer.jobs()):
+            yield from results
+
+
+def _start_worker(drawer: _Drawer) -> None:
+    global _drawer
+    _drawer = drawer
+
+
+def _work(job: _Job) -> list[tuple[int, tuple[int, ...], list[int]]]:
+    assert _drawer is not None
+    return _drawer.draw(job)
+
+
+def _endless_orders(rng: Random, count: int) -> Iterator[int]:
+    """The numbers below `count` in a random order, then in another one, and so on."""
+    while True:
+        order = list(range(count))
+        rng.shuffle(order)
+        yield from order
+
+
+def _permutation(rng: Random, count: int) -> Iterator[int]:
+    """A random order of the numbers below `count`, at a cost of what is taken of it (Fisher-Yates, sparsely)."""
+    moved: dict[int, int] = {}
+    for last in range(count - 1, -1, -1):
+        index = rng.randint(0, last)
+        yield moved.get(index, index)
+        moved[index] = moved.get(last, last)

@@ -1,0 +1,267 @@
+"""Task files: written as parquet or JSON Lines, read from these and from MemAgent's and LoCoMo's files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from atommem.envs.benchmarks.locomo import is_locomo, parse_locomo
+from atommem.envs.benchmarks.memagent import is_memagent, parse_memagent
+from atommem.envs.benchmarks.rows import Row, import_pyarrow, read_rows
+from atommem.envs.task import Document, Question, Task
+from atommem.errors import ConfigError, DataError
+
+# Documents in a row group: some 10 MB of text, so that neither side ever holds much of a file in memory.
+_DOCUMENTS_PER_GROUP = 20_000
+
+
+def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:
+    """Write `tasks` to a ``.parquet`` or ``.jsonl`` file, as they come; the file appears when it is complete.
+
+    In parquet, the metadata of a task and of a question stands as a JSON string.
+
+    Returns:
+        The number of tasks.
+
+    Raises:
+        ConfigError: The name ends in neither.
+        DataError: The file cannot be written.
+    """
+    path = check_name(path)
+    with replacing(path) as temporary:
+        return (_save_parquet if path.suffix == ".parquet" else _save_json_lines)(tasks, temporary)
+
+
+def check_name(path: str | Path) -> Path:
+    """`path`, if it has a name that `save_tasks` can write.
+
+    Raises:
+        ConfigError: It ends neither in .parquet nor in .jsonl.
+    """
+    path = Path(path)
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise ConfigError(f"{path}: the name must end in .parquet or .jsonl.")
+    return path
+
+
+def load_tasks(path: str | Path) -> list[Task]:
+    """Read a file of `save_tasks`, one of MemAgent's, or LoCoMo's (recognised by their keys).
+
+    Raises:
+        DataError: The file is none of these, is damaged, or has no task; the message names the row and the field.
+    """
+    tasks = list(iter_tasks(path))
+    if not tasks:
+        raise DataError(f"{path}: has no tasks.")
+    return tasks
+
+
+def iter_tasks(path: str | Path) -> Iterator[Task]:
+    """As `load_tasks`, one task at a time.
+
+    Equal documents of several tasks become one object: distractors recur, and texts make up most of the memory.
+    """
+    rows: dict[str, int] = {}
+    documents: dict[Document, Document] = {}
+    for row in read_rows(path):
+        if is_memagent(row.values):
+            tasks = iter([parse_memagent(row)])
+        elif is_locomo(row.values):
+            tasks = parse_locomo(row)
+        elif "questions" in row.values:
+            tasks = iter([_parse(row, documents)])
+        else:
+            raise DataError(
+                f"{row.path}: row {row.number}: has the fields {', '.join(map(repr, row.values))}; a task has "
+                "'questions', and 'documents' or 'context'. Make tasks of a benchmark's file with: atommem data build."
+            )
+        for task in tasks:
+            if task.id in rows:
+                raise row.error("id", f"is {task.id!r}, as in row {rows[task.id]}; ids must differ")
+            rows[task.id] = row.number
+            yield task
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path` that replaces it at the end, or is removed if anything is raised.
+
+    Raises:
+        DataError: The folder or the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}.") from error
+
+
+def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for task in tasks:
+            file.write(json.dumps(_values(task), ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def _values(task: Task) -> dict[str, Any]:
+    """A task as a row of JSON Lines."""
+    return {
+        "id": task.id,
+        "source": task.source,
+        "questions": [
+            {"text": q.text, "answers": list(q.answers), "id": q.id, "metadata": q.metadata} for q in task.questions
+        ],
+        "documents": [{"title": d.title, "text": d.text, "gold": d.gold} for d in task.documents],
+        "context": task.context,
+        "metadata": task.metadata,
+    }
+
+
+def _save_parquet(tasks: Iterable[Task], path: Path) -> int:
+    pyarrow, parquet = import_pyarrow()
+    count = 0
+    group: list[Task] = []
+    with parquet.ParquetWriter(path, _schema(pyarrow), compression="zstd") as writer:
+        size = 0
+        for task in tasks:
+            group.append(task)
+            # A context stands for about as many documents as its length says (500 characters each).
+            size += len(task.documents) + len(task.context or "") // 500 + 1
+            if size >= _DOCUMENTS_PER_GROUP:
+                writer.write_table(_table(pyarrow, group))
+                count, size = count + len(group), 0
+                group.clear()
+        if group:
+            writer.write_table(_table(pyarrow, group))
+            count += len(group)
+    return count
+
+
+def _schema(pa: Any) -> Any:
+    text = pa.string()
+    question = pa.struct([("text", text), ("answers", pa.list_(text)), ("id", text), ("metadata", text)])
+    document = pa.struct([("title", text), ("text", text), ("gold", pa.bool_())])
+    return pa.schema(
+        [
+            ("id", text),
+            ("source", text),
+            ("questions", pa.list_(question)),
+            ("documents", pa.list_(document)),
+            ("context", text),
+            ("metadata", text),
+        ]
+    )
+
+
+def _table(pa: Any, tasks: list[Task]) -> Any:
+    """The Arrow table of `tasks`. Documents go in by column: far faster than row by row."""
+    schema = _schema(pa)
+    documents = [document for task in tasks for document in task.documents]
+    columns = pa.StructArray.from_arrays(
+        [
+            pa.array([document.title for document in documents], pa.string()),
+            pa.array([document.text for document in documents], pa.string()),
+            pa.array([document.gold for document in documents], pa.bool_()),
+        ],
+        fields=list(schema.field("documents").type.value_type),
+    )
+    offsets = pa.array(accumulate((len(task.documents) for task in tasks), initial=0), pa.int32())
+    questions = [
+        [
+            {"text": q.text, "answers": list(q.answers), "id": q.id, "metadata": _dumps(q.metadata)}
+            for q in task.questions
+        ]
+        for task in tasks
+    ]
+    return pa.table(
+        [
+            pa.array([task.id for task in tasks], pa.string()),
+            pa.array([task.source for task in tasks], pa.string()),
+            pa.array(questions, schema.field("questions").type),
+            pa.ListArray.from_arrays(offsets, columns),
+            pa.array([task.context for task in tasks], pa.string()),
+            pa.array([_dumps(task.metadata) for task in tasks], pa.string()),
+        ],
+        schema=schema,
+    )
+
+
+def _dumps(metadata: dict[str, Any]) -> str:
+    return json.dumps(metadata, ensure_ascii=False)
+
+
+def _parse(row: Row, documents: dict[Document, Document]) -> Task:
+    """Turn a row of our own layout into a task; `documents` interns equal documents."""
+    questions = row.check_list("questions", row.get("questions"))
+    if not questions:
+        raise row.error("questions", "is empty")
+    context = row.values.get("context")
+    found = row.check_list("documents", row.values.get("documents") or [])
+    if (context is None) == (not found):
+        raise row.error("documents", "and 'context': give one of them" + (", not both" if found else ""))
+    if context is not None:
+        row.check_text("context", context)
+    parsed = [_document(row, i, item) for i, item in enumerate(found)]
+    return Task(
+        id=row.text("id"),
+        questions=tuple(_question(row, i, item) for i, item in enumerate(questions)),
+        documents=tuple(documents.setdefault(document, document) for document in parsed),
+        context=context,
+        source=_optional_text(row, "source", row.values.get("source")),
+        metadata=_metadata(row, "metadata", row.values.get("metadata")),
+    )
+
+
+def _question(row: Row, index: int, item: Any) -> Question:
+    name = f"questions[{index}]"
+    if not isinstance(item, dict):
+        raise row.error(name, f"is {item!r}, expected an object")
+    answers = row.texts(f"{name}.answers", item.get("answers"))
+    if not answers:
+        raise row.error(f"{name}.answers", "is empty")
+    return Question(
+        text=row.check_text(f"{name}.text", item.get("text")),
+        answers=tuple(answers),
+        id=_optional_text(row, f"{name}.id", item.get("id")),
+        metadata=_metadata(row, f"{name}.metadata", item.get("metadata")),
+    )
+
+
+def _document(row: Row, index: int, item: Any) -> Document:
+    name = f"documents[{index}]"
+    if not isinstance(item, dict):
+        raise row.error(name, f"is {item!r}, expected an object")
+    title, text, gold = item.get("title", ""), item.get("text"), item.get("gold", False)
+    if not isinstance(title, str) or not isinstance(text, str) or not isinstance(gold, bool):
+        raise row.error(name, "must have strings for 'title' and 'text' and true or false for 'gold'")
+    return Document(title, text, gold)
+
+
+def _optional_text(row: Row, name: str, value: Any) -> str:
+    return row.check_text(name, value) if value else ""
+
+
+def _metadata(row: Row, name: str, value: Any) -> dict[str, Any]:
+    """Metadata as an object; parquet holds it as a JSON string."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise row.error(name, f"is not JSON: {error}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise row.error(name, f"is {value!r}, expected an object")
+    return value

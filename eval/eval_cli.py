@@ -1,0 +1,117 @@
+"""``atommem eval``: a checkpoint or a server on a task file, with scores, intervals and traces."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from atommem.envs.task_files import load_tasks
+from atommem.eval.budget import BudgetSpentError
+from atommem.eval.console_report import report_table
+from atommem.eval.eval_config import Configs, parse_arguments
+from atommem.eval.methods import check_method
+from atommem.eval.output import EPISODES, SUMMARY, TRACES
+from atommem.eval.runner import evaluate
+from atommem.eval.workbench import Session
+
+if TYPE_CHECKING:
+    from atommem.envs.scoring.records import EvalResult
+
+EXIT_TOO_MANY_FAILED = 3
+EXIT_BUDGET_SPENT = 4
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of ``atommem eval``.
+
+    Returns:
+        0; 3 when more episodes failed than ``--max_failed_fraction`` allows; 4 when the budget was spent before
+        all had run; 130 after Ctrl-C or SIGTERM.
+
+    Raises:
+        AtomMemError: A setting or file is wrong, or the policy refused a request.
+    """
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _main(sys.argv[1:] if argv is None else argv)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM, as a scheduler sends it that ends a job, does what Ctrl-C does: asyncio cancels the evaluation."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # a job in the background of a shell ignores Ctrl-C
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)
+
+
+def _main(argv: list[str]) -> int:
+    if any(argument.partition("=")[0] == "--suite" for argument in argv):
+        from atommem.eval.suites.suite_cli import main as run_suite
+
+        return run_suite(argv)
+    configs = parse_arguments(argv)
+    config = configs[0]
+    check_method(config.method)
+    try:
+        result = asyncio.run(_run(configs))
+    except KeyboardInterrupt:
+        print(
+            f"\nInterrupted. Every episode that ended is in {config.out}; the same command continues from there.",
+            file=sys.stderr,
+        )
+        return EXIT_INTERRUPTED
+    except BudgetSpentError as error:
+        print(
+            f"atommem eval: {error} Every episode that ended is in {config.out}; the same command with a larger "
+            "--budget_tokens or --budget_money continues from there.",
+            file=sys.stderr,
+        )
+        return EXIT_BUDGET_SPENT
+    _print_report(result, Path(config.out))
+    if result.failed_fraction > config.max_failed_fraction:
+        print(
+            f"{result.failed} of {len(result.records)} episodes failed: more than --max_failed_fraction "
+            f"{config.max_failed_fraction:g}. The scores cover the others only.",
+            file=sys.stderr,
+        )
+        return EXIT_TOO_MANY_FAILED
+    return 0
+
+
+async def _run(configs: Configs) -> EvalResult:
+    config = configs[0]
+    tasks = load_tasks(config.data)[: config.limit]
+    async with Session() as session:
+        method, settings = await session.open(configs)
+        return await evaluate(
+            tasks,
+            method,
+            config.out,
+            samples_per_task=config.samples_per_task,
+            settings=settings,
+            budget=config.make_budget(),
+        )
+
+
+def _print_report(result: EvalResult, out: Path) -> None:
+    summary = result.summary()
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 160  # a log file need not wrap at 80 columns
+    console.print(report_table(summary))
+    for error, count in sorted(summary["errors"].items(), key=lambda item: -item[1]):
+        console.print(f"failed {count} x: {error}", markup=False)
+    if result.failed:
+        console.print("Failed episodes are in no score; the same command runs them again.")
+    console.print(
+        f"{out / SUMMARY}, {out / EPISODES}; replay an episode: atommem trace {out / TRACES}/FILE", markup=False
+    )

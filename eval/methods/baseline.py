@@ -1,0 +1,278 @@
+"""What every method of an evaluation is, and what the baselines that run no memory loop have in common.
+
+`atommem.episode_runner.EpisodeRunner` is a `Method` as it is. A `Baseline` asks the same policy with prompts of its
+own; every
+call is a step of the episode, so that counts of calls and tokens, traces and outages are those of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from atommem.actions import ActionKind
+from atommem.config import MemoryConfig
+from atommem.dialects.templates import fill
+from atommem.embedding.embedder import Embedder
+from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.envs.task import Task
+from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from atommem.episode_runner import request_sampling, run_jobs, set_score
+from atommem.errors import OutageError, PromptTooLongError
+from atommem.parsing import parse_whole
+from atommem.policy.contract import Policy, Sampling
+from atommem.prompts import render_chat
+from atommem.tokens import Tokenizer
+
+SYSTEM = "You answer questions. Give the shortest wording that is complete, and end with it in a box: \\boxed{answer}"
+ANSWER_FROM_TEXT = "{text}\n\nQuestion:\n{question}\n\nAnswer the question from the text above, in a box."
+ANSWER = "Question:\n{question}\n\nAnswer the question, in a box."
+REMEMBERED = "What you remember of a long text:\n{entries}"
+NOTHING_REMEMBERED = "(nothing is remembered)"
+
+
+class Method(Protocol):
+    """Anything that turns a task into an episode: one policy, one way to remember."""
+
+    async def run(self, task: Any, sample: int = 0) -> Episode:
+        """Run one episode. An outage does not raise: it ends the episode with stop reason FAILED.
+
+        Raises:
+            PolicyError: The policy refused a request for good.
+        """
+        ...
+
+    async def run_all(
+        self,
+        jobs: Sequence[tuple[Any, int]],
+        on_episode: Callable[[int, Episode], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[Episode]:
+        """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all methods of a comparison share.
+
+    Attributes:
+        policy, embedder, tokenizer: As for `EpisodeRunner`.
+        environments: Cuts documents into chunks, and scores answers.
+        memory: AtomMem's settings; its `retrieve_k` is how many entries, notes or documents any method retrieves.
+        sampling: How completions are sampled.
+        max_in_flight: Most episodes at the same time; unset runs all at once.
+        slots: Takes the place of `max_in_flight` where several evaluations share one bound.
+        chat_template_kwargs: Passed to the tokenizer's chat template.
+        context_tokens: Longest prompt and completion together, for methods that fill the context.
+        yarn_factor: The factor by which YaRN (arXiv 2309.00071) stretches the model's context, where its server or
+            its config applies it: stated in the result, not switched on here.
+        encode_threads: As for `EpisodeRunner`.
+    """
+
+    policy: Policy
+    embedder: Embedder
+    tokenizer: Tokenizer
+    environments: LongDocEnvironments
+    memory: MemoryConfig
+    sampling: Sampling
+    max_in_flight: int | None = None
+    slots: asyncio.Semaphore | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    context_tokens: int = 32_768
+    yarn_factor: float | None = None
+    encode_threads: int = 0
+
+
+class Baseline(ABC):
+    """A method with prompts of its own. Subclasses say what is asked (`play`).
+
+    Attributes:
+        name: What ``--method`` calls it.
+        prompts: All wording that it uses; its digest is part of what a continued evaluation must agree in.
+    """
+
+    name: ClassVar[str]
+    prompts: ClassVar[tuple[str, ...]] = (SYSTEM, ANSWER_FROM_TEXT, ANSWER)
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    @classmethod
+    def require(cls) -> None:
+        """Make sure that what the method needs is installed. Cheap: asked before any model is loaded.
+
+        Raises:
+            ConfigError: It is not; the message has the command that installs it.
+        """
+        return
+
+    def settings(self) -> dict[str, Any]:
+        """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
+        return {
+            "method": {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k},
+            "prompts_sha256": hashlib.sha256(repr(self.prompts).encode()).hexdigest(),
+            "sampling": asdict(self.setup.sampling),
+        }
+
+    @abstractmethod
+    async def play(self, record: Recorder, task: Task) -> None:
+        """Read `task` and answer its questions (`Recorder.answer`), one after the other.
+
+        Raises:
+            OutageError: Something outside the policy failed.
+            PromptTooLongError: A prompt does not fit; what was answered before counts.
+        """
+
+    async def run(self, task: Task, sample: int = 0) -> Episode:
+        """Run one episode; see `Method.run`."""
+        episode = Episode(task_id=task.id, sample=sample)
+        record = Recorder(self.setup, episode, task)
+        started = time.perf_counter()
+        try:
+            try:
+                await self.play(record, task)
+                answered = None not in record.answers
+                episode.stop_reason = StopReason.ANSWERED if answered else StopReason.UNANSWERED
+            except PromptTooLongError:
+                episode.stop_reason = StopReason.CONTEXT_OVERFLOW
+            set_score(episode, await self.setup.environments.score(task, record.answers))
+            episode.metrics |= record.metrics
+        except OutageError as error:
+            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
+        episode.seconds = time.perf_counter() - started
+        return episode
+
+    async def run_all(
+        self,
+        jobs: Sequence[tuple[Any, int]],
+        on_episode: Callable[[int, Episode], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[Episode]:
+        """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
+        return await run_jobs(self.run, jobs, on_episode, self.setup.slots or self.setup.max_in_flight, stop)
+
+
+class Recorder:
+    """One episode of a baseline as it goes: asks the policy, and keeps every call as a step.
+
+    Attributes:
+        answers: One per question of the task, None until it is given.
+        metrics: What else the method has to say of the episode (``truncated``).
+        query: The last query that was noted as an operation.
+    """
+
+    def __init__(self, setup: Setup, episode: Episode, task: Task) -> None:
+        self.answers: list[str | None] = [None] * len(task.questions)
+        self.metrics: dict[str, float] = {}
+        self.query: str | None = None
+        self._setup = setup
+        self._episode = episode
+        self._task = task
+        self._size = 0
+
+    def prompt(self, system: str, user: str) -> str:
+        """Two messages as the policy reads them, chat markup included."""
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        return self.prompt_of(messages)
+
+    def prompt_of(self, messages: list[dict[str, str]]) -> str:
+        """Any messages as the policy reads them."""
+        return render_chat(self._setup.tokenizer, messages, self._setup.chat_template_kwargs)
+
+    async def ask(self, prompt: str, observation: Observation, view: MemoryView | None = None) -> Step:
+        """Sample a completion of `prompt` and keep it as a step; what it did is noted with `note`.
+
+        Args:
+            prompt: Chat markup included.
+            observation: Where in the stream, or at which question, this is.
+            view: What of the memory the prompt shows.
+
+        Raises:
+            OutageError, PromptTooLongError, PolicyError: As of `Policy.complete`.
+        """
+        index = len(self._episode.steps)
+        started = time.perf_counter()
+        prompt_ids = self._setup.tokenizer.encode(prompt, add_special_tokens=False)
+        sampling = request_sampling(self._setup.sampling, self._episode, index)
+        completion = await self._setup.policy.complete(prompt_ids, sampling)
+        step = Step(
+            index=index,
+            observation=observation,
+            view=view or MemoryView(size=self._size),
+            prompt_ids=prompt_ids,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            actions=(),
+            problems=(),
+            operations=(),
+            store_size=self._size,
+            seconds=time.perf_counter() - started,
+            prompt=prompt,
+        )
+        self._episode.steps.append(step)
+        return step
+
+    def note(self, step: Step, *operations: Operation) -> None:
+        """Note what followed from a step for the memory."""
+        step.operations += operations
+        for operation in operations:
+            if operation.outcome is Outcome.APPLIED:
+                self._size += {ActionKind.CREATE: 1, ActionKind.DELETE: -1}.get(operation.kind, 0)
+        step.store_size = self._size
+
+    def note_query(self, step: Step, query: str) -> None:
+        """Note that what `step` shows was retrieved for `query`."""
+        self.note(step, Operation(step.index, ActionKind.READ, Outcome.APPLIED, before=self.query, after=query))
+        self.query = query
+
+    async def read(self, chunks: Sequence[str], system: str, template: str) -> AsyncIterator[Step]:
+        """Ask the policy once for every chunk, with `template` around it; each call is a step."""
+        for index, chunk in enumerate(chunks):
+            yield await self.ask(self.prompt(system, fill(template, {"chunk": chunk})), self.reading(chunks, index))
+
+    def reading(self, chunks: Sequence[str], index: int) -> Observation:
+        """The observation while chunk `index` is read (its text stands in the step's prompt)."""
+        return Observation("reading", self._texts(), chunk_index=index, chunk_count=len(chunks))
+
+    async def answer(self, index: int, text: str | None = None, view: MemoryView | None = None) -> Step:
+        """Ask question `index`, with `text` to answer from (None: without any), and keep the boxed answer."""
+        step = await self.ask(self.question_prompt(index, text), self._answering(index), view)
+        parsed = parse_whole(step.text, ActionKind.ANSWER)
+        step.actions, step.problems = parsed.actions, parsed.problems
+        if parsed.actions:
+            self.answers[index] = parsed.actions[0].text
+        return step
+
+    async def answer_from_memory(self, index: int, retrieved: Sequence[Retrieved]) -> None:
+        """Ask question `index` with what was retrieved for it, best first."""
+        question = self._task.questions[index].text
+        view = MemoryView(query=question, retrieved=tuple(retrieved), size=self._size)
+        entries = "\n".join(f"- {item.text}" for item in retrieved) or NOTHING_REMEMBERED
+        self.note_query(await self.answer(index, fill(REMEMBERED, {"entries": entries}), view), question)
+
+    def question_prompt(self, index: int, text: str | None) -> str:
+        """The prompt of `answer`."""
+        question = self._task.questions[index].text
+        user = fill(ANSWER, {"question": question})
+        if text is not None:
+            user = fill(ANSWER_FROM_TEXT, {"text": text, "question": question})
+        return self.prompt(SYSTEM, user)
+
+    def _answering(self, index: int) -> Observation:
+        return Observation(
+            "answering",
+            (self._task.questions[index].text,),
+            question_index=index,
+            question_count=len(self._task.questions),
+        )
+
+    def _texts(self) -> tuple[str, ...]:
+        return tuple(question.text for question in self._task.questions)

@@ -1,0 +1,155 @@
+"""``atommem report``: evaluations as tables, plots, and a page for the browser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atommem.errors import ConfigError, DataError
+from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
+from atommem.eval.reporting.latex import latex_tables
+from atommem.eval.reporting.markdown import markdown_tables
+from atommem.eval.reporting.page import PageData, write_page
+from atommem.eval.reporting.plots import write_plots
+from atommem.eval.reporting.results import RESULTS, make_cells, make_results, write_results
+
+_LABELS = ("method", "dataset", "setting", "documents", "seed", "parameters")
+
+
+def write_report(
+    evaluations: Sequence[Evaluation],
+    out: str | Path,
+    *,
+    title: str = "Evaluation",
+    reference: str | None = None,
+    training: str | Path | None = None,
+    max_episodes: int = 300,
+    efficiency: bool = False,
+) -> dict[str, Any]:
+    """Write ``results.json``, ``tables.md``, ``tables.tex``, ``report.html`` and ``plots/``.
+
+    The same records and traces give the same files byte for byte, in whatever order episodes ended, as long as the
+    evaluations lie at the same place relative to `out` and no seconds are shown.
+
+    Args:
+        evaluations: In the order of the tables' rows.
+        out: Folder; made if it is not there.
+        title: Of tables and page.
+        reference: Row that every other one is tested against, besides best against runner-up.
+        training: A run's ``metrics.jsonl``, or its folder: action rates over training are drawn from it.
+        max_episodes: Most episodes to embed in the page; its numbers cover all.
+        efficiency: Show wall-clock seconds, which differ from run to run.
+
+    Returns:
+        The contents of ``results.json``.
+
+    Raises:
+        ConfigError: There is no evaluation, two are the same one to the tables, or `reference` is no row.
+        DataError: `training` cannot be read.
+        TraceError: A trace is broken.
+    """
+    cells = make_cells(evaluations)
+    metrics = read_training(training) if training is not None else []
+    page = PageData(cells, max_episodes=max_episodes, efficiency=efficiency)
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
+    write_results(results, out)
+    (out / "tables.md").write_text(markdown_tables(results), encoding="utf-8")
+    (out / "tables.tex").write_text(latex_tables(results), encoding="utf-8")
+    write_page(page.to_json(results, metrics), out)
+    write_plots(results, metrics, out / "plots")
+    return results
+
+
+def read_training(path: str | Path) -> list[dict[str, Any]]:
+    """The entries of ``metrics.jsonl`` (a file, or the folder of a training run).
+
+    Raises:
+        DataError: There is no such file, or it is damaged.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "metrics.jsonl"
+    try:
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the metrics of a training run from {path}: {error}") from error
+    return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
+    """Evaluations from the command line: FOLDER, NAME=FOLDER, or a folder with ``results.json``.
+
+    Of the last one all evaluations are read anew, under the labels that stand in it.
+
+    Raises:
+        ConfigError: A folder holds neither.
+        DataError: A file is damaged.
+    """
+    found: list[Evaluation] = []
+    for item in given:
+        name, equals, folder = item.partition("=")
+        if not equals or Path(item).is_dir():
+            name, folder = "", item
+        listed = Path(folder) / RESULTS
+        if listed.is_file():
+            found += _listed(listed)
+        else:
+            found.append(read_evaluation(folder, name or None))
+    return found
+
+
+def _listed(path: Path) -> list[Evaluation]:
+    try:
+        items: list[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
+        return [
+            read_evaluation(path.parent / item["folder"], **{name: item[name] for name in _LABELS if name in item})
+            for item in items
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} does not list evaluations as `atommem report` writes them: {error!r}") from error
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of ``atommem report``.
+
+    Raises:
+        AtomMemError: A folder or a file cannot be read, or evaluations cannot be told apart.
+    """
+    parser = argparse.ArgumentParser(prog="atommem report", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "evaluations",
+        nargs="+",
+        metavar="[NAME=]FOLDER",
+        help="Output folder of `atommem eval`, with the name of its row; or a folder with an earlier results.json.",
+    )
+    parser.add_argument("--out", required=True, help="Folder for report.html, tables, plots and results.json.")
+    parser.add_argument("--title", default="Evaluation", help="Of tables and page (default: %(default)s).")
+    parser.add_argument("--reference", help="Row that every other one is tested against.")
+    parser.add_argument("--training", help="metrics.jsonl of a training run, or its folder.")
+    parser.add_argument(
+        "--max_episodes", type=int, default=300, help="Most episodes to embed in the page (default: %(default)s)."
+    )
+    parser.add_argument(
+        "--efficiency",
+        action="store_true",
+        help="Show wall-clock seconds. Without them, the same evaluations give the same report byte for byte.",
+    )
+    given = parser.parse_args(list(argv))
+    if given.max_episodes < 0:
+        raise ConfigError(f"max_episodes is {given.max_episodes}: give 0 or more.")
+    write_report(
+        read_evaluations(given.evaluations),
+        given.out,
+        title=given.title,
+        reference=given.reference,
+        training=given.training,
+        max_episodes=given.max_episodes,
+        efficiency=given.efficiency,
+    )
+    print(f"{Path(given.out) / 'report.html'}; tables.md, tables.tex, results.json and plots/ lie beside it")
+    return 0

@@ -1,0 +1,146 @@
+"""``atommem eval --suite``: all evaluations of a suite's file, and one report of them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from atommem.errors import ConfigError
+from atommem.eval.methods import check_method
+from atommem.eval.suites.board import Board
+from atommem.eval.suites.cells import Cell, make_cells
+from atommem.eval.suites.outcome import exit_status, report
+from atommem.eval.suites.suite import Column, Suite
+from atommem.eval.suites.suite_file import load_suite
+from atommem.eval.suites.suite_run import SuiteRun
+from atommem.eval.suites.task_cache import TaskCache
+
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of ``atommem eval --suite``.
+
+    Returns:
+        0; 2 when a cell could not run; 3 when more episodes of a cell failed than ``--max_failed_fraction`` allows;
+        4 when the budget was spent before all had run; 130 after Ctrl-C.
+
+    Raises:
+        AtomMemError: A setting or file is wrong, or it is known beforehand that a cell cannot run.
+    """
+    given, flags = _parser().parse_known_args(list(argv))
+    _check(given, flags)
+    console = Console(highlight=False, soft_wrap=True, stderr=True)
+    suite = load_suite(given.suite).select(given.columns, given.rows)
+    cache = TaskCache(given.data_cache, given.benchmarks, lambda text: console.print(text, markup=False))
+    left_out = [column for column in suite.columns if not cache.available(column)]
+    if left_out:
+        names = ", ".join(column.key for column in left_out)
+        console.print(f"left out without --benchmarks: {names}", markup=False)
+        suite = suite.without(left_out)
+    if given.list:
+        _list_cells(make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds))
+        return 0
+    cells = make_cells(suite, flags, given.out, given.seeds)
+    for row in suite.rows:
+        check_method(row.method)
+    budget = cells[0].configs[0].make_budget()
+    tasks = cache.load(suite.columns)
+    try:
+        asyncio.run(SuiteRun(cells, tasks, budget, Board(cells, console)).run())
+    except KeyboardInterrupt:
+        print(
+            f"\nInterrupted. Every episode that ended is in {given.out}; the same command continues from there.",
+            file=sys.stderr,
+        )
+        return EXIT_INTERRUPTED
+    report(suite, cells, given.out, given.training)
+    return exit_status(cells, budget)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="atommem eval",
+        description="Run all evaluations that a suite's file describes (configs/eval/), and report them together. "
+        "Every flag of atommem eval may be given too: it wins over the suite's settings, but not over a row's.",
+        epilog="Suites, their files and the report: docs/evaluation.md",
+        allow_abbrev=False,
+    )
+    # The file may be missing in `--suite --help`.
+    parser.add_argument("--suite", type=Path, nargs="?", required=True, metavar="FILE", help="The suite's file (YAML).")
+    parser.add_argument("--out", type=Path, help="Folder for cells and report; an interrupted suite continues in it.")
+    parser.add_argument(
+        "--benchmarks",
+        type=Path,
+        metavar="FOLDER",
+        help="Folder with the benchmarks' official files: hotpotqa/, 2wikimultihopqa/, musique/.",
+    )
+    parser.add_argument(
+        "--data_cache",
+        type=Path,
+        default=Path("runs/data"),
+        metavar="FOLDER",
+        help="Where task files are kept that are built on first use (default: %(default)s).",
+    )
+    parser.add_argument("--columns", nargs="+", metavar="NAME", help="Only these: hotpotqa, hotpotqa-200, ...")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="Only these, by name, method or label.")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="Sampling seeds, instead of the suite's.")
+    parser.add_argument("--training", type=Path, metavar="RUN", help="Training run whose action rates are plotted.")
+    parser.add_argument("--list", action="store_true", help="Only list the cells.")
+    return parser
+
+
+_INSTEAD = {
+    "--data": "the suite's file names the data; choose from it with --columns",
+    "--method": "the suite's file names the methods; choose from them with --rows",
+    "--seed": "give --seeds",
+    "--config": "the suite's file holds the settings",
+}
+
+
+def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
+    for flag in flags:
+        name = flag.partition("=")[0]
+        if name in _INSTEAD:
+            raise ConfigError(f"{name} is for a single evaluation: {_INSTEAD[name]}.")
+    if given.suite is None:
+        raise ConfigError("--suite is given without its file: name one, such as configs/eval/smoke.yaml.")
+    if given.out is None and not given.list:
+        raise ConfigError("--out is missing: name the folder for cells and report, or give --list.")
+    if given.benchmarks is not None and not given.benchmarks.is_dir():
+        raise ConfigError(f"benchmarks is {given.benchmarks}: there is no such folder.")
+    if given.seeds is not None and len(set(given.seeds)) < len(given.seeds):
+        raise ConfigError(f"seeds is {given.seeds}: give different ones.")
+
+
+def _any_policy(suite: Suite, flags: Sequence[str]) -> list[str]:
+    """A policy to list cells with, where none was named."""
+    named = "policy" in suite.settings or any(flag.partition("=")[0] == "--policy" for flag in flags)
+    return [] if named else ["--policy", "POLICY"]
+
+
+def _list_cells(cells: Sequence[Cell]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("row", "column", "seed", "episodes"):
+        table.add_column(heading, justify="left" if heading in ("row", "column") else "right", no_wrap=True)
+    known = 0
+    for cell in cells:
+        count = _episodes(cell.column, cell)
+        known += count or 0
+        table.add_row(cell.row.name, cell.column.key, str(cell.seed), "all" if count is None else str(count))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    more = " and those of all tasks in files" if any(cell.column.n is None for cell in cells) else ""
+    console.print(f"{len(cells)} cells, {known:,} episodes{more}")
+
+
+def _episodes(column: Column, cell: Cell) -> int | None:
+    config = cell.configs[0]
+    counts = [count for count in (column.n, config.limit) if count is not None]
+    return min(counts) * config.samples_per_task if counts else None

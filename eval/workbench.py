@@ -1,0 +1,122 @@
+"""What evaluations need open, and the method that each of them runs: opened once for all that agree on it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, astuple
+from types import TracebackType
+from typing import Any
+
+from atommem.embedding import make_embedder
+from atommem.embedding.embedder import Embedder
+from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.eval.eval_config import Configs, EvalConfig
+from atommem.eval.methods import make_method
+from atommem.eval.methods.baseline import Method, Setup
+from atommem.eval.policies import open_policy, policy_identity
+from atommem.policy.contract import Sampling
+
+ENCODE_THREADS = 2
+"""More would wait for Python's lock."""
+
+
+class Session:
+    """Holds one policy, one embedder, and the environments over that policy. A context manager: leaving it closes all.
+
+    Asked for another policy or embedder, it closes the one that it holds first: two models may not fit the memory.
+
+    Args:
+        slots: Bounds the episodes of all methods together; None bounds each method's own by `max_in_flight`.
+    """
+
+    def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
+        self._slots = slots
+        self._policy: tuple[tuple[Any, ...], Any, dict[str, Any]] | None = None
+        self._embedder: tuple[tuple[Any, ...], Embedder] | None = None
+        self._environments: dict[tuple[Any, ...], LongDocEnvironments] = {}
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close_policy()
+        await self._close_embedder()
+
+    async def open(self, configs: Configs) -> tuple[Method, dict[str, Any]]:
+        """The method that `configs` describe, and the settings that its output folder must agree in.
+
+        Raises:
+            ConfigError: A setting is wrong, or a package is missing.
+            PolicyError: The model or tokenizer cannot be loaded.
+            OutageError: The policy's or the embedder's server is out of reach.
+        """
+        config, memory, embedder_config, environment = configs
+        policy, identity = await self._open_policy(config)
+        embedder = await self._open_embedder(astuple(embedder_config), configs)
+        key = astuple(environment)
+        if key not in self._environments:
+            self._environments[key] = LongDocEnvironments(policy.tokenizer, environment)
+        method = make_method(
+            config.method,
+            Setup(
+                policy=policy,
+                embedder=embedder,
+                tokenizer=policy.tokenizer,
+                environments=self._environments[key],
+                memory=memory,
+                sampling=Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens, config.seed),
+                max_in_flight=config.max_in_flight,
+                slots=self._slots,
+                chat_template_kwargs=config.template_kwargs,
+                context_tokens=config.context_tokens,
+                yarn_factor=config.yarn_factor,
+                encode_threads=ENCODE_THREADS if config.is_server else 0,
+            ),
+        )
+        settings = {
+            "policy": identity,
+            # The same server may come back at another address.
+            "embedder": {**asdict(embedder_config), "embedder_url": None},
+            "environment": {**asdict(environment), "judge_url": None},
+            "chat_template_kwargs": config.template_kwargs,
+            "method": {"name": config.method},
+        }
+        return method, settings
+
+    async def _open_policy(self, config: EvalConfig) -> tuple[Any, dict[str, Any]]:
+        key = policy_key(config)
+        if self._policy is None or self._policy[0] != key:
+            await self._close_policy()
+            policy = open_policy(config)
+            try:
+                self._policy = (key, policy, await policy_identity(config, policy))
+            except BaseException:
+                await policy.close()
+                raise
+        return self._policy[1], self._policy[2]
+
+    async def _open_embedder(self, key: tuple[Any, ...], configs: Configs) -> Embedder:
+        if self._embedder is None or self._embedder[0] != key:
+            await self._close_embedder()
+            self._embedder = (key, make_embedder(configs[2]))
+        return self._embedder[1]
+
+    async def _close_policy(self) -> None:
+        environments, self._environments = self._environments, {}
+        for environment in environments.values():
+            await environment.close()
+        if self._policy is not None:
+            (_, policy, _), self._policy = self._policy, None
+            await policy.close()
+
+    async def _close_embedder(self) -> None:
+        if self._embedder is not None:
+            (_, embedder), self._embedder = self._embedder, None
+            await embedder.close()
+
+
+def policy_key(config: EvalConfig) -> tuple[Any, ...]:
+    """What two evaluations must agree in to share a policy."""
+    return tuple(config.policy), config.model, config.tokenizer, config.max_in_flight, config.max_batch_tokens

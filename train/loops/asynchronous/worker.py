@@ -1,0 +1,285 @@
+"""The rollout side: an event loop in a thread that runs episodes ahead of the trainer, at most as far as it may."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import queue
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import chain, count
+from typing import Any, TypeVar
+
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
+from atommem.errors import OutageError
+from atommem.policy.contract import Completion, Policy, Sampling
+from atommem.train.loops.asynchronous.order import TaskOrder
+from atommem.train.loops.asynchronous.updates import Group
+
+Result = TypeVar("Result")
+
+RERUNS = 3
+"""How often an episode that an outage ended is run again while other episodes get through."""
+RERUN_SECONDS = 1.0
+"""Before an episode is run again; doubles each time, at most 30."""
+POLL_SECONDS = 0.2
+"""Between two looks at whether the run was asked to stop, while an evaluation is waited for."""
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="atommem-rollout", daemon=True)
+        self._thread.start()
+
+    def spawn(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run `work` in the loop; thread-safe."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def close(self) -> None:
+        """End the loop and the thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class _TaggedPolicy:
+    """One episode's view of the policy: notes which version of the weights each completion is from.
+
+    Noted when the request is made: one that waits while weights are published is tagged older than it is,
+    never newer.
+    """
+
+    def __init__(self, policy: Policy, version: Callable[[], int], on_completion: Callable[[], None]) -> None:
+        self._policy = policy
+        self._version = version
+        self._on_completion = on_completion
+        self.versions: list[int] = []
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """As the policy does."""
+        version = self._version()
+        completion = await self._policy.complete(prompt_ids, sampling)
+        self.versions.append(version)
+        self._on_completion()
+        return completion
+
+    async def close(self) -> None:
+        """The policy is shared: the worker closes it."""
+
+
+class RolloutWorker:
+    """A `trl.experimental.async_grpo` ``RolloutWorkerProtocol`` over the one episode loop.
+
+    Its `rollout_buffer` gets whole groups (`Group`), not single samples: the advantage of an episode is
+    known when its group has ended, and the loss normaliser when the groups of the update have.
+
+    Weights of version v serve the groups of one update (of `weight_sync_steps` updates). With the first
+    weights the worker may start the groups of ``1 + max_staleness`` versions, and with every new version
+    those of one more. So a group is fresh enough when its turn comes, unless others have overtaken it;
+    and with ``max_staleness=0`` the worker waits for every update.
+
+    An episode that an outage ended is run again: as long as nothing gets through, for ever (the trainer's
+    `check_health` ends a run in which that lasts), else `RERUNS` times. After that it is a failed episode
+    of its group, not scored and not trained on.
+
+    Args:
+        loop: Where episodes run.
+        runner: Runs them. Its policy and embedder are closed when the worker stops.
+        tasks: The training tasks.
+        order: Which task and which seed a group has.
+        group_size: Episodes in a group.
+        groups_per_version: Groups that weights of one version are meant for.
+        max_staleness: Versions that a group may be older than the weights it is trained on.
+        total: Groups that the run trains on.
+        max_in_flight: Most episodes at the same time; None is no limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: LoopThread,
+        runner: EpisodeRunner,
+        tasks: Sequence[Any],
+        order: TaskOrder,
+        group_size: int,
+        groups_per_version: int,
+        max_staleness: int,
+        total: int,
+        max_in_flight: int | None = None,
+    ) -> None:
+        self.loop = loop
+        self.runner = runner
+        self.tasks = tasks
+        self.order = order
+        self.group_size = group_size
+        self.groups_per_version = groups_per_version
+        self.max_staleness = max_staleness
+        self.rollout_buffer: queue.Queue[Group] = queue.Queue()
+        self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.version = 0
+        self.indices: Iterator[int] = count()
+        self._total = total
+        self._limit = 0
+        self._started = 0
+        self._completions = 0
+        self._progress = time.monotonic()
+        self._last_outage: str | None = None
+        self._granted = asyncio.Event()
+        self._slots = asyncio.Semaphore(max_in_flight or group_size * total or 1)
+        self._running: Future[None] | None = None
+
+    # RolloutWorkerProtocol ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to run episodes. Weights have been published before."""
+        self._limit = (1 + self.max_staleness) * self.groups_per_version
+        self._note_progress()
+        self._running = self.loop.spawn(self._run())
+
+    def stop(self) -> None:
+        """Abandon the episodes in flight, close policy and embedder, and end the thread."""
+        if self._running is not None:
+            self._running.cancel()
+        self.loop.spawn(self._close()).result()
+        self.loop.close()
+
+    def update_model_version(self, model_version: int) -> None:
+        """Weights of this version have been published: more groups may start."""
+        self.version = model_version
+        if self._running is not None:
+            self._grant(self.groups_per_version, 0)
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raise when no group can be expected any more.
+
+        Raises:
+            OutageError: No completion has come for `stale_after_s` seconds.
+            Exception: Whatever ended the rollout thread.
+        """
+        if self._running is not None and self._running.done():
+            self._running.result()
+        silent = time.monotonic() - self._progress
+        if silent > stale_after_s:
+            reason = f"the last outage: {self._last_outage}" if self._last_outage else "no outage was reported"
+            raise OutageError(
+                f"no completion has come for {silent:.0f} s (heartbeat_stale_after_s: {stale_after_s:.0f}); {reason}. "
+                "Resume from the last checkpoint when the policy's servers answer again."
+            )
+
+    # Beyond the protocol --------------------------------------------------------------------------
+
+    def resume_at(self, next_group: int, pending: Iterable[int], trained: int) -> None:
+        """Go on where a run stopped: first with the `pending` groups, then from `next_group` on.
+
+        `trained` groups of the total are done.
+        """
+        self.indices = chain(sorted(pending), count(next_group))
+        self._total -= trained
+
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """The result of `function`, called in the thread that episodes run in."""
+
+        async def run() -> Result:
+            return function(*arguments)
+
+        return self.loop.spawn(run()).result()
+
+    def run_beside(
+        self, jobs: Sequence[tuple[Any, int]], sampling: Sampling, stopped: Callable[[], bool]
+    ) -> list[Episode]:
+        """Run one episode per (task, sample) beside those of training; blocks. No episode if `stopped` says so."""
+        runner = copy.copy(self.runner)
+        runner.policy, runner.sampling = (
+            _TaggedPolicy(self.runner.policy, lambda: self.version, self._note_progress),
+            sampling,
+        )
+        work = self.loop.spawn(runner.run_all(jobs))
+        while not stopped():
+            try:
+                return work.result(timeout=POLL_SECONDS)
+            except TimeoutError:
+                if work.done():
+                    raise
+        work.cancel()
+        return []
+
+    def replace_group(self) -> None:
+        """A group was too old to be trained on: one more may start, with the current weights."""
+        self._grant(1, 1)
+
+    def _grant(self, groups: int, beyond_total: int) -> None:
+        def grant() -> None:
+            self._limit += groups
+            self._total += beyond_total
+            self._note_progress()
+            self._granted.set()
+
+        self.loop.loop.call_soon_threadsafe(grant)
+
+    def _note_progress(self) -> None:
+        self._progress = time.monotonic()
+
+    def _note_completion(self) -> None:
+        self._completions += 1
+        self._note_progress()
+
+    # In the loop ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as groups:
+                for index in self.indices:
+                    while self._started >= min(self._limit, self._total):
+                        self._granted.clear()
+                        await self._granted.wait()
+                    self._started += 1
+                    groups.create_task(self._run_group(index))
+        except BaseExceptionGroup as failures:
+            # The first failure is the cause; the rest of the group only repeats it.
+            raise failures.exceptions[0] from None
+
+    async def _run_group(self, index: int) -> None:
+        started, clock = self.version, time.monotonic()
+        task, seed = self.tasks[self.order.task(index)], self.order.seed(index)
+        ended = await asyncio.gather(*(self._run_episode(task, sample, seed) for sample in range(self.group_size)))
+        episodes, versions = zip(*ended, strict=True)
+        self.metrics_queue.put(
+            {
+                "rollout/group_s": time.monotonic() - clock,
+                "rollout/groups_waiting": float(self.rollout_buffer.qsize()),
+            }
+        )
+        self.rollout_buffer.put(Group(index, episodes, versions, started))
+
+    async def _run_episode(self, task: Any, sample: int, seed: int) -> tuple[Episode, list[int]]:
+        before, own = self._completions, 0
+        for attempt in count():
+            async with self._slots:
+                policy = _TaggedPolicy(self.runner.policy, lambda: self.version, self._note_completion)
+                runner = copy.copy(self.runner)
+                runner.policy, runner.sampling = policy, replace(runner.sampling, seed=seed)
+                episode = await runner.run(task, sample)
+            if not episode.failed:
+                return episode, policy.versions
+            self._last_outage = episode.error
+            self.metrics_queue.put({"rollout/outages_total": 1.0})
+            own += len(policy.versions)
+            if attempt >= RERUNS and self._completions - before > own:
+                return episode, policy.versions
+            await asyncio.sleep(min(30.0, RERUN_SECONDS * 2**attempt))
+        raise AssertionError("unreachable: count() does not end")
+
+    async def _close(self) -> None:
+        await self.runner.policy.close()
+        await self.runner.embedder.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,230 @@
+"""``atommem train replay DIR``: an update that stopped a run, once more on the very episodes that it had.
+
+`atommem.train.resume.faults.FailedStep` wrote them. The run is set up as it was, continued from the checkpoint before
+the update, and
+given the recorded episodes instead of new ones: rows, advantages, loss and gradients come out as they did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+from accelerate import PartialState
+from transformers import TrainerCallback
+
+from atommem.activity import ActivityClock
+from atommem.episode import Episode
+from atommem.errors import ConfigError, DataError
+from atommem.policy.contract import Sampling
+from atommem.trace import read_trace
+from atommem.train.resume.faults import EPISODES_FOLDER, REPORT_FILE, DivergedError
+
+_SHOWN = 8
+
+
+def recorded_command(arguments: Sequence[str]) -> dict[str, Any]:
+    """The command line of a run with the contents of its ``--config`` file, which may change later."""
+    rest, config = list(arguments), None
+    if "--config" in rest[:-1]:
+        index = rest.index("--config")
+        config = yaml.safe_load(Path(rest[index + 1]).read_text(encoding="utf-8"))
+        del rest[index : index + 2]
+    return {"arguments": rest, "config": config}
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A ``failed/step-N`` folder, read.
+
+    Attributes:
+        update: The update that failed, from 0.
+        error: What happened.
+        checkpoint: The state before the update; None if it was the first one.
+        arguments, config: The command line, and its YAML file's contents.
+        episodes: All ranks' episodes by (task id, sample).
+    """
+
+    update: int
+    error: str
+    checkpoint: str | None
+    arguments: list[str]
+    config: dict[str, Any] | None
+    episodes: dict[tuple[str, int], Episode] = field(default_factory=dict)
+
+
+def read_failed(folder: str | Path) -> FailedRun:
+    """Read a ``failed/step-N`` folder.
+
+    Raises:
+        DataError: It is none, or holds no episodes.
+    """
+    path = Path(folder) / REPORT_FILE
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        settings = report["settings"]
+        run = FailedRun(
+            report["update"], report["error"], report["checkpoint"], settings["arguments"], settings["config"]
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} cannot be read ({error!r}): give a failed/step-N folder of a GRPO run.") from error
+    for trace in sorted((Path(folder) / EPISODES_FOLDER).glob("*.jsonl")):
+        episode = read_trace(trace).episode
+        run.episodes[episode.task_id, episode.sample] = episode
+    if not run.episodes:
+        raise DataError(f"{folder} holds no episodes: the run stopped before the update had any ({run.error}).")
+    return run
+
+
+class RecordedRunner:
+    """Stands where an `EpisodeRunner` would and returns recorded episodes."""
+
+    def __init__(self, episodes: Mapping[tuple[str, int], Episode]) -> None:
+        self.episodes = episodes
+        self.sampling = Sampling()
+        self.activity = ActivityClock()
+        self.policy = self.embedder = SimpleNamespace(close=_nothing)
+
+    async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:
+        """The episode of each ``(task, sample)``.
+
+        Raises:
+            DataError: One was not recorded: the data or the settings are not those of the run.
+        """
+        try:
+            return [self.episodes[task.id, sample] for task, sample in jobs]
+        except KeyError as error:
+            raise DataError(
+                f"the episode {error.args[0]} was not recorded: data, seed and group size have to be the run's."
+            ) from error
+
+
+class RecordedBackend:
+    """A `atommem.train.rollout.backend.Backend` without a sampling side."""
+
+    def __init__(self, runner: RecordedRunner) -> None:
+        self.runner: Any = runner
+
+    def publish(self, trainer: Any) -> None:
+        """Nothing to do."""
+
+    @contextmanager
+    def rollout(self, trainer: Any) -> Iterator[None]:
+        """Nothing around it."""
+        yield
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing was measured."""
+        return {}
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+class Inspection(TrainerCallback):
+    """Looks at one update and stops the run after it.
+
+    Attributes:
+        bad: Names of the parameters whose gradients are not finite.
+    """
+
+    def __init__(self) -> None:
+        self.bad: list[str] = []
+
+    def watch(self, trainer: Any) -> None:
+        """Look at the gradients as soon as they are there: clipping by a norm that is NaN makes all of them NaN."""
+        training_step = trainer.training_step
+
+        def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = training_step(model, *args, **kwargs)
+            self.bad = [
+                name for name, p in model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())
+            ]
+            return loss
+
+        trainer.training_step = watched
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called after the update."""
+        control.should_training_stop, control.should_save, control.should_evaluate = True, False, False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of ``atommem train replay``.
+
+    Raises:
+        AtomMemError: The folder or a setting is wrong.
+    """
+    parser = argparse.ArgumentParser(prog="atommem train replay", description=__doc__, allow_abbrev=False)
+    parser.add_argument("folder", help="A failed/step-N folder.")
+    folder, overrides = parser.parse_known_args(list(argv))
+    run = read_failed(folder.folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        replay(run, overrides, Path(scratch), print)
+    return 0
+
+
+def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Repeat the update and say what came out.
+
+    Args:
+        run: What was recorded.
+        overrides: Flags on top of the run's own (``--learning_rate 1e-7``).
+        scratch: Where whatever is written goes.
+        say: Prints a line.
+
+    Returns:
+        ``loss`` and ``grad_norm`` as logged (``grad_norm`` None when the update diverged again), ``error``, and
+        ``not_finite``: parameters whose gradient is not.
+
+    Raises:
+        ConfigError: The checkpoint before the update is gone.
+    """
+    from atommem.train.loops.grpo import grpo_trainer
+    from atommem.train.train_cli import parse_grpo
+
+    if run.checkpoint is not None and not Path(run.checkpoint).is_dir():
+        raise ConfigError(f"the state before the update was {run.checkpoint}, which is gone: restore it.")
+    arguments = [*run.arguments, *overrides]
+    if run.config is not None:
+        (scratch / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
+        arguments = ["--config", str(scratch / "config.yaml"), *arguments]
+    processes = PartialState().num_processes
+    args, *others = parse_grpo(arguments)
+    total = args.generation_batch_size or 0
+    arguments += ["--per_device_train_batch_size", str(total // processes), "--output_dir", str(scratch)]
+    args, *others = parse_grpo([*arguments, "--report_to", "none", "--save_strategy", "no", "--use_vllm", "false"])
+    inspection = Inspection()
+    trainer = grpo_trainer(
+        args, *others, make_backend=lambda _: RecordedBackend(RecordedRunner(run.episodes)), callbacks=[inspection]
+    )
+    inspection.watch(trainer)
+    say(f"update {run.update + 1} stopped the run: {run.error}")
+    outcome: dict[str, Any] = {"loss": math.nan, "grad_norm": None, "error": None, "not_finite": []}
+    try:
+        trainer.train(resume_from_checkpoint=run.checkpoint)
+    except DivergedError as error:
+        outcome |= {"error": str(error.__cause__), "not_finite": inspection.bad}
+        say(f"it diverged again; {len(inspection.bad)} parameters have gradients that are not finite, the first ones:")
+        for name in inspection.bad[:_SHOWN]:
+            say(f"  {name}")
+    else:
+        logged = next(entry for entry in reversed(trainer.state.log_history) if "loss" in entry)
+        outcome |= {"loss": logged["loss"], "grad_norm": logged.get("grad_norm")}
+        say(f"this time it went through: loss {logged['loss']:.6g}, gradient norm {logged.get('grad_norm')}")
+    finally:
+        trainer.close()
+    return outcome
+
+
+async def _nothing() -> None:
+    return None

@@ -1,0 +1,156 @@
+"""Episodes as training data: one row per step, and what each of its tokens weighs in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from atommem.episode import Episode, StopReason
+
+NORMALIZATIONS = ("token", "step", "trajectory")
+
+
+@dataclass(slots=True)
+class Row:
+    """One step of one episode: what the model saw, what it sampled, and how that is to be changed.
+
+    Attributes:
+        prompt_ids, completion_ids: Token ids exactly as they were sampled.
+        logprobs: The policy's log-probabilities of `completion_ids` when it sampled them (nats).
+        episode: Index of the episode in the rank's batch.
+        advantage: The episode's, times the step's weight (1, unless credit is not uniform).
+        weight: What each completion token counts in the loss (see `EpisodeSize.token_weight`).
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    episode: int
+    advantage: float
+    weight: float
+
+    def __len__(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSize:
+    """How much an episode brings to the loss: sampled tokens, and steps with at least one."""
+
+    tokens: int
+    steps: int
+
+    @classmethod
+    def of(cls, episode: Episode, overlong_filtering: bool = False) -> EpisodeSize:
+        """The size of `episode`; one that is not trained on (`is_trained`) has none."""
+        if not is_trained(episode, overlong_filtering):
+            return cls(0, 0)
+        lengths = [len(step.token_ids) for step in episode.steps if step.token_ids]
+        return cls(sum(lengths), len(lengths))
+
+
+OVERLONG = (StopReason.TOKEN_LIMIT, StopReason.TIME_LIMIT, StopReason.CONTEXT_OVERFLOW)
+"""How episodes end that were cut because they were too long."""
+
+
+def is_trained(episode: Episode, overlong_filtering: bool) -> bool:
+    """Whether `episode` enters the loss: a failed one does not, with overlong filtering (DAPO's, arXiv 2503.14476,
+    section 3.4) neither does one that a limit cut short. Its reward still counts in its group's mean.
+    """
+    return episode.reward is not None and not (overlong_filtering and episode.stop_reason in OVERLONG)
+
+
+def normalizer(sizes: Sequence[EpisodeSize], normalization: str) -> float:
+    """What the weighted sum of the token losses is divided by.
+
+    Args:
+        sizes: Every scored episode of the global batch, those of groups without variance included
+            (their rows are skipped because they add 0 to the sum, not because they do not count).
+        normalization: ``token``: all completion tokens, so that every token of the batch counts the
+            same (DAPO's); ``step``: all steps, so that every step does; ``trajectory``: all episodes.
+
+    Returns:
+        The denominator in the units of `token_weight`; 0 for an empty batch.
+    """
+    if normalization == "token":
+        return float(sum(size.tokens for size in sizes))
+    if normalization == "step":
+        return float(sum(size.steps for size in sizes))
+    return float(sum(size.tokens > 0 for size in sizes) * longest(sizes))
+
+
+def token_weight(length: int, size: EpisodeSize, normalization: str, longest_episode: int) -> float:
+    """Weight of each of the `length` completion tokens of a step, in an episode of `size`.
+
+    The loss is ``sum(weight * token loss) / normalizer``. ``trajectory`` weights are scaled by the
+    longest episode's tokens, in the normaliser too: the quotient is that of ``1 / tokens`` over the
+    number of episodes, but no weight is below 1, where TRL's metrics would clamp their sum.
+    """
+    if normalization == "token":
+        return 1.0
+    if normalization == "step":
+        return 1.0 / length
+    return longest_episode / size.tokens
+
+
+def longest(sizes: Sequence[EpisodeSize]) -> int:
+    """Tokens of the longest episode, at least 1."""
+    return max((size.tokens for size in sizes), default=0) or 1
+
+
+def episode_rows(
+    episodes: Sequence[Episode],
+    advantages: Sequence[float],
+    normalization: str,
+    longest_episode: int,
+    overlong_filtering: bool = False,
+    step_weights: Sequence[Sequence[float]] | None = None,
+) -> list[Row]:
+    """One row per step of every episode with an advantage, in order.
+
+    Left out: failed episodes, steps without a single sampled token, and episodes whose advantage is
+    exactly 0, as all of a group with equal rewards are: their policy gradient is 0, so they cost no
+    forward or backward pass. (With a KL coefficient this drops the KL term of those episodes too.)
+
+    Args:
+        episodes: A rank's episodes.
+        advantages: One per episode.
+        normalization: Decides the weights.
+        longest_episode: `longest` of the global batch.
+        overlong_filtering: Leave out episodes that a limit cut short.
+        step_weights: What each step's advantage is multiplied by, for every episode; unset is 1.
+    """
+    rows: list[Row] = []
+    for index, (episode, advantage) in enumerate(zip(episodes, advantages, strict=True)):
+        if advantage == 0.0 or not is_trained(episode, overlong_filtering):
+            continue
+        size = EpisodeSize.of(episode)
+        for number, step in enumerate(episode.steps):
+            length = len(step.token_ids)
+            if length:
+                weight = token_weight(length, size, normalization, longest_episode)
+                own = advantage if step_weights is None else advantage * step_weights[index][number]
+                rows.append(Row(step.prompt_ids, step.token_ids, step.logprobs, index, own, weight))
+    return rows
+
+
+def merge_equal_rows(rows: Sequence[Row]) -> list[Row]:
+    """One row for all that have the same prompt and the same completion.
+
+    The episodes of a group begin with the same prompt, and a policy that has become sure of itself
+    completes it the same way. On-policy the ratio is 1 and no clip is active, so the loss is linear in the
+    advantage, and these rows add up exactly: the weights are summed, the advantages averaged by
+    weight. (A KL term depends on the tokens alone, so it adds up by weight as well.)
+    """
+    merged: dict[tuple[tuple[int, ...], tuple[int, ...]], Row] = {}
+    for row in rows:
+        key = (tuple(row.prompt_ids), tuple(row.completion_ids))
+        known = merged.get(key)
+        if known is None:
+            merged[key] = row
+            continue
+        weight = known.weight + row.weight
+        advantage = (known.advantage * known.weight + row.advantage * row.weight) / weight
+        merged[key] = replace(known, weight=weight, advantage=advantage)
+    return list(merged.values())

@@ -1,0 +1,102 @@
+"""Rows that share prefixes -> one row of unique tokens (a trie), on TRL's `TreeRow`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from trl.experimental.async_grpo.packing import TreeRow
+
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.tree_attention import Tree
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A micro-batch as one row of N unique tokens.
+
+    Attributes:
+        input_ids, position_ids, shift_labels: (1, N). Labels are the next token where it is scored, else -100.
+        token_index: (M,) packed position whose prediction is each completion token, rows one after the other.
+        counts: Completion tokens of each row.
+        tree: Who sees whom.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    shift_labels: torch.Tensor
+    token_index: torch.Tensor
+    counts: list[int]
+    tree: Tree
+
+    def to(self, device: torch.device) -> Packed:
+        """The same on `device`."""
+        return Packed(
+            self.input_ids.to(device),
+            self.position_ids.to(device),
+            self.shift_labels.to(device),
+            self.token_index.to(device),
+            self.counts,
+            self.tree,
+        )
+
+    def places(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(row, column) of each completion token in a rectangle of `width` columns, in which all end in the last."""
+        counts = torch.tensor(self.counts)
+        rows = torch.arange(len(self.counts)).repeat_interleave(counts)
+        columns = torch.cat([torch.arange(width - count, width) for count in self.counts])
+        return rows.to(self.token_index.device), columns.to(self.token_index.device)
+
+
+def pack_rows(rows: Sequence[Row]) -> Packed:
+    """Fold `rows` (at least one, each with a prompt token) into a trie; only completion tokens are scored."""
+    trie = TreeRow()
+    for row in rows:
+        prompt, completion = len(row.prompt_ids), len(row.completion_ids)
+        trie.add(
+            {
+                "input_ids": np.array(row.prompt_ids + row.completion_ids),
+                "completion_mask": np.array([0] * prompt + [1] * completion),
+                "old_log_probs": np.zeros(prompt + completion),
+                "advantage": 0.0,
+                "group_id": None,
+            }
+        )
+    packed = trie.pack()
+    boundaries = packed["tree_cu_seqlens_q"].tolist()
+    depths = packed["position_ids"][boundaries[:-1]].tolist()
+    return Packed(
+        input_ids=packed["input_ids"][None],
+        position_ids=packed["position_ids"][None],
+        shift_labels=packed["shift_labels"][None],
+        token_index=packed["token_index"],
+        counts=[len(row.completion_ids) for row in rows],
+        tree=Tree.from_segments(boundaries, depths),
+    )
+
+
+def shared_prefixes(rows: Sequence[Row]) -> list[int]:
+    """How many tokens of each row `pack_rows` shares with the row before it; 0 for the first.
+
+    In lexicographic order, no earlier row shares more.
+    """
+    return shared_token_prefixes([np.array(row.prompt_ids + row.completion_ids) for row in rows])
+
+
+def shared_token_prefixes(sequences: Sequence[npt.NDArray[Any]]) -> list[int]:
+    """`shared_prefixes` of token ids.
+
+    A token is shared where the sequences also agree on the next one: that is how `TreeRow` makes its nodes.
+    """
+    shared = [0] * bool(sequences)
+    for before, after in pairwise(sequences):
+        length = min(len(before), len(after))
+        different = np.flatnonzero(before[:length] != after[:length])
+        common = int(different[0]) if different.size else length
+        shared.append(common if len(before) == len(after) == common else max(0, common - 1))
+    return shared

@@ -1,0 +1,304 @@
+"""A transformers trainer that loses nothing: checkpoints are whole or absent, and every ending leaves one behind."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from accelerate.utils import DistributedType
+from safetensors import SafetensorError
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import SaveStrategy
+
+from atommem.config import save_config
+from atommem.errors import AtomMemError
+from atommem.train.resume.checkpoint_files import checkpoint_name, last_checkpoint, partial_folder, prune, publish
+from atommem.train.resume.faults import (
+    CheckpointError,
+    DivergedError,
+    FailedStep,
+    RolloutFailedError,
+    TrainingFault,
+    is_disk_full,
+)
+from atommem.train.resume.interrupts import StopRequest, TrainingInterrupted
+from atommem.train.watch.progress import NoProgress, RolloutProgress
+
+_GO_ON, _STOP, _BROKEN = 0, 1, 2
+"""What a rank has to report at a point where all ranks meet; the largest counts."""
+
+
+class ResumableTrainer(Trainer):
+    """Goes in front of a TRL trainer: ``class T(ResumableTrainer, GRPOTrainer)``.
+
+    - Checkpoints are written aside and renamed when they are complete (`atommem.train.resume.checkpoint_files`), with
+    the
+      ``atommem_config.json`` of `settings` and all training arguments in them.
+    - SIGTERM, SIGUSR1 and Ctrl-C end the run at the next step boundary, or in the middle of a rollout, with a
+      checkpoint of the state before it; all ranks together. A second signal ends the process at once.
+    - A NaN, an outage or a full disk ends the run with the data of the step (`atommem.train.resume.faults`).
+
+    Args:
+        settings: Dataclasses whose fields go into ``atommem_config.json``.
+        failed_step: Keeps the episodes of the running update.
+        kwargs: The trainer's.
+
+    Raises (from `train`):
+        TrainingInterrupted: The run was asked to stop.
+        TrainingFault: It cannot go on.
+    """
+
+    def __init__(
+        self, *args: Any, settings: Sequence[Any] = (), failed_step: FailedStep | None = None, **kwargs: Any
+    ) -> None:
+        self.stop_request = StopRequest()
+        self.settings = settings
+        self.failed_step = failed_step or FailedStep()
+        self.progress: RolloutProgress = NoProgress()
+        self._writing_to: Path | None = None
+        self._saved_step: int | None = None
+        self._before: dict[str, Any] | None = None
+        super().__init__(*args, **kwargs)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """`Trainer.train`, with the endings above."""
+        with self.stop_request.installed():
+            try:
+                return super().train(*args, **kwargs)
+            except TrainingInterrupted as stop:
+                # Whoever wants no checkpoints gets none for stopping.
+                saved = self.args.save_strategy != SaveStrategy.NO and self._save_before_step()
+                raise TrainingInterrupted(f"{stop} {_resume_hint(saved, self.args.output_dir)}") from None
+            except (DivergedError, RolloutFailedError) as fault:
+                # DeepSpeed steps inside the backward pass: its parameters are beyond saving by now.
+                stepped = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+                if not (stepped and isinstance(fault, DivergedError)):
+                    self._save_before_step()
+                self._fail(fault, fault)
+            except CheckpointError as fault:
+                self._fail(fault, fault)
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                self._fail(TrainingFault(f"the disk is full: {error}."), error)
+            finally:
+                self.progress.close()
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._writing_to or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The checkpoint of the trainer below, written aside, then published."""
+        output_dir = Path(super()._get_output_dir(trial))
+        partial = partial_folder(output_dir)
+        folder = partial / checkpoint_name(self.state.global_step)
+        if self.args.should_save:
+            shutil.rmtree(folder, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        error: Exception | None = None
+        self._writing_to = partial
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                self.save_extra_state(folder)
+        except (OSError, RuntimeError, SafetensorError) as failure:
+            error = failure
+        finally:
+            self._writing_to = None
+        if not self._all_agree(error is None):
+            self._give_up_checkpoint(partial, output_dir, error)
+        self._name_best_checkpoint(output_dir)
+        if self.args.should_save:
+            try:
+                self._complete(folder, output_dir)
+            except OSError as failure:
+                error = failure
+        if not self._all_agree(error is None):
+            self._give_up_checkpoint(partial, output_dir, error)
+        self._saved_step = self.state.global_step
+
+    def save_extra_state(self, folder: Path) -> None:
+        """Write what else a subclass needs to resume into the checkpoint; called on the saving process."""
+
+    def _complete(self, folder: Path, output_dir: Path) -> None:
+        """What only the saving process does once all ranks have written their part."""
+        if self.settings:
+            save_config(folder, *self.settings)
+        (folder / "training_args.json").write_text(self.args.to_json_string(), encoding="utf-8")
+        self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
+        publish(folder, output_dir)
+        best = self.state.best_model_checkpoint
+        prune(output_dir, self.args.save_total_limit, () if best is None else (Path(best),))
+        shutil.rmtree(folder.parent, ignore_errors=True)
+
+    def _name_best_checkpoint(self, output_dir: Path) -> None:
+        """The trainer below looked for the best checkpoint where it wrote this one: name it where it will be."""
+        if self.state.best_global_step:
+            best = checkpoint_name(self.state.best_global_step)
+            if self.state.best_global_step == self.state.global_step or (output_dir / best).is_dir():
+                self.state.best_model_checkpoint = str(output_dir / best)
+
+    def _give_up_checkpoint(self, partial: Path, output_dir: Path, error: Exception | None) -> NoReturn:
+        if self.args.should_save:
+            shutil.rmtree(partial, ignore_errors=True)
+        last = last_checkpoint(output_dir)
+        reason = (
+            "the disk is full" if error is not None and is_disk_full(error) else (error or "another process failed")
+        )
+        raise CheckpointError(
+            f"the checkpoint of update {self.state.global_step} could not be written: {reason}. "
+            + (f"The last good one is {last}." if last else "There is none before it.")
+        ) from error
+
+    def _save_before_step(self) -> bool:
+        """Save the state after the last finished update, whatever has begun since; all ranks together.
+
+        Returns whether there is such a checkpoint: not before the first update of a fresh run.
+        """
+        if self._before is None or self._saved_step == self.state.global_step:
+            return self.state.global_step > 0
+        set_rng_states(self._before["rng"])
+        self.state.num_input_tokens_seen = self._before["tokens"]
+        self._save_checkpoint(self.model, trial=None)
+        self.callback_handler.on_save(self.args, self.state, self.control)
+        return True
+
+    # Where all ranks meet -----------------------------------------------------------------------
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        # An update has ended: this is the state that an abandoned one goes back to.
+        self._before = {"rng": rng_states(), "tokens": self.state.num_input_tokens_seen}
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Called at the beginning of every update, on all ranks: a safe place to stop."""
+        self.meet()
+        return super().get_batch_samples(*args, **kwargs)
+
+    def meet(self, broken: Exception | None = None) -> None:
+        """All ranks find out whether one of them has to end the run; one collective operation.
+
+        Raises:
+            TrainingInterrupted: A rank was asked to stop.
+            RolloutFailedError: On a rank, sampling has `broken` down.
+        """
+        code = _BROKEN if broken is not None else _STOP if self.stop_request.requested else _GO_ON
+        code = int(self._largest(code))
+        if code == _BROKEN:
+            reason = "see the other processes"
+            if broken is not None:
+                reason = str(broken) if isinstance(broken, AtomMemError) else repr(broken)
+            raise RolloutFailedError(f"update {self.state.global_step + 1} cannot be sampled: {reason}") from broken
+        if code == _STOP:
+            raise TrainingInterrupted(f"stopped before update {self.state.global_step + 1}.")
+
+    def check_failed_fraction(self, failed: int, episodes: int, most: float, of: str | None = None) -> None:
+        """End the run when a rollout lost too many episodes to go by the rest; the same on all ranks.
+
+        Args:
+            failed, episodes: Of all ranks.
+            most: Fraction of `episodes` that may fail.
+            of: What the episodes were for; unset is the running update.
+
+        Raises:
+            RolloutFailedError: More than the fraction `most` of `episodes` failed.
+        """
+        if failed > most * episodes:
+            reasons = sorted({str(episode.error) for episode in self.failed_step.episodes if episode.failed})
+            raise RolloutFailedError(
+                f"{failed} of {episodes} episodes of {of or f'update {self.state.global_step + 1}'} failed, more than "
+                f"max_failed_fraction {most:g}: {reasons[0] if reasons else 'see the other processes'}"
+            )
+
+    def check_loss(self, loss: float) -> None:
+        """End the run at a loss that is no number; `loss` has to be the same on all ranks.
+
+        Raises:
+            DivergedError: `loss` is NaN or infinite.
+        """
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss of update {self.state.global_step + 1} is {loss}")
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """The gradient norm, before the optimizer steps.
+
+        Raises:
+            DivergedError: It is NaN or infinite, as it is after a NaN in the loss.
+        """
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        value = math.nan if norm is None else float(norm)
+        if norm is not None and not math.isfinite(value):
+            raise DivergedError(
+                f"the gradient norm of update {self.state.global_step + 1} is {value}; the parameters are as they "
+                "were before it."
+            )
+        return norm
+
+    def _all_agree(self, good: bool) -> bool:
+        return self._largest(float(not good)) == 0.0
+
+    def _largest(self, value: float) -> float:
+        if self.accelerator.num_processes == 1:
+            return value
+        everywhere = self.accelerator.gather(torch.tensor([value], device=self.accelerator.device))
+        return float(everywhere.max())
+
+    def _fail(self, fault: TrainingFault, error: BaseException) -> NoReturn:
+        """Write the step's data and raise `fault` with where it is and what to do."""
+        output_dir = self.args.output_dir
+        checkpoint = last_checkpoint(output_dir)
+        folder = self.failed_step.save(
+            output_dir,
+            self.state.global_step,
+            error,
+            checkpoint=checkpoint,
+            rng=None if self._before is None else self._before["rng"],
+            rank=self.args.process_index,
+            world_size=self.args.world_size,
+        )
+        kept = f" Its data is in {folder}." if folder else ""
+        if folder and self.failed_step.settings:
+            kept = f" Its data is in {folder}: `atommem train replay {folder}` repeats it."
+        raise type(fault)(
+            f"{str(fault).rstrip('.')}.{kept} {_resume_hint(checkpoint is not None, output_dir)}"
+        ) from error
+
+
+def _restore_to_numbered_cpu(storage: Any, location: str) -> Any:
+    """accelerate calls the device of a CPU process ``cpu:0``, a place that `torch.load` does not know by itself."""
+    return storage if location.startswith("cpu:") else None
+
+
+torch.serialization.register_package(15, lambda storage: None, _restore_to_numbered_cpu)
+
+
+def _resume_hint(saved: bool, output_dir: str) -> str:
+    if saved:
+        return f"The same command with --resume continues from the last checkpoint in {output_dir}."
+    return "There is no checkpoint yet: the same command starts again."
+
+
+def rng_states() -> dict[str, Any]:
+    """States of Python's, numpy's and torch's generators, on the devices of this process too."""
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.random.get_rng_state()
+    return states
+
+
+def set_rng_states(states: Mapping[str, Any]) -> None:
+    """Go back to `states`."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.random.set_rng_state(states["cuda"])

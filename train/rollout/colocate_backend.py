@@ -1,0 +1,157 @@
+"""Sampling from a vLLM engine inside every training process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peft import PeftModel
+
+from atommem.episode_runner import EpisodeRunner
+from atommem.errors import ConfigError
+from atommem.policy.vllm_engine import VllmEnginePolicy
+from atommem.train.rollout.adapters import AdapterPublisher, check_servable
+from atommem.train.rollout.episodes import Rollouts
+from atommem.train.rollout.full_weights import named_weights
+from atommem.train.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+
+
+class ColocateBackend:
+    """A `atommem.train.rollout.backend.Backend` whose engine shares the device with the trainer.
+
+    Args:
+        runner: Its policy is `policy`.
+        policy: The engine.
+        publisher: Saves the adapter; None where the model is trained as a whole.
+        sleeps: Whether the engine gives its memory back between rollouts (``vllm_enable_sleep_mode``).
+    """
+
+    def __init__(
+        self, runner: EpisodeRunner, policy: VllmEnginePolicy, publisher: AdapterPublisher | None, sleeps: bool
+    ) -> None:
+        self.runner = runner
+        self.policy = policy
+        self._publisher = publisher
+        self._sleeps = sleeps
+        self._asleep = self._loaded = False
+        self._measured: dict[str, float] = {}
+
+    def publish(self, trainer: MemoryGRPOTrainer) -> None:
+        """Load the current weights, or the adapter, into the engine."""
+        started = time.perf_counter()
+        self._load_weights(trainer)
+        if self._publisher is not None:
+            adapter, outdated = self._publisher.save(trainer)
+            self.policy.use_adapter(adapter)
+            if trainer.accelerator.is_main_process:
+                self._publisher.remove(outdated)
+        if trainer.accelerator.is_main_process:
+            self._measured["seconds/sync"] = time.perf_counter() - started
+
+    @contextmanager
+    def rollout(self, trainer: MemoryGRPOTrainer) -> Iterator[None]:
+        """The engine awake. There may be several rollouts between two updates."""
+        if self._asleep:
+            if not self._loaded:
+                self._load_weights(trainer)
+            self.policy.engine.wake_up(["kv_cache"])
+            self._asleep = False
+        yield
+        if self._sleeps:
+            # Level 2 drops the weights: all of them come with the next update. Base weights of an adapter do not.
+            self.policy.engine.sleep(2 if self._publisher is None else 1)
+            self._asleep, self._loaded = True, False
+
+    def _load_weights(self, trainer: MemoryGRPOTrainer) -> None:
+        """The weights back in the engine's memory, and, where all are trained, the current ones."""
+        engine = self.policy.engine
+        if self._asleep:
+            engine.wake_up(["weights"])
+        if self._publisher is None:
+            for weight in named_weights(trainer):
+                engine.apply_model(lambda model, weight=weight: model.load_weights([weight]))
+            engine.reset_prefix_cache()
+        self._loaded = True
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds of the last weight synchronisation; prompt tokens, and those that the prefix cache served."""
+        measured, self._measured = self._measured, {}
+        return measured | self.policy.take_counts()
+
+    async def close(self) -> None:
+        """Remove what was saved for the engine, and the engine."""
+        if self._publisher is not None:
+            self._publisher.close()
+        await self.policy.close()
+
+
+def colocate_backend(rollouts: Rollouts) -> Callable[[Any], ColocateBackend]:
+    """What `MemoryGRPOTrainer` calls with its model: an engine of its own for this process."""
+
+    def make(model: Any) -> ColocateBackend:
+        args: TrainConfig = rollouts.args
+        adapted = isinstance(model, PeftModel)
+        if adapted:
+            check_servable(model)
+        elif model.device.type == "cpu":
+            raise ConfigError(
+                "vLLM on CPU repacks its weights and cannot take new ones: train a LoRA adapter (use_peft: true), or "
+                "sample locally (use_vllm: false)."
+            )
+        engine = make_engine(args, model)
+        policy = VllmEnginePolicy(engine, rollouts.tokenizer)
+        publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
+        return ColocateBackend(rollouts.runner(policy), policy, publisher, args.vllm_enable_sleep_mode)
+
+    return make
+
+
+def make_engine(args: TrainConfig, model: Any) -> Any:
+    """vLLM in this process, of the model that is trained, with the settings of TRL's colocated engine.
+
+    Raises:
+        ConfigError: vLLM is not installed, or the model comes from no folder or hub.
+    """
+    path = model.get_base_model().config.name_or_path if isinstance(model, PeftModel) else model.config.name_or_path
+    if not path:
+        raise ConfigError("the model has no name_or_path: vLLM loads it from a folder or the hub, so save it first.")
+    # In this process, not in one that it starts: weights are handed over as they are.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
+        os.environ.setdefault(name, value)
+    try:
+        from vllm import EngineArgs
+        from vllm.utils.network_utils import get_open_port
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ImportError as error:
+        raise ConfigError(f"vllm_mode colocate needs vLLM: pip install 'atommem[serve]' ({error}).") from error
+    os.environ.setdefault("MASTER_PORT", str(get_open_port()))
+    adapter: dict[str, Any] = {}
+    if isinstance(model, PeftModel):
+        from trl.experimental.async_grpo.async_grpo_trainer import round_lora_rank
+
+        config = model.peft_config[model.active_adapters[0]]
+        rank = max([config.r, *config.rank_pattern.values()])
+        adapter = {"enable_lora": True, "max_lora_rank": round_lora_rank(rank)}
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=path,
+            dtype=str(model.dtype).removeprefix("torch."),
+            max_model_len=args.vllm_max_model_length,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+            enable_sleep_mode=args.vllm_enable_sleep_mode,
+            model_impl=args.vllm_model_impl,
+            distributed_executor_backend="external_launcher",
+            seed=args.seed + int(os.environ["RANK"]),
+            # Whole prompts of the longest kind must fit where they are not cut: see docs/serving.md.
+            max_num_batched_tokens=max(4096, args.vllm_max_model_length or 0),
+            **adapter,
+        )
+    )

@@ -1,0 +1,49 @@
+"""What every backend builds: the one loop, around its policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from atommem.config import MemoryConfig
+from atommem.embedding.embedder import Embedder
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.episode_runner import EpisodeRunner, Limits
+from atommem.policy.contract import Policy, Sampling
+from atommem.train.train_config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """How episodes of training run, whichever policy samples them.
+
+    Attributes:
+        args: Temperature, longest completion, limits of an episode.
+        tokenizer: The model's.
+        embedder: Shared by all episodes.
+        memory: Dialect, layout and limits of the memory.
+        environment: How documents are cut and scored.
+    """
+
+    args: TrainConfig
+    tokenizer: Any
+    embedder: Embedder
+    memory: MemoryConfig
+    environment: LongDocConfig
+
+    def runner(self, policy: Policy) -> EpisodeRunner:
+        """The one loop around `policy`."""
+        args = self.args
+        return EpisodeRunner(
+            policy=policy,
+            embedder=self.embedder,
+            tokenizer=self.tokenizer,
+            environment_factory=LongDocEnvironments(self.tokenizer, self.environment),
+            memory=self.memory,
+            sampling=Sampling(
+                temperature=args.temperature, top_p=1.0, top_k=0, max_tokens=args.max_completion_length or 1024
+            ),
+            limits=Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds),
+            max_in_flight=args.max_in_flight,
+            chat_template_kwargs=args.template_kwargs,
+        )

@@ -1,0 +1,109 @@
+"""Sampling from the very model that is trained, in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from trl.models.utils import unwrap_model_for_generation
+
+from atommem.config import MemoryConfig
+from atommem.embedding.embedder import Embedder
+from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.episode_runner import EpisodeRunner
+from atommem.policy.local import LocalPolicy
+from atommem.train.rollout.episodes import Rollouts
+from atommem.train.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+
+
+class LocalBackend:
+    """A `atommem.train.rollout.backend.Backend` without a second copy of the weights: there is nothing to publish.
+
+    Args:
+        runner: Samples from the training model.
+    """
+
+    def __init__(self, runner: EpisodeRunner) -> None:
+        self.runner = runner
+
+    def publish(self, trainer: MemoryGRPOTrainer) -> None:
+        """Nothing to do."""
+
+    @contextmanager
+    def rollout(self, trainer: MemoryGRPOTrainer) -> Iterator[None]:
+        """The model unwrapped, with its parameters gathered, and without gradients."""
+        with (
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+            ),
+            torch.no_grad(),
+            trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
+            _unsharded(trainer),
+        ):
+            yield
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing beyond what the trainer measures."""
+        return {}
+
+    async def close(self) -> None:
+        """End the policy's thread."""
+        await self.runner.policy.close()
+
+
+@contextmanager
+def _unsharded(trainer: MemoryGRPOTrainer) -> Iterator[None]:
+    """Under FSDP2, every parameter in whole until the end: a forward pass would gather them, which is
+    collective, and ranks run different numbers of forward passes.
+    """
+    if not trainer.accelerator.is_fsdp2:
+        yield
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = [module for module in trainer.model_wrapped.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in sharded:
+            module.reshard()
+            module.set_reshard_after_forward(trainer.accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
+
+
+def local_backend(
+    args: TrainConfig,
+    tokenizer: Any,
+    embedder: Embedder,
+    memory: MemoryConfig,
+    environment: LongDocConfig,
+) -> Callable[[Any], LocalBackend]:
+    """What `MemoryGRPOTrainer` calls with its model: a backend that samples from that very model.
+
+    Args:
+        args: Temperature, longest completion, sizes of sampling batches.
+        tokenizer: The model's.
+        embedder: Shared by all episodes.
+        memory: Dialect, layout and limits.
+        environment: How documents are cut and scored.
+    """
+
+    rollouts = Rollouts(args, tokenizer, embedder, memory, environment)
+
+    def make(model: Any) -> LocalBackend:
+        policy = LocalPolicy(
+            model, tokenizer, max_batch_size=args.rollout_batch_size, max_batch_tokens=args.rollout_batch_tokens
+        )
+        return LocalBackend(rollouts.runner(policy))
+
+    return make

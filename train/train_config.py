@@ -1,0 +1,212 @@
+"""Settings of training. `TrainConfig` is TRL's `GRPOConfig` plus a few fields, so its names are the known ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig, SFTConfig
+
+from atommem.config import check_choice
+from atommem.envs.checkpoint_settings import json_object
+from atommem.errors import ConfigError
+from atommem.train.credit import CREDITS
+from atommem.train.episode_config import BF16_HELP, CHECKPOINTING_HELP, EpisodeConfig
+
+# Fields of GRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "gradient_accumulation_steps": (1, "one trainer step is one update; micro_batch_tokens bounds the memory"),
+    "num_iterations": (1, "training is fully on-policy"),
+    "steps_per_generation": (1, "training is fully on-policy"),
+    "loss_type": ("dapo", "the loss is a weighted sum over tokens; `normalization` sets the weights"),
+    "importance_sampling_level": ("token", "the ratio is per token"),
+    "fp16": (False, "a batch without variance has no gradients to unscale: use bf16"),
+    "vllm_structured_outputs_regex": (None, "what is sampled must be the distribution that is trained"),
+    "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port by themselves"),
+    "use_transformers_continuous_batching": (False, "episodes are sampled by the local policy"),
+    "top_p": (1.0, "what is sampled must be the distribution that is trained"),
+    "top_k": (0, "what is sampled must be the distribution that is trained"),
+    "min_p": (None, "what is sampled must be the distribution that is trained"),
+    "repetition_penalty": (1.0, "what is sampled must be the distribution that is trained"),
+    "generation_kwargs": (None, "episodes are sampled by the local policy"),
+    "mask_truncated_completions": (False, "a completion that was cut is a step like any other"),
+    "top_entropy_quantile": (1.0, "a quantile of a micro-batch would depend on micro_batch_tokens"),
+    "entropy_coef": (0.0, "a mean over a micro-batch would depend on micro_batch_tokens"),
+    "use_adaptive_entropy": (False, "a mean over a micro-batch would depend on micro_batch_tokens"),
+    "off_policy_mask_threshold": (None, "training is fully on-policy"),
+    "reward_weights": (None, "an episode has one terminal reward"),
+    "multi_objective_aggregation": ("sum_then_normalize", "an episode has one terminal reward"),
+    "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
+    "pad_to_multiple_of": (None, "micro-batches are padded to their longest row"),
+}
+
+
+@dataclass
+class TrainConfig(EpisodeConfig, GRPOConfig):
+    """GRPO over whole episodes.
+
+    `per_device_train_batch_size` counts episodes per process and update; over all processes it has
+    to be a multiple of `num_generations`, the size of a group. A field of `GRPOConfig` that cannot
+    be honoured here is refused, never ignored.
+
+    Raises:
+        ConfigError: A field has a value that cannot be honoured, or is out of range.
+        ValueError: `GRPOConfig` refuses a value.
+    """
+
+    micro_batch_tokens: int = field(
+        default=16_384,
+        metadata={
+            "help": "Most tokens in one forward and backward pass: distinct ones with prefix_sharing, padded ones "
+            "without. Bounds memory, not the update."
+        },
+    )
+    prefix_sharing: bool = field(
+        default=True,
+        metadata={"help": "Compute a prefix that rows share once (prefix-tree training); exact, for most models."},
+    )
+    dynamic_sampling_rounds: int = field(
+        default=0,
+        metadata={
+            "help": "How often groups without variance are replaced by groups of other tasks in an update (DAPO's "
+            "dynamic sampling, bounded)."
+        },
+    )
+    credit: str = field(
+        default="uniform",
+        metadata={
+            "help": "How an episode's advantage is given to its steps: the same to all (uniform), or by what each item "
+            "of the memory did for the answer (leave_one_out, an experiment)."
+        },
+    )
+    credit_share: float = field(
+        default=0.5, metadata={"help": "Share of the advantage that credit=leave_one_out distributes, 0 to 1."}
+    )
+    max_in_flight: int | None = field(
+        default=None, metadata={"help": "Most episodes at the same time per process; unset runs all at once."}
+    )
+
+    # GRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
+    output_dir: str = field(default="runs/train", metadata={"help": "Where checkpoints and logs go."})
+    save_steps: float = field(default=20, metadata={"help": "Updates between two checkpoints."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints that are kept; the last one and the best one always are."}
+    )
+    learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature in training."})
+    epsilon: float = field(default=0.2, metadata={"help": "PPO clip below: ratio >= 1 - epsilon."})
+    vllm_server_base_url: str | None = field(
+        default=None,
+        metadata={"help": "The vLLM server, or several, with commas; unset: vllm_server_host and vllm_server_port."},
+    )
+    logging_steps: float = field(default=1, metadata={"help": "Updates between two log entries."})
+    steps_per_generation: int | None = field(default=1, metadata={"help": "Only 1: training is fully on-policy."})
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """`chat_template_kwargs` as an object."""
+        return json_object("chat_template_kwargs", self.chat_template_kwargs)
+
+    @property
+    def vllm_server_urls(self) -> list[str]:
+        """The servers of ``vllm_mode: server``."""
+        given = self.vllm_server_base_url or f"http://{self.vllm_server_host}:{self.vllm_server_port}"
+        return [url.strip() for url in given.split(",") if url.strip()]
+
+    def __post_init__(self) -> None:
+        hardware_defaults(self)
+        check_group(self.num_generations, self.per_device_train_batch_size)
+        if self.num_generations_eval is None:
+            self.num_generations_eval = 1
+        # Held-out episodes run all at once; TRL only wants the two to fit.
+        self.per_device_eval_batch_size = self.num_generations_eval
+        super().__post_init__()
+        check_fixed(self, _FIXED)
+        json_object("chat_template_kwargs", self.chat_template_kwargs)
+        check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
+        if self.use_vllm and self.vllm_mode == "colocate" and self.vllm_tensor_parallel_size != 1:
+            raise ConfigError(
+                f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}: a colocated engine is of one process, "
+                "because ranks ask for different numbers of completions. Use vllm_mode: server for a larger one."
+            )
+        check_choice("credit", self.credit, CREDITS)
+        if not 0.0 <= self.credit_share <= 1.0:
+            raise ConfigError(f"credit_share is {self.credit_share}: give a share between 0 and 1.")
+        self.check_episode_settings()
+        if self.dynamic_sampling_rounds < 0:
+            raise ConfigError(f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}: give 0 or more.")
+        if self.micro_batch_tokens < 1:
+            raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}: give at least 1.")
+
+
+@dataclass
+class ColdStartConfig(SFTConfig):
+    """Supervised fine-tuning on demonstrations, before GRPO. Fields are those of TRL's `SFTConfig`."""
+
+    data: str = field(
+        default="",
+        metadata={"help": "Trace file, or folder of traces (an output folder of `atommem eval` will do)."},
+    )
+    min_reward: float = field(default=1.0, metadata={"help": "Lowest reward of an episode to learn from (traces)."})
+    output_dir: str = field(default="runs/sft", metadata={"help": "Where checkpoints and logs go."})
+    logging_steps: float = field(default=10, metadata={"help": "Updates between two log entries."})
+    max_length: int | None = field(
+        default=None, metadata={"help": "Longest prompt plus completion; a longer row is refused, not cut."}
+    )
+    max_completion_length: int = field(
+        default=1024, metadata={"help": "Longest completion of a step when the model is used, tokens."}
+    )
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."},
+    )
+    bf16: bool | None = field(default=None, metadata={"help": BF16_HELP})
+    gradient_checkpointing: bool | None = field(default=None, metadata={"help": CHECKPOINTING_HELP})
+
+    _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "chat_template_kwargs"]  # noqa: RUF012  # as TRL does
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """`chat_template_kwargs` as an object."""
+        return json_object("chat_template_kwargs", self.chat_template_kwargs)
+
+    def __post_init__(self) -> None:
+        hardware_defaults(self)
+        super().__post_init__()
+        json_object("chat_template_kwargs", self.chat_template_kwargs)
+        check_fixed(
+            self,
+            {
+                "packing": (False, "rows are whole steps, padded per batch"),
+                "padding_free": (False, "rows are whole steps, padded per batch"),
+                "assistant_only_loss": (False, "rows are token ids; the loss is on the completion"),
+                "eval_strategy": ("no", "evaluate checkpoints with `atommem eval`"),
+            },
+        )
+
+
+def hardware_defaults(config: Any) -> None:
+    """TRL turns bfloat16 and gradient checkpointing on; without a GPU both only make training slower."""
+    import torch
+
+    if config.bf16 is None:
+        config.bf16 = not config.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    if config.gradient_checkpointing is None:
+        config.gradient_checkpointing = torch.cuda.is_available()
+
+
+def check_group(num_generations: int | None, batch_size: int) -> None:
+    """Raise ConfigError for a group that has nothing to compare, or a batch without an episode."""
+    if not num_generations or num_generations < 2:
+        raise ConfigError(f"num_generations is {num_generations}: a group needs at least 2 episodes to compare.")
+    if batch_size < 1:
+        raise ConfigError(f"per_device_train_batch_size is {batch_size}: give at least 1 episode.")
+
+
+def check_fixed(config: Any, fixed: Mapping[str, tuple[Any, str]]) -> None:
+    """Raise ConfigError when a field of `config` has another than its only supported value; the reason is beside it."""
+    for name, (only, reason) in fixed.items():
+        value = getattr(config, name)
+        if str(getattr(value, "value", value)) != str(only):
+            raise ConfigError(f"{name} is {value!r}: only {only!r} is supported, because {reason}.")

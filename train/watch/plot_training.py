@@ -1,0 +1,96 @@
+"""``atommem train plot RUN``: scores, action rates and store size over training, as in Figure 3 of arXiv 2601.08323."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atommem.errors import DataError
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+
+PLOT_FILE = "training.png"
+_ACTIONS = ("scratchpad", "create", "read", "update", "delete")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of ``atommem train plot``.
+
+    Raises:
+        DataError: The folder has no metrics.
+    """
+    parser = argparse.ArgumentParser(prog="atommem train plot", description=__doc__, allow_abbrev=False)
+    parser.add_argument("run", help=f"Output folder of a run: {METRICS_FILE} is read there.")
+    parser.add_argument("--out", help=f"Image file; unset is {PLOT_FILE} in the run's folder.")
+    given = parser.parse_args(list(argv))
+    file = Path(given.run) / METRICS_FILE
+    if not file.is_file():
+        raise DataError(f"{file} is not there: give the output folder of a run.")
+    print(plot_training(read_metrics(file), Path(given.out) if given.out else Path(given.run) / PLOT_FILE))
+    return 0
+
+
+def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mapping[str, float] | None = None) -> Path:
+    """Draw three panels and write them as an image.
+
+    Args:
+        metrics: Entries of ``metrics.jsonl``: those of updates (``reward``, ``em``, ``actions/...``,
+            ``store_size``) and of evaluations (``eval_em`` with its interval).
+        path: File to write.
+        lines: Scores to draw across the first panel, by their label.
+
+    Raises:
+        DataError: There is no update in `metrics`.
+    """
+    updates = [entry for entry in metrics if entry.get("reward") is not None]
+    if not updates:
+        raise DataError("there is no update to plot: the run has logged none yet, or was no GRPO run.")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Without pyplot: no display, no global state.
+    figure = Figure(figsize=(7, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    scores, actions, store = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
+    steps = [entry["step"] for entry in updates]
+    scores.plot(steps, [entry["reward"] for entry in updates], color="tab:blue", label="mean reward in training")
+    _draw_evaluations(scores, [entry for entry in metrics if entry.get("eval_em") is not None])
+    for color, (label, value) in zip(("tab:green", "tab:red", "tab:gray") * 9, (lines or {}).items(), strict=False):
+        scores.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{label}: {value:.2f}")
+    scores.set_ylabel("score")
+    scores.set_ylim(0, 1.02)
+    scores.legend(loc="lower right", fontsize="small")
+    for action in _ACTIONS:
+        rates = [entry.get(f"actions/{action}") for entry in updates]
+        if any(rates):
+            actions.plot(steps, rates, label=action)
+    actions.set_ylabel("actions per step")
+    actions.set_ylim(bottom=0)
+    actions.legend(loc="upper right", fontsize="small", ncols=len(_ACTIONS))
+    store.plot(steps, [entry.get("store_size") for entry in updates], color="tab:purple")
+    store.set_ylabel("entries in the end")
+    store.set_ylim(bottom=0)
+    store.set_xlabel("GRPO update")
+    for axes in (scores, actions, store):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _draw_evaluations(axes: Any, evaluations: Sequence[Mapping[str, Any]]) -> None:
+    if not evaluations:
+        return
+    em = [entry["eval_em"] for entry in evaluations]
+    low = [max(entry["eval_em"] - entry["eval_em_low"], 0.0) for entry in evaluations]
+    high = [max(entry["eval_em_high"] - entry["eval_em"], 0.0) for entry in evaluations]
+    axes.errorbar(
+        [entry["step"] for entry in evaluations],
+        em,
+        yerr=(low, high),
+        color="tab:orange",
+        marker="o",
+        markersize=3,
+        capsize=2,
+        label="held-out EM",
+    )

@@ -1,0 +1,80 @@
+"""What is logged of a rollout beyond the episodes' own statistics: scores by data source, and where the time went.
+
+Seconds of an update, each the mean over ranks:
+
+``sync``      giving the sampling side the current weights
+``rollout``   from the beginning of ``sync`` until the episodes of all ranks have ended
+``generate``  at least one completion was being waited for
+``embed``     at least one episode waited for embeddings (meanwhile others may generate)
+``retrieve``  searching stores
+``idle``      of the rollout, the time in which nothing was being generated: waiting for embeddings alone, for the
+              environment, or for slower ranks
+``train``     forward and backward passes
+
+so that ``sync + generate + idle`` make up ``rollout`` (but for a little bookkeeping), and ``rollout + train`` an update
+(but for the optimizer's step and for saving).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from atommem.activity import ActivityClock
+from atommem.episode import Episode
+
+SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
+"""Stages that the trainer times: publishing weights, this rank's episodes, waiting for those of the other ranks."""
+
+_SOURCE, _COUNT, _TIME = "source/", "source_count/", "time/"
+
+
+class RolloutLog:
+    """Collects one rank's part of it.
+
+    Args:
+        tasks: Those that episodes may be of, for their ``source``.
+    """
+
+    def __init__(self, tasks: Iterable[Any]) -> None:
+        self._sources = {task.id: str(getattr(task, "source", "") or "") for task in tasks}
+        self.clock = ActivityClock()
+
+    def sums(self, episodes: Sequence[Episode], activity: ActivityClock) -> dict[str, float]:
+        """Additive totals since the last call: scores by source, seconds by stage.
+
+        Args:
+            episodes: Of the rollout, with stages timed by `clock`.
+            activity: The runner's.
+        """
+        sums: dict[str, float] = {}
+        for episode in episodes:
+            source = self._sources.get(episode.task_id)
+            if not source or episode.reward is None:
+                continue
+            for name, value in {"reward": episode.reward, **episode.metrics}.items():
+                for key, amount in ((f"{_SOURCE}{name}/{source}", value), (f"{_COUNT}{name}/{source}", 1.0)):
+                    sums[key] = sums.get(key, 0.0) + amount
+        for stage, seconds in {**activity.take(), **self.clock.take()}.items():
+            sums[_TIME + stage] = seconds
+        return sums
+
+
+def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
+    """``reward/SOURCE``, ``em/SOURCE``, ...: means over episodes; ``seconds/STAGE``: means over ranks.
+
+    Args:
+        sums: `RolloutLog.sums` of all ranks, added up.
+        ranks: Their number.
+    """
+    means = {
+        key.removeprefix(_SOURCE): value / sums[_COUNT + key.removeprefix(_SOURCE)]
+        for key, value in sums.items()
+        if key.startswith(_SOURCE)
+    }
+    seconds = {key.removeprefix(_TIME): value / ranks for key, value in sums.items() if key.startswith(_TIME)}
+    episodes, wait = seconds.pop(EPISODES, 0.0), seconds.pop(WAIT, 0.0)
+    for stage in (SYNC, "generate", "embed", "retrieve"):
+        means[f"seconds/{stage}"] = seconds.get(stage, 0.0)
+    means["seconds/idle"] = max(episodes - means["seconds/generate"], 0.0) + wait
+    return means

@@ -1,0 +1,148 @@
+"""Whole sample episodes, to be read while training runs: as text files, and as a table in wandb and trackio."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from atommem.config import MemoryConfig
+from atommem.episode import Episode, Step
+from atommem.memory.operations import Contents
+from atommem.trace import Trace
+from atommem.trace_view import render_trace
+from atommem.train.watch.trace_writer import task_header
+
+FOLDER = "samples"
+TABLES = ("wandb", "trackio")
+"""The services of `report_to` that show tables."""
+
+COLUMNS = (
+    "update",
+    "task",
+    "source",
+    "sample",
+    "reward",
+    "stop",
+    "step",
+    "phase",
+    "prompt_end",
+    "completion",
+    "actions",
+    "memory_before",
+    "memory_after",
+)
+_PROMPT_TOKENS = 300
+
+
+class SampleEpisodes:
+    """Shows a few episodes of an update, the best and the worst (an `on_episodes` of the trainer).
+
+    Args:
+        folder: Gets ``step-N.txt``, one file per update, as ``atommem trace`` would print it.
+        tasks: The training tasks.
+        tokenizer: Decodes the end of the prompts.
+        memory: The settings that the episodes ran under.
+        count: Episodes each time.
+        every: Updates between two times; the first update is shown always.
+        report_to: Services; those of `TABLES` get a table of all steps named ``episodes``.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        tasks: Sequence[Any],
+        tokenizer: Any,
+        memory: MemoryConfig,
+        *,
+        count: int,
+        every: int,
+        report_to: Collection[str] = (),
+    ) -> None:
+        self.folder = Path(folder)
+        self.tokenizer = tokenizer
+        self.memory = memory
+        self.count = count
+        self.every = every
+        self.services = [name for name in TABLES if name in report_to]
+        self._tasks = {task.id: task for task in tasks}
+
+    def __call__(self, update: int, episodes: Sequence[Episode]) -> None:
+        """Show some of `episodes` if it is time; `update` counts from 0, what is shown from 1."""
+        number = update + 1
+        if number != 1 and number % self.every:
+            return
+        chosen = best_and_worst(episodes, self.count)
+        self._write(number, chosen)
+        if self.services:
+            import pandas
+
+            rows = [row for episode in chosen for row in self.rows(number, episode)]
+            frame = pandas.DataFrame(rows, columns=list(COLUMNS))
+            for name in self.services:
+                service = importlib.import_module(name)
+                # Goes out with the update's own entry, which follows.
+                service.log({"episodes": service.Table(dataframe=frame)}, **_uncommitted(name))
+
+    def rows(self, update: int, episode: Episode) -> Iterator[tuple[Any, ...]]:
+        """One row per step, in the order of `COLUMNS`."""
+        source = getattr(self._tasks[episode.task_id], "source", "")
+        before, contents = describe(Contents()), Contents()
+        for step in episode.steps:
+            for operation in step.operations:
+                contents.apply(operation)
+            after = describe(contents)
+            yield (
+                update,
+                episode.task_id,
+                source,
+                episode.sample,
+                episode.reward,
+                str(episode.stop_reason),
+                step.index + 1,
+                step.observation.phase,
+                self.tokenizer.decode(step.prompt_ids[-_PROMPT_TOKENS:]),
+                step.text,
+                _actions(step),
+                before,
+                after,
+            )
+            before = after
+
+    def _write(self, update: int, episodes: Sequence[Episode]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"step-{update}.txt").open("w", encoding="utf-8") as file:
+            console = Console(file=file, width=120, color_system=None, legacy_windows=False)
+            for episode in episodes:
+                header = task_header(self._tasks[episode.task_id])
+                console.print(render_trace(Trace(header, {"memory": asdict(self.memory)}, episode, True)))
+                console.print()
+
+
+def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
+    """The best, the worst, the second best, ... of those that did not fail: `count` of them, or all."""
+    ranked = sorted((e for e in episodes if e.reward is not None), key=lambda e: e.reward or 0.0, reverse=True)
+    chosen: list[Episode] = []
+    while ranked and len(chosen) < count:
+        chosen.append(ranked.pop(0 if len(chosen) % 2 == 0 else -1))
+    return chosen
+
+
+def describe(contents: Contents) -> str:
+    """What a memory holds, as lines of text."""
+    lines = [f"scratchpad: {contents.scratchpad or '(empty)'}", f"query: {contents.query or '(none)'}"]
+    return "\n".join([*lines, *(f"entry {number}: {text}" for number, text in contents.entries.items())])
+
+
+def _actions(step: Step) -> str:
+    outcomes = [f"{operation.kind}: {operation.outcome}" for operation in step.operations]
+    problems = [f"malformed: {problem.reason}" for problem in step.problems]
+    return ", ".join([*outcomes, *problems])
+
+
+def _uncommitted(name: str) -> dict[str, Any]:
+    return {"commit": False} if name == "wandb" else {}
