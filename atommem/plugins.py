@@ -1,0 +1,59 @@
+"""Finding what a setting names: an entry point of a group, or ``package.module:Attribute``.
+
+Environments, methods, rules, dialects of ours are found in the same way as a user's.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from atommem.errors import ConfigError
+
+
+def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
+    """The object that `name` stands for in `group` (``atommem.environments``, ...).
+
+    Args:
+        group: The entry points' group.
+        name: An entry point's name, or a dotted path ``package.module:Attribute``.
+        ours: What we bring, name -> dotted path: found also where the package's metadata is not installed or is old.
+
+    Raises:
+        ConfigError: There is no such name, or what it names cannot be imported.
+    """
+    path = (ours or {}).get(name) or _registered(group).get(name) or name
+    module, separator, attribute = path.partition(":")
+    if not separator:
+        known = names(group, ours)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(
+            f"{group.removeprefix('atommem.')}: there is no {name!r}; {hint}known are {', '.join(known)}, or give "
+            "package.module:Name."
+        )
+    try:
+        found: Any = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and not _is_part(module, error.name):
+            raise  # a package that the module itself needs: the caller's business
+        raise ConfigError(f"{name}: {path} cannot be loaded ({error}): check the path.") from error
+    return found
+
+
+def names(group: str, ours: Mapping[str, str] | None = None) -> list[str]:
+    """Everything that can be named in `group`."""
+    return sorted({*(ours or {}), *_registered(group)})
+
+
+def _registered(group: str) -> dict[str, str]:
+    return {entry.name: entry.value for entry in entry_points(group=group)}
+
+
+def _is_part(module: str, missing: str | None) -> bool:
+    return missing is not None and (module == missing or module.startswith(missing + "."))
