@@ -1,31 +1,79 @@
-"""What a policy can do: the actions that one completion is parsed into."""
+"""What a policy can do: descriptions of actions, and what one completion is parsed into.
+
+Memory brings its actions (`MEMORY_ACTIONS`), every environment its own. Whoever brings an action says what its body
+holds; the parser, prompts, statistics, traces and viewers go by that description and hold no list of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Literal
+
+CREATE, READ, UPDATE, DELETE, SCRATCHPAD = "create", "read", "update", "delete", "scratchpad"
+ANSWER = "answer"
+CALL = "call"
+"""What a dialect's tag for tool calls stands under: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
 
 
-class ActionKind(StrEnum):
-    """The kinds of XML element that a dialect names with its own tags."""
+class Body(StrEnum):
+    """What an element holds between its tags."""
 
-    CREATE = "create"
-    READ = "read"
-    UPDATE = "update"
-    DELETE = "delete"
-    SCRATCHPAD = "scratchpad"
-    TOOL = "tool"
-    ANSWER = "answer"
+    TEXT = "text"
+    NOTE = "note"
+    """Text that may be empty."""
+    HANDLE = "handle"
+    """The number of an entry that was shown."""
+    HANDLE_TEXT = "handle_text"
+    """Such a number, then text."""
+    BOX = "box"
+    r"""Text with ``\\boxed{...}``, whose content counts."""
+    ARGUMENTS = "arguments"
+    """A JSON object that fits the action's schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpec:
+    """One action that can be written.
+
+    Attributes:
+        name: What it is called in operations, statistics and traces.
+        body: What the element holds.
+        executor: Who carries it out.
+        tag: Its tag, where the dialect has none for `name`; unset is `name` itself. An action with `ARGUMENTS` and
+            without a tag is a tool, written as a call by its name.
+        description: Tells the model what it does, where the environment's templates do not explain it.
+        schema: JSON schema of the arguments (`ARGUMENTS`).
+        ends_anywhere: An element that lacks its closing tag counts as closed where the next tag begins. For actions
+            whose text is whole by then, and that can do no harm if it is not.
+    """
+
+    name: str
+    body: Body
+    executor: Literal["memory", "environment"] = "environment"
+    tag: str | None = None
+    description: str = ""
+    schema: Mapping[str, Any] | None = None
+    ends_anywhere: bool = False
+
+    @property
+    def is_tool(self) -> bool:
+        """Whether it is written as a call by name."""
+        return self.body is Body.ARGUMENTS and self.tag is None
 
 
 MEMORY_ACTIONS = (
-    ActionKind.CREATE,
-    ActionKind.READ,
-    ActionKind.UPDATE,
-    ActionKind.DELETE,
-    ActionKind.SCRATCHPAD,
+    ActionSpec(CREATE, Body.TEXT, "memory", ends_anywhere=True),
+    ActionSpec(READ, Body.TEXT, "memory", ends_anywhere=True),
+    ActionSpec(UPDATE, Body.HANDLE_TEXT, "memory"),
+    ActionSpec(DELETE, Body.HANDLE, "memory"),
+    ActionSpec(SCRATCHPAD, Body.NOTE, "memory", ends_anywhere=True),
 )
+MEMORY_KINDS = tuple(spec.name for spec in MEMORY_ACTIONS)
+
+ANSWER_ACTION = ActionSpec(ANSWER, Body.BOX)
+"""The answer as environments that ask questions take it; every dialect has a tag for it."""
 
 
 class ProblemReason(StrEnum):
@@ -40,42 +88,52 @@ class ProblemReason(StrEnum):
     EMPTY = "empty"
     """An element whose body is empty and needs one."""
     MISSING_HANDLE = "missing_handle"
-    """An update or delete that does not name an entry."""
+    """An update or delete that does not name one entry."""
     NO_BOX = "no_box"
     """An answer without ``\\boxed{...}``."""
     UNCLOSED_THINKING = "unclosed_thinking"
     """``<think>`` is never closed, so nothing after it is parsed."""
     NOT_JSON = "not_json"
-    """A reply that was asked for as JSON and is not (baselines of an evaluation)."""
+    """Arguments that are no JSON object (or a reply of a baseline that was asked for JSON)."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """A call of a tool that the environment does not have."""
+    BAD_ARGUMENTS = "bad_arguments"
+    """Arguments that do not fit the tool's schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One parsed XML element.
+    """One parsed element.
 
     Attributes:
-        kind: What to do.
-        text: The body, stripped. Create/update: the entry's text; read: the query; scratchpad: its
-            new content; answer: the content of the (last) box; tool: the call as written.
-        handle: Update/delete: the number of the entry in the observation that the model saw.
+        kind: The action's name.
+        text: The body, stripped. With a handle: what follows it; of an answer: the content of the (last) box; of
+            arguments: the JSON as it was written.
+        handle: The number of the entry in the observation that the model saw (update, delete).
+        arguments: What was parsed from the JSON (`Body.ARGUMENTS`).
         start, end: Character span of the element in the completion, ``text[start:end]``.
     """
 
-    kind: ActionKind
+    kind: str
     text: str = ""
     handle: int | None = None
+    arguments: Mapping[str, Any] | None = None
     start: int = 0
     end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A malformed element: skipped and recorded; the rest of the completion still applies."""
+    """A malformed element: skipped and recorded; the rest of the completion still applies.
+
+    `detail` says more where the reason alone does not tell the model what to write instead.
+    """
 
     reason: ProblemReason
     tag: str
     start: int
     end: int
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +144,6 @@ class Parsed:
     problems: tuple[Problem, ...]
 
 
-def first(actions: Sequence[Action], kind: ActionKind) -> Action | None:
+def first(actions: Sequence[Action], kind: str) -> Action | None:
     """The first action of `kind`, or None."""
-    return next((action for action in actions if action.kind is kind), None)
+    return next((action for action in actions if action.kind == kind), None)

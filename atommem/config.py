@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from atommem.actions import MEMORY_ACTIONS
+from atommem.actions import MEMORY_KINDS
 from atommem.errors import ConfigError
 
 CONFIG_FILE = "atommem_config.json"
@@ -46,7 +46,7 @@ class MemoryConfig:
         check_choice("layout", self.layout, LAYOUTS)
         check_choice("retention", self.retention, RETENTION_RULES)
         for name in self.disabled_actions:
-            check_choice("disabled_actions", name, tuple(str(kind) for kind in MEMORY_ACTIONS))
+            check_choice("disabled_actions", name, MEMORY_KINDS)
         if self.retrieve_k < 1:
             raise ConfigError(f"retrieve_k is {self.retrieve_k}: give at least 1, or disable the read action.")
         if self.capacity is not None and self.capacity < 1:

@@ -1,13 +1,120 @@
-"""The environment contract: what feeds the policy and, in the end, scores it."""
+"""The environment contract: what feeds the policy and, in the end, scores it; and how one is found by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from atommem.actions import Action
-from atommem.episode import Observation, StopReason
+from atommem import plugins
+from atommem.actions import Action, ActionSpec, Problem
+from atommem.description import TaskDescription
+from atommem.errors import ConfigError
+from atommem.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from atommem.dialects import Section
+    from atommem.memory.operations import Operation
+
+OURS: Mapping[str, str] = {"longdoc": "atommem.envs.longdoc.environment:LongDocEnvironments"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an observation: the name of a template of the environment's section, and what fills it.
+
+    Attributes:
+        name: Which template.
+        values: By placeholder. Text is data, wherever it comes from, and is shown as such; numbers are ours. A piece,
+            or several (a list), stand where their placeholder stands.
+        needs: Shown only where the policy can write this memory action (``read``).
+    """
+
+    name: str
+    values: Mapping[str, str | int | Piece | tuple[Piece, ...]] = field(default_factory=dict)
+    needs: str | None = None
+
+    def walk(self) -> Iterator[tuple[str, str | int]]:
+        """All texts and numbers in it with their placeholders."""
+        for name, value in self.values.items():
+            if isinstance(value, Piece):
+                yield from value.walk()
+            elif isinstance(value, tuple):
+                for piece in value:
+                    yield from piece.walk()
+            else:
+                yield name, value
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The environment's part of what the policy sees (the memory's part is `MemoryView`).
+
+    Attributes:
+        phase: The environment's name for what is going on (``reading``, ``answering``, ``acting``).
+        task: Pieces that stay through the episode; they stand first.
+        stream: What is new at this step. Layout ``prefix`` has it before the memory, ``paper`` after it.
+        closing: What to do now; stands last.
+        label: Where this is, for people (``chunk 3/10``).
+        question: Index of the question that is asked at this step; None while none is.
+        origin: Where what is shown comes from (a chunk, an address): kept with the entries written at this step.
+    """
+
+    phase: str
+    task: tuple[Piece, ...] = ()
+    stream: tuple[Piece, ...] = ()
+    closing: tuple[Piece, ...] = ()
+    label: str = ""
+    question: int | None = None
+    origin: str | None = None
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All of them."""
+        return (*self.task, *self.stream, *self.closing)
+
+    def values(self, name: str) -> list[Any]:
+        """Everything that stands for the placeholder `name`, in order."""
+        return [value for piece in self.pieces for key, value in piece.walk() if key == name]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion as the environment sees it, after memory's actions have been applied.
+
+    Attributes:
+        text: The completion.
+        actions: All of them in order, memory's too.
+        problems: What could not be read.
+        operations: What became of memory's actions.
+        deadline: When the episode's time is up, by the event loop's clock; None without a limit. What takes longer is
+            given up.
+    """
+
+    text: str
+    actions: Sequence[Action] = ()
+    problems: Sequence[Problem] = ()
+    operations: Sequence[Operation] = ()
+    deadline: float | None = None
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Every ending has one of these."""
+
+    ANSWERED = "answered"
+    """Every question got an answer (an environment without questions: it came to its end)."""
+    UNANSWERED = "unanswered"
+    """The steps ran out and at least one question has no answer."""
+    STEP_LIMIT = "step_limit"
+    TOKEN_LIMIT = "token_limit"
+    TIME_LIMIT = "time_limit"
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The prompt did not fit the policy's context window."""
+    FAILED = "failed"
+    """An outage outside the policy. Not scored; counted and reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,38 +122,174 @@ class StepResult:
     """What follows a step: the next observation, or the end with its reason."""
 
     observation: Observation | None
-    done: bool = False
     reason: StopReason | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        return self.observation is None
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """The terminal reward, in [0, 1], with the answers and the metrics that it came from.
 
-    `question_metrics` holds the scores of each question by itself; `metrics` their means.
+    `question_metrics` holds the scores of each question by itself; `metrics` their means. `question_notes` says in
+    words how each was scored (a judge's verdict). Records and reports take all of it as it is.
     """
 
     reward: float
     answers: tuple[str | None, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     question_metrics: tuple[dict[str, float], ...] = ()
+    question_notes: tuple[str, ...] = ()
 
 
 class Environment(Protocol):
-    """One episode's world. A fresh one is made for every episode."""
+    """One episode's world. A fresh one is made for every episode.
 
-    def reset(self, task: Any) -> Observation:
+    What it raises ends the run, but for an `OutageError`: that ends the episode, which is then counted as failed.
+    """
+
+    async def reset(self, task: Any) -> Observation:
         """Start on `task`."""
         ...
 
-    async def step(self, actions: Sequence[Action]) -> StepResult:
-        """Advance by one completion's actions (memory actions have already been applied)."""
+    async def step(self, turn: Turn) -> StepResult:
+        """Advance by one completion, whose memory actions have been applied."""
         ...
 
     async def score(self) -> Score:
-        """Score what was answered so far. Called once, at the end.
+        """Score what was done so far. Called once, at the end, however it came.
 
         Raises:
             OutageError: A judge is out of reach.
         """
         ...
+
+
+@dataclass
+class EnvironmentConfig:
+    """Settings of an environment; each has its own subclass. Part of every checkpoint."""
+
+    environment: str = field(
+        default="longdoc",
+        metadata={"help": "What feeds the policy and scores it: a name (`atommem env list`), or package.module:Class."},
+    )
+
+
+class EnvironmentFactory(ABC):
+    """A kind of environment under one configuration: makes one for every episode, and holds what they share.
+
+    Attributes:
+        config_class: Its settings, a dataclass derived from `EnvironmentConfig`.
+        templates: Folder with its template sections, ``full.yaml`` and its like (`atommem.dialects.Section`).
+        pieces: Every piece that its observations may hold, with the placeholders that its template must have.
+        phases: The phases of its observations.
+        metric: The metric that reports lead with.
+    """
+
+    config_class: ClassVar[type[EnvironmentConfig]]
+    templates: ClassVar[Path]
+    pieces: ClassVar[Mapping[str, Sequence[str]]]
+    phases: ClassVar[Sequence[str]]
+    metric: ClassVar[str] = "em"
+
+    def __init__(self, config: Any, tokenizer: Tokenizer) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+
+    @property
+    @abstractmethod
+    def actions(self) -> Sequence[ActionSpec]:
+        """The actions that it takes."""
+
+    @abstractmethod
+    def __call__(self) -> Environment:
+        """A fresh environment for one episode."""
+
+    @staticmethod
+    @abstractmethod
+    def read_tasks(path: str | Path) -> Sequence[Any]:
+        """The tasks of a file, each with an ``id`` of its own.
+
+        Raises:
+            DataError: The file is missing or damaged; the message names the row and the field.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def describe(task: Any) -> TaskDescription:
+        """What the reader of a trace or report should know of a task."""
+
+    def section(self, templates: str) -> Section:
+        """Its part of the template set `templates`.
+
+        Raises:
+            DialectError: There is none, or it lacks a piece or a placeholder.
+        """
+        from atommem.dialects import load_section
+
+        return load_section(templates, type(self))
+
+    async def prepare(self, task: Any) -> None:
+        """Whatever takes a while before an episode of `task` can start."""
+        return
+
+    def diagnose(self, task: Any, episode: Any) -> Sequence[dict[str, float]]:
+        """Further metrics of each question that say how the episode went, beside its score; none by default."""
+        return ()
+
+    @classmethod
+    def build(cls, argv: Sequence[str]) -> int:
+        """``atommem data build --environment NAME``: write a task file; returns the exit status.
+
+        Raises:
+            ConfigError: This environment cannot build any.
+        """
+        raise ConfigError(f"{cls.__name__} builds no tasks: write its task file yourself, and give it as --data.")
+
+    def shape(self, path: str, settings: Any) -> Any:
+        """How long tasks and prompts are, for ``atommem train --dry_run``.
+
+        Raises:
+            ConfigError: This environment gives no estimate.
+        """
+        raise ConfigError(f"{type(self).__name__} gives no estimate of its tasks: a dry run of it is not possible.")
+
+    async def close(self) -> None:
+        """Free what it holds."""
+        return
+
+
+def find_environment(name: str) -> type[EnvironmentFactory]:
+    """The environment called `name`: an entry point of the group ``atommem.environments``, or a dotted path.
+
+    Raises:
+        ConfigError: There is none, or it is no environment.
+    """
+    found = plugins.find("atommem.environments", name, OURS)
+    if not (isinstance(found, type) and issubclass(found, EnvironmentFactory)):
+        raise ConfigError(f"environment {name!r} is {found!r}: it must be a subclass of EnvironmentFactory.")
+    return found
+
+
+def environment_names() -> list[str]:
+    """The environments that can be named."""
+    return plugins.names("atommem.environments", OURS)
+
+
+def make_environments(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
+    """The environment that `config` belongs to.
+
+    Raises:
+        ConfigError: There is none of this name, or the settings are another one's.
+    """
+    kind = find_environment(config.environment)
+    if not isinstance(config, kind.config_class):
+        raise ConfigError(
+            f"environment is {config.environment!r}, but its settings are a {type(config).__name__}: "
+            f"give a {kind.config_class.__name__}."
+        )
+    return kind(config, tokenizer)
+

@@ -4,28 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
 
-from atommem.actions import Action, ActionKind, Problem
-
-Phase = Literal["reading", "answering"]
-
-
-class StopReason(StrEnum):
-    """Why an episode ended. Every ending has one of these."""
-
-    ANSWERED = "answered"
-    """Every question got an answer."""
-    UNANSWERED = "unanswered"
-    """The steps ran out and at least one question has no answer."""
-    STEP_LIMIT = "step_limit"
-    TOKEN_LIMIT = "token_limit"
-    TIME_LIMIT = "time_limit"
-    CONTEXT_OVERFLOW = "context_overflow"
-    """The prompt did not fit the policy's context window."""
-    FAILED = "failed"
-    """An outage outside the policy. Not scored; counted and reported."""
-
+from atommem.actions import Action, Problem
+from atommem.environment import Observation, StopReason
 
 class Outcome(StrEnum):
     """What became of one memory action."""
@@ -63,7 +44,7 @@ class Operation:
     """
 
     step: int
-    kind: ActionKind
+    kind: str
     outcome: Outcome
     entry_id: int | None = None
     handle: int | None = None
@@ -93,37 +74,13 @@ class MemoryView:
     capacity: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The environment's part of what the policy sees (the memory's part is `MemoryView`).
-
-    Attributes:
-        phase: ``reading`` while the stream lasts, ``answering`` afterwards.
-        questions: While reading, all questions of the task; while answering, the current one.
-        chunk: The piece of the document at this step; None while answering.
-        chunk_index, chunk_count: Position in the stream, from 0.
-        question_index, question_count: The current question (answering), from 0.
-        reads_left: How many more steps without an answer the current question allows.
-        tool_result: What the last tool call returned (tool environments).
-    """
-
-    phase: Phase
-    questions: tuple[str, ...]
-    chunk: str | None = None
-    chunk_index: int = 0
-    chunk_count: int = 0
-    question_index: int = 0
-    question_count: int = 1
-    reads_left: int = 0
-    tool_result: str | None = None
-
-
 @dataclass(slots=True)
 class Step:
     """One observation -> one completion -> its actions applied.
 
     `token_ids` are what the policy sampled and `logprobs` its log-probabilities of them (nats, of
     the unscaled distribution); they are trained on as they are, never re-encoded from `text`.
+    `prompt_ids` are empty where nothing is trained on them; `prompt_tokens` is their number in any case.
     `prompt` is the prompt's text where it cannot be made again from `observation` and `view`: the
     baselines of an evaluation word their own prompts.
     """
@@ -140,6 +97,7 @@ class Step:
     problems: tuple[Problem, ...]
     operations: tuple[Operation, ...]
     store_size: int
+    prompt_tokens: int = 0
     seconds: float = 0.0
     prompt: str | None = None
 
@@ -154,6 +112,7 @@ class Episode:
         reward: In [0, 1]; None exactly when `stop_reason` is FAILED.
         metrics: Further scores (``em``, ``f1``, ...), empty when failed.
         question_metrics: The scores of each question, empty when failed.
+        question_notes: In words, how each was scored (a judge's verdict); empty where there is nothing to say.
         error: What failed, when `stop_reason` is FAILED.
         seconds: Wall-clock of the whole episode.
     """
@@ -165,6 +124,7 @@ class Episode:
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     question_metrics: tuple[dict[str, float], ...] = ()
+    question_notes: tuple[str, ...] = ()
     stop_reason: StopReason = StopReason.FAILED
     error: str | None = None
     seconds: float = 0.0

@@ -1,26 +1,20 @@
-"""The one loop: training, evaluation, the baselines with a memory, the demo and serving all run it."""
+"""The one loop: training, evaluation, the baselines with a memory and the demo run whole episodes with it."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from atommem.activity import ActivityClock
-from atommem.config import MemoryConfig
-from atommem.dialects import get_dialect
-from atommem.embedding.embedder import Embedder
-from atommem.environment import Environment, Score
-from atommem.episode import Episode, MemoryView, Observation, Step, StopReason
+from atommem.environment import Environment, Score, StopReason, Turn
+from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
-from atommem.memory.working import Memory
-from atommem.policy.contract import Policy, Sampling
-from atommem.prompts import PromptBuilder
-from atommem.tokens import Tokenizer
+from atommem.session import Agent, Session, TurnTimeoutError
+
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -30,7 +24,7 @@ class Limits:
     Attributes:
         max_steps: Most steps; unset leaves it to the environment, whose streams are finite.
         max_tokens: Most sampled tokens in all steps together.
-        max_seconds: Longest wall-clock time. A completion that is being sampled then is given up.
+        max_seconds: Longest wall-clock time. What is under way then (a completion, the environment) is given up.
 
     Raises:
         ConfigError: A bound is not positive.
@@ -51,59 +45,24 @@ class EpisodeRunner:
     """Runs episodes, each a coroutine that waits for nothing but its own completion and embeddings.
 
     Args:
-        policy: What completes prompts; shared, it batches across episodes.
-        embedder: Shared likewise.
-        tokenizer: The policy's.
-        environment_factory: Makes a fresh environment for every episode.
-        prepare: Awaited with the task before its environment is reset: for work that takes a while.
-        encode_threads: How many threads encode prompts, which fast tokenizers do in parallel to the event loop. For
-            servers; a policy in this process finds larger batches where prompts do not come one after the other (0).
-        memory: Dialect, layout and limits of the memory.
-        sampling: How completions are sampled. With a seed, every request gets its own derived one.
+        agent: Policy, embedder, memory settings; and the environment that the episodes run in.
         limits: Bounds of one episode.
         max_in_flight: Most episodes at the same time, or a semaphore that several runners share; unset runs all at
             once.
-        chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
-
-    Attributes:
-        activity: Seconds in which at least one episode waited for a completion (``generate``) or for
-            embeddings (``embed``), and seconds of searching stores (``retrieve``).
     """
 
     def __init__(
         self,
+        agent: Agent,
         *,
-        policy: Policy,
-        embedder: Embedder,
-        tokenizer: Tokenizer,
-        environment_factory: Callable[[], Environment],
-        memory: MemoryConfig,
-        sampling: Sampling,
         limits: Limits | None = None,
         max_in_flight: int | asyncio.Semaphore | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        prepare: Callable[[Any], Awaitable[object]] | None = None,
-        encode_threads: int = 0,
     ) -> None:
         if isinstance(max_in_flight, int) and max_in_flight < 1:
             raise ConfigError(f"max_in_flight is {max_in_flight}: give at least 1, or leave it unset.")
-        self.policy = policy
-        self.embedder = embedder
-        self.tokenizer = tokenizer
-        self.environment_factory = environment_factory
-        self.prepare = prepare
-        self._threads: ThreadPoolExecutor | None = None
-        if encode_threads:
-            # The first call may change settings of a fast tokenizer, which must not happen while it is in use.
-            tokenizer.encode("", add_special_tokens=False)
-            self._threads = ThreadPoolExecutor(encode_threads, thread_name_prefix="atommem-prompts")
-        self.memory = memory
-        self.sampling = sampling
+        self.agent = agent
         self.limits = limits or Limits()
         self.max_in_flight = max_in_flight
-        self.activity = ActivityClock()
-        self.dialect = get_dialect(memory.dialect, memory.templates)
-        self.prompts = PromptBuilder(tokenizer, self.dialect, memory, chat_template_kwargs)
 
     async def run(self, task: Any, sample: int = 0) -> Episode:
         """Run one episode of `task` (anything with an ``id`` that the environment understands).
@@ -113,10 +72,10 @@ class EpisodeRunner:
         """
         episode = Episode(task_id=task.id, sample=sample)
         started = time.perf_counter()
+        environments = self.agent.environments
         try:
-            if self.prepare is not None:
-                await self.prepare(task)
-            environment = self.environment_factory()
+            await environments.prepare(task)
+            environment = environments()
             episode.stop_reason = await self._steps(episode, environment, task)
             set_score(episode, await environment.score())
         except OutageError as error:
@@ -139,84 +98,50 @@ class EpisodeRunner:
         return await run_jobs(self.run, jobs, on_episode, self.max_in_flight, stop)
 
     async def _steps(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
-        marker = self.dialect.templates.cut_marker
-        memory = Memory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
-        observation: Observation | None = environment.reset(task)
-        sampled = 0
-        limit = self.limits.max_seconds
-        ends = None if limit is None else asyncio.get_running_loop().time() + limit
-        while observation is not None:
-            index = len(episode.steps)
-            if self.limits.max_steps is not None and index >= self.limits.max_steps:
-                return StopReason.STEP_LIMIT
-            if self.limits.max_tokens is not None and sampled >= self.limits.max_tokens:
-                return StopReason.TOKEN_LIMIT
-            started = time.perf_counter()
-            view = memory.view()
-            prompt_ids = await self._prompt(observation, view)
-            try:
-                async with asyncio.timeout_at(ends) as clock:
-                    with self.activity.busy("generate"):
-                        completion = await self.policy.complete(prompt_ids, self._sampling_of(episode, index, sampled))
-            except TimeoutError:
-                if not clock.expired():  # the policy's own
-                    raise
-                return StopReason.TIME_LIMIT
-            except PromptTooLongError:
-                return StopReason.CONTEXT_OVERFLOW
-            sampled += len(completion.token_ids)
-            parsed = self.dialect.parse(completion.text, observation.phase)
-            step = Step(
-                index=index,
-                observation=observation,
-                view=view,
-                prompt_ids=prompt_ids,
-                token_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                text=completion.text,
-                finish_reason=completion.finish_reason,
-                actions=parsed.actions,
-                problems=parsed.problems,
-                operations=(),
-                store_size=len(memory.store),
-            )
-            # Before its actions are applied: should an outage end the episode there, its tokens have been spent.
-            episode.steps.append(step)
-            step.operations = await memory.apply(parsed.actions, index)
-            step.store_size = len(memory.store)
-            result = await environment.step(parsed.actions)
-            step.seconds = time.perf_counter() - started
-            if result.done:
-                return result.reason or StopReason.ANSWERED
-            observation = result.observation
-        return StopReason.UNANSWERED
-
-    async def _prompt(self, observation: Observation, view: MemoryView) -> list[int]:
-        if self._threads is None:
-            return self.prompts.build(observation, view)
+        session = Session(self.agent, f"{episode.task_id}/{episode.sample}")
+        limits = self.limits
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
+        deadline = None if limits.max_seconds is None else loop.time() + limits.max_seconds
+        try:
+            observation = await _in_time(environment.reset(task), deadline)
+            while True:
+                if limits.max_steps is not None and session.turns >= limits.max_steps:
+                    return StopReason.STEP_LIMIT
+                room = None if limits.max_tokens is None else limits.max_tokens - session.sampled
+                if room is not None and room <= 0:
+                    return StopReason.TOKEN_LIMIT
+                step = await session.turn(
+                    observation, affinity=episode.task_id, max_tokens=room, deadline=deadline, steps=episode.steps
+                )
+                started = time.perf_counter()
+                turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
+                result = await _in_time(environment.step(turn), deadline)
+                step.seconds += time.perf_counter() - started
+                if result.observation is None:
+                    return result.reason or StopReason.ANSWERED
+                observation = result.observation
+        except TurnTimeoutError:
+            return StopReason.TIME_LIMIT
+        except PromptTooLongError:
+            return StopReason.CONTEXT_OVERFLOW
 
-    def _sampling_of(self, episode: Episode, index: int, sampled: int) -> Sampling:
-        sampling = self.sampling
-        if self.limits.max_tokens is not None:
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self.limits.max_tokens - sampled))
-        return request_sampling(sampling, episode, index)
+
+async def _in_time(work: Awaitable[Result], deadline: float | None) -> Result:
+    """What the environment does, given up when the episode's time is up."""
+    try:
+        async with asyncio.timeout_at(deadline) as clock:
+            return await work
+    except TimeoutError as error:
+        if not clock.expired():  # the environment's own
+            raise
+        raise TurnTimeoutError from error
 
 
 def set_score(episode: Episode, score: Score) -> None:
     """Note in `episode` how it was scored."""
     episode.reward, episode.answers = score.reward, score.answers
     episode.metrics, episode.question_metrics = dict(score.metrics), score.question_metrics
-
-
-def request_sampling(sampling: Sampling, episode: Episode, index: int) -> Sampling:
-    """How request number `index` of an episode is sampled: with a seed of its own, near its task's other requests."""
-    sampling = replace(sampling, affinity=episode.task_id)
-    if sampling.seed is None:
-        return sampling
-    key = f"{sampling.seed}/{episode.task_id}/{episode.sample}/{index}".encode()
-    return replace(sampling, seed=int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1)
+    episode.question_notes = score.question_notes
 
 
 async def run_jobs(

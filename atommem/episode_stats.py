@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import sqrt
 
-from atommem.actions import ActionKind
+from atommem.actions import ANSWER, MEMORY_KINDS
 from atommem.episode import Episode, Outcome, StopReason
 
 WASTED_OUTCOMES = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)
 
 _PER_EPISODE = ("reward", "steps", "tokens/prompt", "tokens/completion", "retrievals", "store_size", "seconds")
+_ACTION = "actions/"
 _PER_STEP = (
-    *(f"actions/{kind}" for kind in ActionKind),
+    *(f"{_ACTION}{kind}" for kind in (*MEMORY_KINDS, ANSWER)),
     "malformed",
     *(f"wasted/{outcome}" for outcome in WASTED_OUTCOMES),
 )
@@ -48,15 +49,15 @@ def _add_episode(sums: dict[str, float], episode: Episode, reward: float) -> Non
         sums[_METRIC + name] = sums.get(_METRIC + name, 0.0) + value
         sums[_METRIC_COUNT + name] = sums.get(_METRIC_COUNT + name, 0.0) + 1
     for step in episode.steps:
-        sums["tokens/prompt"] += len(step.prompt_ids)
+        sums["tokens/prompt"] += step.prompt_tokens
         sums["tokens/completion"] += len(step.token_ids)
         sums["malformed"] += len(step.problems)
         for action in step.actions:
-            sums[f"actions/{action.kind}"] += 1
+            sums[_ACTION + action.kind] = sums.get(_ACTION + action.kind, 0.0) + 1
         for operation in step.operations:
             if operation.outcome in WASTED_OUTCOMES:
                 sums[f"wasted/{operation.outcome}"] += 1
-            elif operation.kind is ActionKind.READ:
+            elif operation.kind == "read":
                 sums["retrievals"] += 1
 
 
@@ -67,7 +68,8 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         episodes, failed: counts.
         reward, reward_std, and every metric under its own name (em, f1): terminal scores; the standard
             deviation is the population's.
-        actions/create, .../read, /update, /delete, /scratchpad, /tool, /answer: parsed actions per step.
+        actions/create, .../read, /update, /delete, /scratchpad, /answer, and the environment's: parsed actions per
+            step.
         malformed: problems of the parser per step.
         wasted/unknown_handle, /rejected, /disabled: actions per step that had no effect.
         steps (= model calls), retrievals (reads that were applied), tokens/prompt, tokens/completion,
@@ -83,7 +85,8 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         result.update({key: sums[key] / scored for key in _PER_EPISODE})
         result["reward_std"] = sqrt(max(sums["reward_squared"] / scored - result["reward"] ** 2, 0.0))
     if sums["steps"]:
-        result.update({key: sums[key] / sums["steps"] for key in _PER_STEP})
+        per_step = [key for key in sums if key in _PER_STEP or key.startswith(_ACTION)]
+        result.update({key: sums[key] / sums["steps"] for key in per_step})
     for key, count in sums.items():
         if key.startswith(_METRIC_COUNT) and count:
             name = key.removeprefix(_METRIC_COUNT)

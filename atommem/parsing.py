@@ -1,16 +1,16 @@
-r"""Completions to actions: `parse` reads the XML elements of a dialect out of whatever a model wrote.
+r"""Completions to actions: `Grammar.parse` reads the elements of a dialect out of whatever a model wrote.
 
-The grammar is deliberately not XML's. It has a defined result for every string:
+The form is deliberately not XML's. It has a defined result for every string:
 
 Tags
-    ``<name>`` and ``</name>`` with a name of the dialect, in upper or lower case. Nothing else is a
+    ``<name>`` and ``</name>`` with a name of the grammar, in upper or lower case. Nothing else is a
     tag: not ``< name >``, not ``<name id="3">``, not ``<name/>``, not a name of another dialect.
     Those are plain text, like everything outside of elements.
 Thinking
-    What stands between ``<think>`` and the next ``</think>`` is not parsed. A ``</think>`` that
-    closes nothing makes everything before it thinking, because some chat templates open the block
-    in the prompt. After a ``<think>`` that is never closed nothing is parsed (`UNCLOSED_THINKING`).
-    Thinking ends an element that it interrupts, as another tag does (below).
+    What stands between ``<think>`` and the next ``</think>`` is not parsed, and after a ``<think>`` that
+    is never closed nothing is (`UNCLOSED_THINKING`). Where the prompt itself has opened the block, the
+    completion begins inside of it; only then does a ``</think>`` that closes nothing end thinking. Inside
+    of an element both are text of its body: they may be quoted.
 Elements
     An element is closed by its own closing tag, if that comes before the same tag is opened again.
     Its body is then opaque: tags of other kinds inside it are text of the body and act on nothing
@@ -18,228 +18,328 @@ Elements
     scratchpad is part of the scratchpad.
 
     An element without a closing tag of its own is ended by the next tag, whichever it is:
-    ``<create>fact one<create>fact two</create>`` or ``<create>fact</update>``, as models do write. A
-    create, read or scratchpad with a body counts as if it had been closed there, for all of its
-    text has been written. The others do not (`UNCLOSED`): an entry should not be replaced or deleted,
+    ``<create>fact one<create>fact two</create>`` or ``<create>fact</update>``, as models do write. One that
+    `ends_anywhere` (create, read, scratchpad) and has a body counts as if it had been closed there, for all of
+    its text has been written. The others do not (`UNCLOSED`): an entry should not be replaced or deleted,
     a tool called or an answer given by accident. An element that the completion's end cuts off is
     `UNCLOSED` whatever its kind, as its text may be half. Closing tags left over are `STRAY_CLOSE`.
 Bodies
-    They are stripped. An empty one is `EMPTY`, but for the scratchpad, which it clears.
+    They are stripped. An empty one is `EMPTY`, but for a note (the scratchpad), which it clears.
 Handles
-    Update and delete begin with one: ``Memory 3: text``, ``3: text``, ``3 text``, ``[3] text``,
-    ``Memory #3 - text``, ``( 3 ) text``, ``entry 3. text``; at most nine digits, and not the start
-    of a longer word or number (``3rd``, ``3.5``). Delete takes nothing more, unless it follows a colon
-    (``3: the old text``), so that ``1, 2`` does not pass for 1. Otherwise `MISSING_HANDLE`. An update
-    with a handle and no text is `EMPTY`.
+    Update and delete begin with one: ``Memory 3: text``, ``3: text``, ``[3] text``, ``Memory #3 - text``,
+    ``( 3 ) text``, ``entry 3. text``; at most nine digits, and not the start of a longer word or number
+    (``3rd``, ``3.5``), nor of a list or range (``3-5``, ``1, 2``). A bare number needs a colon: ``1 January 1990``
+    names no entry. Delete takes nothing more, unless it follows a colon (``3: the old text``). Otherwise
+    `MISSING_HANDLE`. An update with a handle and no text is `EMPTY`.
 Answers
     The content of the last ``\boxed{...}``, stripped: of the boxes whose braces balance, the one
     that opens last. No such box is `NO_BOX`, a box without content `EMPTY`.
+Tools
+    The body of an action with arguments is a JSON object that fits its schema; a tool is called as
+    ``{"name": ..., "arguments": {...}}`` in the dialect's tag for calls. Otherwise `NOT_JSON`, `UNKNOWN_TOOL` or
+    `BAD_ARGUMENTS`, whose detail says what to write instead.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import isfinite
+from typing import Any, NamedTuple
 
-from atommem.actions import Action, ActionKind, Parsed, Problem, ProblemReason
+from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemReason
 
 THINK = "think"
-
-_ENDED_BY_ANY_TAG = (ActionKind.CREATE, ActionKind.READ, ActionKind.SCRATCHPAD)
 
 # Possessive quantifiers (x?+, x*+) never give back what they took, so that no input can make the
 # match slow; ASCII digits only, and few enough for int().
 _HANDLE = re.compile(
     r"""
-    [\[(]?+ \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \s*+ \#?+ \s*+
+    (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash> \# )?+ \s*+
     (?P<number> [0-9]{1,9}+ ) (?! \w | [.,][0-9] )
-    \s*+ [\])]?+ \s*+ (?P<separator> [:.,] | -(?!\S) )?+
+    (?! \s*+ (?: [-–—,/&] | (?:and|to|or)\b ) \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
+    \s*+ (?P<close> [\])] )?+ \s*+ (?P<separator> [:.,] | -(?!\S) )?+
     (?P<rest> .*+ )
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
-_THINKING = re.compile(f"<(/?){THINK}>", re.IGNORECASE | re.ASCII)
 _BRACE = re.compile(r"\\boxed\s*+\{|[{}]")
 
 
-class TagSet(Protocol):
-    """What the parser needs of a dialect: its tag names. Kinds may be missing."""
-
-    @property
-    def tags(self) -> Mapping[ActionKind, str]:
-        """The tag name of each action kind, without angle brackets."""
-        ...
-
-
 class _Tag(NamedTuple):
-    """A tag outside of thinking. Kind None is a whole block of thinking; `closing`: it is closed."""
+    """`spec` None is thinking."""
 
-    kind: ActionKind | None
+    spec: ActionSpec | None
     name: str
     closing: bool
     start: int
     end: int
 
 
-def parse(text: str, dialect: TagSet) -> Parsed:
-    """Read the actions of one completion, by the grammar in this module's docstring.
+@dataclass(frozen=True)
+class Grammar:
+    """What completions are read as.
 
-    Pure, total and linear: every string has a result, nothing raises, and the time grows with the
-    length of `text`.
-
-    Returns:
-        Actions and problems, both in the order in which they stand in `text`, with their spans. A
-        problem's span is the whole element, except `NESTED` and `STRAY_CLOSE`: the tag.
+    Attributes:
+        tags: The action of each tag.
+        tools: The actions that are written as calls, by name.
+        call_tag: The tag of such calls; None without tools.
+        whole: For a dialect without tags, the one action that a completion is as a whole, by phase.
     """
-    tags = _tags(text, frozenset(dialect.tags.items()))
-    closers = _closers(tags)
-    actions: list[Action] = []
-    problems: list[Problem] = []
-    index = 0
-    while index < len(tags):
-        tag, closer = tags[index], closers[index]
-        index += 1
-        if tag.kind is None:
-            if not tag.closing:
-                problems.append(Problem(ProblemReason.UNCLOSED_THINKING, tag.name, tag.start, tag.end))
-        elif tag.closing:
-            problems.append(Problem(ProblemReason.STRAY_CLOSE, tag.name, tag.start, tag.end))
-        elif closer is not None:
-            body = text[tag.end : tags[closer].start].strip()
-            item = _element(tag.kind, tag.name, body, tag.start, tags[closer].end)
-            if isinstance(item, Action):
-                actions.append(item)
+
+    tags: Mapping[str, ActionSpec]
+    tools: Mapping[str, ActionSpec] = field(default_factory=dict)
+    call_tag: str | None = None
+    whole: Mapping[str, ActionSpec] = field(default_factory=dict)
+
+    @cached_property
+    def specs(self) -> dict[str, ActionSpec]:
+        """All actions that can be written, by name."""
+        return {spec.name: spec for spec in (*self.tags.values(), *self.tools.values(), *self.whole.values())}
+
+    @cached_property
+    def _scanner(self) -> tuple[re.Pattern[str], dict[str, tuple[ActionSpec | None, str]]]:
+        """A pattern that finds every tag, and what its lower-case name stands for."""
+        known: dict[str, tuple[ActionSpec | None, str]] = {THINK: (None, THINK)}
+        known |= {tag.lower(): (spec, tag) for tag, spec in self.tags.items()}
+        if self.call_tag is not None:
+            known[self.call_tag.lower()] = (ActionSpec(self.call_tag, Body.ARGUMENTS), self.call_tag)
+        alternatives = "|".join(re.escape(name) for name in sorted(known))
+        # ASCII: without it, the Kelvin sign would match as the letter k.
+        return re.compile(f"<(/?)({alternatives})>", re.IGNORECASE | re.ASCII), known
+
+    def parse(self, text: str, phase: str = "", thinking: bool = False) -> Parsed:
+        """Read the actions of one completion, by the rules in this module's docstring.
+
+        Pure, total and linear: every string has a result, nothing raises, and the time grows with the
+        length of `text`.
+
+        Args:
+            text: What the model wrote.
+            phase: In which phase of the environment.
+            thinking: Whether the prompt had opened ``<think>``.
+
+        Returns:
+            Actions and problems, both in the order in which they stand in `text`, with their spans. A
+            problem's span is the whole element, except `NESTED` and `STRAY_CLOSE`: the tag.
+        """
+        if self.whole:
+            return parse_whole(text, self.whole[phase], thinking)
+        scanner, known = self._scanner
+        tags = [
+            _Tag(*known[match[2].lower()], match[1] == "/", match.start(), match.end())
+            for match in scanner.finditer(text)
+        ]
+        actions: list[Action] = []
+        problems: list[Problem] = []
+        closers = _closers(tags)
+        index = 0
+        if thinking:
+            end = next((i for i, tag in enumerate(tags) if tag.spec is None and tag.closing), None)
+            if end is None:
+                return Parsed((), (Problem(ProblemReason.UNCLOSED_THINKING, THINK, 0, len(text)),))
+            index = end + 1
+        while index < len(tags):
+            tag, closer = tags[index], closers[index]
+            index += 1
+            if tag.spec is None:
+                if tag.closing:
+                    problems.append(Problem(ProblemReason.STRAY_CLOSE, THINK, tag.start, tag.end))
+                elif closer is None:
+                    problems.append(Problem(ProblemReason.UNCLOSED_THINKING, THINK, tag.start, len(text)))
+                    break
+                else:
+                    index = closer + 1
+            elif tag.closing:
+                problems.append(Problem(ProblemReason.STRAY_CLOSE, tag.name, tag.start, tag.end))
+            elif closer is not None:
+                body = text[tag.end : tags[closer].start].strip()
+                _add(self._element(tag.spec, tag.name, body, tag.start, tags[closer].end), actions, problems)
+                problems.extend(
+                    Problem(ProblemReason.NESTED, inner.name, inner.start, inner.end)
+                    for inner in tags[index:closer]
+                    if not inner.closing and inner.spec is not None
+                )
+                index = closer + 1
+            elif index < len(tags):
+                after = tags[index]
+                body = text[tag.end : after.start].strip()
+                # A wrong closing tag is used up: one mistake, one problem. An opening one begins its own element.
+                used_up = after.spec is not None and after.closing
+                end = after.end if used_up else after.start
+                if tag.spec.ends_anywhere and body:
+                    _add(self._element(tag.spec, tag.name, body, tag.start, end), actions, problems)
+                else:
+                    problems.append(Problem(ProblemReason.UNCLOSED, tag.name, tag.start, end))
+                index += used_up
             else:
-                problems.append(item)
-            problems.extend(
-                Problem(ProblemReason.NESTED, inner.name, inner.start, inner.end)
-                for inner in tags[index:closer]
-                if not inner.closing
-            )
-            index = closer + 1
-        elif index < len(tags):
-            after = tags[index]
-            body = text[tag.end : after.start].strip()
-            # A wrong closing tag is used up: one mistake, one problem. An opening one begins its own element.
-            used_up = after.kind is not None and after.closing
-            end = after.end if used_up else after.start
-            if tag.kind in _ENDED_BY_ANY_TAG and body:
-                actions.append(Action(tag.kind, body, None, tag.start, end))
-            else:
-                problems.append(Problem(ProblemReason.UNCLOSED, tag.name, tag.start, end))
-            index += used_up
-        else:
-            problems.append(Problem(ProblemReason.UNCLOSED, tag.name, tag.start, len(text)))
-    return Parsed(tuple(actions), tuple(problems))
+                problems.append(Problem(ProblemReason.UNCLOSED, tag.name, tag.start, len(text)))
+        return Parsed(tuple(actions), tuple(problems))
+
+    def _element(self, spec: ActionSpec, tag: str, body: str, start: int, end: int) -> Action | Problem:
+        """What a closed element is."""
+        if tag == self.call_tag:
+            return _call(self.tools, tag, body, start, end)
+        return _element(spec, tag, body, start, end)
 
 
-def parse_whole(text: str, kind: ActionKind) -> Parsed:
-    """Read a completion as one action of `kind`, its body all that stands outside of thinking.
+def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
+    """Read a completion as one action, its body all that stands outside of thinking.
 
-    The rules for thinking, bodies and answers are those of `parse`, but an empty body is `EMPTY` for every kind: a
-    policy that writes nothing has not asked to forget. What thinking that is never closed leaves, if anything,
-    counts.
+    The rules for thinking, bodies and answers are those of `Grammar.parse`, but an empty body is `EMPTY` for every
+    action: a policy that writes nothing has not asked to forget. What thinking that is never closed leaves, if
+    anything, counts.
     """
     pieces: list[str] = []
-    begin, thinking_from = 0, None
+    problems: list[Problem] = []
+    begin = 0
+    thinking_from = 0 if thinking else None
     for match in _THINKING.finditer(text):
-        if match[1]:
-            if thinking_from is None:
-                pieces.clear()
-            begin, thinking_from = match.end(), None
-        elif thinking_from is None:
+        if thinking_from is None and not match[1]:
             pieces.append(text[begin : match.start()])
             thinking_from = match.start()
-    problems = []
+        elif thinking_from is not None and match[1]:
+            begin, thinking_from = match.end(), None
     if thinking_from is None:
         pieces.append(text[begin:])
     else:
         problems.append(Problem(ProblemReason.UNCLOSED_THINKING, THINK, thinking_from, len(text)))
     body = "".join(pieces).strip()
     if not body:
-        return Parsed((), tuple(problems) or (Problem(ProblemReason.EMPTY, kind, 0, len(text)),))
-    item = _element(kind, kind, body, 0, len(text))
+        return Parsed((), tuple(problems) or (Problem(ProblemReason.EMPTY, spec.name, 0, len(text)),))
+    item = _element(spec, spec.name, body, 0, len(text))
     if isinstance(item, Action):
         return Parsed((item,), tuple(problems))
     return Parsed((), (item, *problems))
 
 
-def _tags(text: str, names: frozenset[tuple[ActionKind, str]]) -> list[_Tag]:
-    """The tags outside of thinking, and the blocks of thinking."""
-    scanner, known = _scanner(names)
-    tags: list[_Tag] = []
-    thinking_from: int | None = None
-    for match in scanner.finditer(text):
-        closing, lowered = match[1] == "/", match[2].lower()
-        if lowered != THINK:
-            if thinking_from is None:
-                tags.append(_Tag(*known[lowered], closing, match.start(), match.end()))
-        elif not closing:
-            if thinking_from is None:
-                thinking_from = match.start()
-        elif thinking_from is None:
-            tags.clear()
-        else:
-            tags.append(_Tag(None, THINK, True, thinking_from, match.end()))
-            thinking_from = None
-    if thinking_from is not None:
-        tags.append(_Tag(None, THINK, False, thinking_from, len(text)))
-    return tags
+_THINKING = re.compile(f"<(/?){THINK}>", re.IGNORECASE | re.ASCII)
 
 
-@lru_cache(maxsize=64)
-def _scanner(
-    names: frozenset[tuple[ActionKind, str]],
-) -> tuple[re.Pattern[str], dict[str, tuple[ActionKind, str]]]:
-    """A pattern that finds every tag, and what its lower-case name stands for."""
-    known = {name.lower(): (kind, name) for kind, name in names}
-    alternatives = "|".join(re.escape(name) for name in sorted({THINK, *(name for _, name in names)}))
-    # ASCII: without it, the Kelvin sign would match as the letter k.
-    return re.compile(f"<(/?)({alternatives})>", re.IGNORECASE | re.ASCII), known
+def _add(item: Action | Problem, actions: list[Action], problems: list[Problem]) -> None:
+    if isinstance(item, Action):
+        actions.append(item)
+    else:
+        problems.append(item)
 
 
 def _closers(tags: list[_Tag]) -> list[int | None]:
-    """For every opening tag the index of its own closing tag; None when it has none."""
+    """For every opening tag the index of its own closing tag; None when it has none.
+
+    Thinking does not nest: the next closing tag ends it, wherever it was opened.
+    """
     closers: list[int | None] = [None] * len(tags)
-    following: dict[ActionKind, int] = {}
+    following: dict[str, int] = {}
     for index in range(len(tags) - 1, -1, -1):
-        kind = tags[index].kind
-        if kind is None:
-            following.clear()
-            continue
-        other = following.get(kind)
-        if other is not None and tags[other].closing:
-            closers[index] = other
-        following[kind] = index
+        tag = tags[index]
+        if not tag.closing:
+            other = following.get(tag.name)
+            if other is not None and tags[other].closing:
+                closers[index] = other
+            if tag.spec is None:
+                continue
+        following[tag.name] = index
     return closers
 
 
-def _element(kind: ActionKind, name: str, body: str, start: int, end: int) -> Action | Problem:
+def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> Action | Problem:
     """The action of a closed element with the stripped `body`, or why it is none."""
-    handle: int | None = None
-    if kind is ActionKind.SCRATCHPAD:
-        return Action(kind, body, None, start, end)
+    if spec.body is Body.NOTE:
+        return Action(spec.name, body, start=start, end=end)
     if not body:
         return Problem(ProblemReason.EMPTY, name, start, end)
-    if kind is ActionKind.ANSWER:
+    handle: int | None = None
+    if spec.body is Body.ARGUMENTS:
+        loaded, wrong = _json_object(body)
+        if wrong:
+            return Problem(ProblemReason.NOT_JSON, name, start, end, wrong)
+        return _with_arguments(spec, name, loaded, body, start, end)
+    if spec.body is Body.BOX:
         box = _last_box(body)
         if box is None:
             return Problem(ProblemReason.NO_BOX, name, start, end)
         body = box
-    elif kind in (ActionKind.UPDATE, ActionKind.DELETE):
+    elif spec.body in (Body.HANDLE, Body.HANDLE_TEXT):
         match = _HANDLE.match(body)
-        if match is None:
+        if match is None or not _names_an_entry(match, spec.body is Body.HANDLE):
             return Problem(ProblemReason.MISSING_HANDLE, name, start, end)
         handle, body = int(match["number"]), match["rest"].strip()
-        if kind is ActionKind.DELETE:
-            if body and match["separator"] != ":":
-                return Problem(ProblemReason.MISSING_HANDLE, name, start, end)
-            return Action(kind, "", handle, start, end)
+        if spec.body is Body.HANDLE:
+            return Action(spec.name, "", handle, start=start, end=end)
     if not body:
         return Problem(ProblemReason.EMPTY, name, start, end)
-    return Action(kind, body, handle, start, end)
+    return Action(spec.name, body, handle, start=start, end=end)
+
+
+def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
+    """Whether the number at the start is meant as a handle, and not as the beginning of a sentence."""
+    if not match["rest"].strip():
+        return True
+    bracketed = (match["open"] or match["inner"]) and match["close"]
+    if alone or not (match["word"] or match["hash"] or bracketed):
+        return match["separator"] == ":"
+    return True
+
+
+def _call(tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int) -> Action | Problem:
+    """The action of a tool call."""
+    loaded, wrong = _json_object(body)
+    if wrong:
+        return Problem(ProblemReason.NOT_JSON, tag, start, end, wrong)
+    name, arguments = loaded.get("name"), loaded.get("arguments", {})
+    if not isinstance(name, str) or name not in tools:
+        return Problem(ProblemReason.UNKNOWN_TOOL, tag, start, end, f"no tool {name!r}; there are {', '.join(tools)}")
+    if isinstance(arguments, str):  # some models write them as JSON in a string
+        arguments, wrong = _json_object(arguments)
+    if wrong or not isinstance(arguments, dict):
+        return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{name}: arguments must be a JSON object")
+    return _with_arguments(tools[name], tag, arguments, body, start, end)
+
+
+def _with_arguments(
+    spec: ActionSpec, tag: str, arguments: dict[str, Any], body: str, start: int, end: int
+) -> Action | Problem:
+    if spec.schema is not None:
+        from jsonschema import ValidationError
+
+        try:
+            _validator(json.dumps(spec.schema, sort_keys=True)).validate(arguments)
+        except ValidationError as error:
+            detail = f"{spec.name}: {error.message[:200]}"
+            return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, detail)
+        except RecursionError:
+            return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{spec.name}: nested too deeply")
+    return Action(spec.name, body, arguments=arguments, start=start, end=end)
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Any:
+    from jsonschema.validators import validator_for
+
+    loaded = json.loads(schema)
+    return validator_for(loaded)(loaded)
+
+
+def _json_object(body: str) -> tuple[dict[str, Any], str]:
+    """A JSON object, or what is wrong with it."""
+    try:
+        # Python's NaN and Infinity are no JSON, and would end up in traces.
+        loaded = json.loads(body, parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        return {}, f"not a JSON object: {str(error)[:100]}"
+    return (loaded, "") if isinstance(loaded, dict) else ({}, "not a JSON object")
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(literal: str) -> float:
+    number = float(literal)
+    return number if isfinite(number) else _refuse(literal)
 
 
 def _last_box(body: str) -> str | None:

@@ -14,11 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from atommem.actions import Action, ActionKind, Problem, ProblemReason
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from atommem.actions import Action, Problem, ProblemReason
+from atommem.environment import Observation, Piece, StopReason
+from atommem.episode import Episode, MemoryView, Operation, Outcome, Retrieved, Step
 from atommem.errors import TraceError
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def write_trace(
         "reward": episode.reward,
         "metrics": episode.metrics,
         **({"question_metrics": list(episode.question_metrics)} if episode.question_metrics else {}),
+        **({"question_notes": list(episode.question_notes)} if episode.question_notes else {}),
         "stop_reason": episode.stop_reason,
         "error": episode.error,
         "seconds": round(episode.seconds, 4),
@@ -119,6 +121,7 @@ def _trace(header: dict[str, Any], records: list[dict[str, Any]]) -> Trace:
             episode.reward = record["reward"]
             episode.metrics = record["metrics"]
             episode.question_metrics = tuple(record.get("question_metrics", ()))
+            episode.question_notes = tuple(record.get("question_notes", ()))
             episode.stop_reason = StopReason(record["stop_reason"])
             episode.error = record["error"]
             episode.seconds = record["seconds"]
@@ -131,9 +134,9 @@ def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
     return {
         "type": "step",
         "index": step.index,
-        "observation": _values(step.observation),
+        "observation": _observation_record(step.observation),
         "view": {**_values(step.view), "retrieved": [_values(item) for item in step.view.retrieved]},
-        "prompt_tokens": len(step.prompt_ids),
+        "prompt_tokens": step.prompt_tokens,
         "token_ids": step.token_ids,
         **({"prompt_ids": step.prompt_ids, "logprobs": step.logprobs} if tokens else {}),
         **({} if step.prompt is None else {"prompt": step.prompt}),
@@ -145,6 +148,39 @@ def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
         "store_size": step.store_size,
         "seconds": round(step.seconds, 4),
     }
+
+
+_PLACES = ("task", "stream", "closing")
+
+
+def _observation_record(observation: Observation) -> dict[str, Any]:
+    return _values(observation) | {
+        place: [_piece_record(piece) for piece in getattr(observation, place)] for place in _PLACES
+    }
+
+
+def _piece_record(piece: Piece) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in piece.values.items():
+        if isinstance(value, Piece):
+            values[name] = _piece_record(value)
+        else:
+            values[name] = [_piece_record(item) for item in value] if isinstance(value, tuple) else value
+    return {"name": piece.name, "values": values, **({"needs": piece.needs} if piece.needs else {})}
+
+
+def _observation(record: dict[str, Any]) -> Observation:
+    return Observation(**record | {place: tuple(map(_piece, record[place])) for place in _PLACES})
+
+
+def _piece(record: dict[str, Any]) -> Piece:
+    values: dict[str, Any] = {}
+    for name, value in record["values"].items():
+        if isinstance(value, dict):
+            values[name] = _piece(value)
+        else:
+            values[name] = tuple(map(_piece, value)) if isinstance(value, list) else value
+    return Piece(record["name"], values, record.get("needs"))
 
 
 def _values(record: Any) -> dict[str, Any]:
@@ -159,26 +195,25 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 def _step(record: dict[str, Any]) -> Step:
-    observation = dict(record["observation"])
-    observation["questions"] = tuple(observation["questions"])
     view = dict(record["view"])
     view["retrieved"] = tuple(Retrieved(**item) for item in view["retrieved"])
     return Step(
         index=record["index"],
-        observation=Observation(**observation),
+        observation=_observation(record["observation"]),
         view=MemoryView(**view),
         prompt_ids=record.get("prompt_ids", []),
         token_ids=record["token_ids"],
         logprobs=record.get("logprobs", []),
         text=record["text"],
         finish_reason=record["finish_reason"],
-        actions=tuple(Action(**{**item, "kind": ActionKind(item["kind"])}) for item in record["actions"]),
+        actions=tuple(Action(**item) for item in record["actions"]),
         problems=tuple(Problem(**{**item, "reason": ProblemReason(item["reason"])}) for item in record["problems"]),
         operations=tuple(
-            Operation(**{**item, "kind": ActionKind(item["kind"]), "outcome": Outcome(item["outcome"])})
+            Operation(**{**item, "outcome": Outcome(item["outcome"])})
             for item in record["operations"]
         ),
         store_size=record["store_size"],
+        prompt_tokens=record["prompt_tokens"],
         seconds=record["seconds"],
         prompt=record.get("prompt"),
     )

@@ -15,7 +15,6 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from atommem.actions import ActionKind
 from atommem.episode import Operation, Outcome, Step
 from atommem.errors import ConfigError
 from atommem.trace import Trace, read_trace
@@ -23,14 +22,15 @@ from atommem.trace import Trace, read_trace
 _CHUNK_CHARACTERS = 600
 _TEXT_CHARACTERS = 2000
 _STYLES = {
-    ActionKind.CREATE: "green",
-    ActionKind.READ: "cyan",
-    ActionKind.UPDATE: "yellow",
-    ActionKind.DELETE: "red",
-    ActionKind.SCRATCHPAD: "blue",
-    ActionKind.TOOL: "cyan",
-    ActionKind.ANSWER: "bold magenta",
+    "create": "green",
+    "read": "cyan",
+    "update": "yellow",
+    "delete": "red",
+    "scratchpad": "blue",
+    "answer": "bold magenta",
 }
+_OWN_STYLE = "bold cyan"
+"""Of the environment's other actions."""
 _WHY_NOT = {
     Outcome.REJECTED: "rejected, the store is full",
     Outcome.UNKNOWN_HANDLE: "no such entry was shown",
@@ -106,12 +106,9 @@ def _header(trace: Trace) -> RenderableType:
 
 def _step(step: Step, count: int, complete: bool, full: bool) -> RenderableType:
     observation = step.observation
-    where = f"chunk {observation.chunk_index + 1}/{observation.chunk_count}"
-    if observation.phase == "answering":
-        where = f"question {observation.question_index + 1}/{observation.question_count}"
-        where += f", {_count(observation.reads_left, 'read')} left"
+    where = f", {observation.label}" if observation.label else ""
     total = f"/{count}" if complete else ""
-    title = f"step {step.index + 1}{total}, {observation.phase}, {where}"
+    title = f"step {step.index + 1}{total}, {observation.phase}{where}"
     parts: list[RenderableType] = [Rule(title, characters="-", align="left"), Text("shown", "bold")]
     parts += _indented(_shown(step, full))
     parts.append(Text(f"wrote ({len(step.token_ids)} tokens, {step.finish_reason}, {step.seconds:.1f} s)", "bold"))
@@ -119,7 +116,11 @@ def _step(step: Step, count: int, complete: bool, full: bool) -> RenderableType:
     if step.problems:
         parts.append(Text("malformed", "bold"))
         parts += _indented(
-            Text(f"{problem.reason}: {_clean(step.text[problem.start : problem.end])[:120]}", "red")
+            Text(
+                f"{problem.reason}: {_clean(step.text[problem.start : problem.end])[:120]}"
+                + (f" ({_clean(problem.detail)})" if problem.detail else ""),
+                "red",
+            )
             for problem in step.problems
         )
     parts.append(Text("changed", "bold"))
@@ -132,13 +133,11 @@ def _shown(step: Step, full: bool) -> Iterator[RenderableType]:
     if step.prompt is not None:
         yield _field("prompt", _abbreviated(step.prompt, _TEXT_CHARACTERS, full), "dim")
         return
-    if observation.phase == "answering":
-        for question in observation.questions:
-            yield _field("question", question)
-    if observation.chunk is not None:
-        yield _field("chunk", _abbreviated(observation.chunk, _CHUNK_CHARACTERS, full), "dim")
-    if observation.tool_result is not None:
-        yield _field("tool result", _abbreviated(observation.tool_result, _CHUNK_CHARACTERS, full), "dim")
+    asked = observation.task if observation.question is not None else ()
+    for piece in (*asked, *observation.stream):
+        for name, value in piece.walk():
+            if isinstance(value, str):
+                yield _field(name.replace("_", " "), _abbreviated(value, _CHUNK_CHARACTERS, full), "dim")
     yield _field("scratchpad", _abbreviated(view.scratchpad, _TEXT_CHARACTERS, full) or "(empty)", "blue")
     yield _field("query", view.query or "(none)", "cyan")
     for item in view.retrieved:
@@ -149,7 +148,7 @@ def _completion(step: Step, full: bool) -> RenderableType:
     """The completion as it was written, its actions in their colours and its problems underlined."""
     text = Text(_clean(step.text))
     for action in step.actions:
-        text.stylize(_STYLES[action.kind], action.start, action.end)
+        text.stylize(_STYLES.get(action.kind, _OWN_STYLE), action.start, action.end)
     for problem in step.problems:
         text.stylize("red underline", problem.start, problem.end)
     if full or len(text) <= _TEXT_CHARACTERS:
@@ -167,7 +166,7 @@ def _changes(operations: Iterable[Operation], full: bool) -> Iterator[Renderable
 
 
 def _change(operation: Operation, full: bool) -> Iterator[RenderableType]:
-    style = _STYLES[operation.kind]
+    style = _STYLES.get(operation.kind, _OWN_STYLE)
     name = str(operation.kind)
     if operation.handle is not None:
         name += f" Memory {operation.handle}"

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from atommem.actions import Action, ActionKind
+from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import Embedder
@@ -100,8 +100,8 @@ def steps(episodes: int, round_: int) -> list[list[Action]]:
     mine = facts[2 * episodes * round_ : 2 * episodes * (round_ + 1)]
     return [
         [
-            Action(ActionKind.CREATE, f"The {thing} of {place} was {verb} by {first} {last} in 18{index % 100:02}."),
-            Action(ActionKind.READ, f"Which {asked[3]} was {asked[2]} by {asked[0]} {asked[1]} in {asked[4]}?"),
+            Action("create", f"The {thing} of {place} was {verb} by {first} {last} in 18{index % 100:02}."),
+            Action("read", f"Which {asked[3]} was {asked[2]} by {asked[0]} {asked[1]} in {asked[4]}?"),
         ]
         for index, ((first, last, verb, thing, place), asked) in enumerate(zip(mine[::2], mine[1::2], strict=True))
     ]

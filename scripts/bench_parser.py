@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from atommem.actions import ActionKind, Parsed
+from atommem.actions import Parsed
 from atommem.dialects import Dialect, get_dialect
 from atommem.parsing import parse
 
@@ -117,11 +117,11 @@ def inconsistency(text: str, parsed: Parsed, dialect: Dialect) -> str | None:
         end = action.end
         if action.text not in element or action.text != action.text.strip():
             return f"text of {action}"
-        if not action.text and action.kind not in (ActionKind.SCRATCHPAD, ActionKind.DELETE):
+        if not action.text and action.kind not in ("scratchpad", "delete"):
             return f"empty {action}"
-        if (action.handle is None) is (action.kind in (ActionKind.UPDATE, ActionKind.DELETE)):
+        if (action.handle is None) is (action.kind in ("update", "delete")):
             return f"handle of {action}"
-        if action.kind is ActionKind.ANSWER and "\\boxed" not in element:
+        if action.kind == "answer" and "\\boxed" not in element:
             return f"answer without a box {action}"
         if "<think>" in element.lower():
             return f"thinking in {action}"
@@ -164,8 +164,8 @@ def fuzz(strings: Iterator[str], total: Fuzzed) -> None:
 def adversaries() -> dict[str, Callable[[int], str]]:
     """Strings by size that a careless parser takes quadratic or worse time for."""
     tags = DIALECTS[0].tags
-    create, update, delete = tags[ActionKind.CREATE], tags[ActionKind.UPDATE], tags[ActionKind.DELETE]
-    scratchpad, answer = tags[ActionKind.SCRATCHPAD], tags[ActionKind.ANSWER]
+    create, update, delete = tags["create"], tags["update"], tags["delete"]
+    scratchpad, answer = tags["scratchpad"], tags["answer"]
     units = {
         "<": "<",
         "</": "</",

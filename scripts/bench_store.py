@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atommem.actions import Action, ActionKind
+from atommem.actions import Action
 from atommem.config import RETENTION_RULES, MemoryConfig
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
@@ -190,11 +190,11 @@ def random_actions(rng: random.Random, marker: str, step: int) -> list[Action]:
     actions = []
     for number in range(rng.randrange(1, 7)):
         kind = rng.choices(
-            (ActionKind.CREATE, ActionKind.READ, ActionKind.UPDATE, ActionKind.DELETE, ActionKind.SCRATCHPAD),
+            ("create", "read", "update", "delete", "scratchpad"),
             (6, 2, 3, 1, 1),
         )[0]
-        handle = rng.randrange(1, 8) if kind in (ActionKind.UPDATE, ActionKind.DELETE) else None
-        text = "" if kind is ActionKind.DELETE else f"fact {rng.randrange(9)} of {marker} at {step} {number}"
+        handle = rng.randrange(1, 8) if kind in ("update", "delete") else None
+        text = "" if kind == "delete" else f"fact {rng.randrange(9)} of {marker} at {step} {number}"
         actions.append(Action(kind, text, handle))
     return actions
 

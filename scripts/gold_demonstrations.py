@@ -18,7 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atommem.actions import ActionKind
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, get_dialect
 from atommem.embedding.hashing import HashingEmbedder
@@ -46,19 +45,19 @@ def reader(task: Task, dialect: Dialect) -> Callable[[str], str]:
     answer = question.answers[0]
     wanted = [gold_sentence(document.text, answer) for document in task.documents if document.gold]
 
-    def element(kind: ActionKind, text: str) -> str:
+    def element(kind: str, text: str) -> str:
         return f"<{dialect.tags[kind]}>{text}</{dialect.tags[kind]}>"
 
     # Searched for once: the query stays until another one takes its place.
-    unasked = [element(ActionKind.READ, question.text)]
+    unasked = [element("read", question.text)]
 
     def write(prompt: str) -> str:
         if prompt.endswith(dialect.templates.answering):
-            return element(ActionKind.ANSWER, f"\\boxed{{{answer}}}")
+            return element("answer", f"\\boxed{{{answer}}}")
         found = [sentence for sentence in wanted if sentence in prompt]
         # Once stored, a sentence is shown again as an entry.
         wanted[:] = [sentence for sentence in wanted if sentence not in found]
-        stored = [element(ActionKind.CREATE, sentence) for sentence in found]
+        stored = [element("create", sentence) for sentence in found]
         return "\n".join([*stored, *(unasked.pop() for _ in list(unasked))])
 
     return write

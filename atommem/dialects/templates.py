@@ -1,4 +1,4 @@
-"""Prompt wording, read from YAML: our own sets lie beside this file, a user's may lie anywhere."""
+"""Prompt wording, read from YAML: memory's lies beside this file, every environment's beside itself, a user's anywhere."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from atommem.errors import DialectError
 
+if TYPE_CHECKING:
+    from atommem.environment import EnvironmentFactory
+
 SHIPPED = ("full", "compact", "memagent")
 PLACES = ("scratchpad", "store")
 _PLACEHOLDER = re.compile(r"\{([a-z_.]+)\}")
 
-_REQUIRED = {
-    "questions": "questions",
-    "chunk": "chunk",
-    "scratchpad": "text",
-    "query": "text",
-    "memory": "entries",
-    "entry": "text",
-    "question_line": "text",
-}
+_REQUIRED = {"scratchpad": "text", "query": "text", "memory": "entries", "entry": "text"}
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
@@ -35,54 +30,62 @@ def fill(template: str, values: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class Templates:
-    """The pieces that a prompt is put together from.
+    """How the memory is worded, and what holds a prompt together.
 
-    In every piece ``{tag.create}``, ``{tag.read}``, ``{tag.update}``, ``{tag.delete}``,
-    ``{tag.scratchpad}``, ``{tag.answer}`` and ``{tag.tool}`` stand for the dialect's tag names.
+    In every piece ``{tag.create}``, ``{tag.read}``, ``{tag.update}``, ``{tag.delete}``, ``{tag.scratchpad}``,
+    ``{tag.answer}`` and ``{tag.call}`` stand for the dialect's tag names.
 
     Attributes:
         chat: Send system and user messages through the tokenizer's chat template; otherwise the
             pieces are joined and encoded as plain text.
         join: What stands between two pieces.
-        system: The instructions; ``{actions}`` is where the enabled actions are explained.
-        actions: One explanation per action kind; those of disabled actions are left out.
+        system: The instructions; ``{introduction}`` and ``{rules}`` are the environment's, ``{actions}`` is where the
+            enabled actions are explained.
+        actions: One explanation per memory action; those of disabled actions are left out.
+        call: Explains a tool that the environment does not explain itself: ``{name}``, ``{description}``, ``{schema}``.
         places: What the memory consists of, as ``{places}`` in `system`: one explanation each of ``scratchpad`` and
             ``store``. With actions switched off so that one of them stays empty for ever, its explanation and
             its piece of the prompt are left out. A set without `places` always has all pieces: its form is fixed.
-        questions: ``{questions}``; the questions of the task, or the current one.
-        question_line: One of several questions: ``{number}``, ``{text}``. A single one stands bare.
-        chunk: ``{chunk}``, ``{chunk_number}``, ``{chunk_count}``.
         scratchpad, query: ``{text}``.
         memory: ``{entries}``, ``{size}``, ``{capacity_notice}``. It, `query` and `entry` may be left out by a set
             for a dialect without a store.
         entry: One retrieved entry: ``{handle}``, ``{text}``.
         capacity_notice: Shown with a limited store: ``{size}``, ``{capacity}``.
         empty: Stands for an empty scratchpad, query or list of entries.
-        cut_marker: Ends a scratchpad that was cut at its token limit.
-        tool_result: ``{text}``.
-        reading, answering: Close the prompt of a step; ``{read_notice}`` and ``{reads_left}`` while answering.
-        read_notice: What `answering` says of further reads, when they are possible: ``{reads_left}``.
+        cut_marker: Ends a text that was cut at its token limit.
+        environments: Sections for environments by name, in the place of those that they bring.
     """
 
     system: str
-    questions: str
-    chunk: str
-    scratchpad: str
-    reading: str
-    answering: str
+    scratchpad: str = ""
     query: str = ""
     memory: str = ""
     entry: str = ""
-    read_notice: str = ""
-    question_line: str = "{number}. {text}"
     capacity_notice: str = ""
     empty: str = "(empty)"
     cut_marker: str = " [cut]"
-    tool_result: str = "{text}"
     join: str = "\n\n"
     chat: bool = True
     actions: Mapping[str, str] = field(default_factory=dict)
+    call: str = ""
     places: Mapping[str, str] = field(default_factory=dict)
+    environments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Section:
+    """How an environment is worded.
+
+    Attributes:
+        pieces: The template of every piece that its observations may hold.
+        introduction, rules: Its part of the instructions: what the task is, and what else holds.
+        actions: One explanation per action of its own; the others are explained by their description.
+    """
+
+    pieces: Mapping[str, str]
+    introduction: str = ""
+    rules: str = ""
+    actions: Mapping[str, str] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=32)
@@ -96,17 +99,65 @@ def load_templates(name: str) -> Templates:
     path = Path(__file__).with_name(f"{name}.yaml") if name in SHIPPED else Path(name)
     if not path.is_file():
         raise DialectError(f"no template set or file {name!r}: give {', '.join(SHIPPED)}, or the path of a YAML file.")
+    templates: Templates = _record(Templates, path, _read(path))
+    for piece, placeholder in _REQUIRED.items():
+        text = getattr(templates, piece)
+        if f"{{{placeholder}}}" not in text and text:
+            raise DialectError(f"{path}: field {piece} lacks {{{placeholder}}}, so its content would never be shown.")
+    if templates.entry and "{handle}" not in templates.entry:
+        raise DialectError(f"{path}: field entry lacks {{handle}}, so entries could not be updated or deleted.")
+    if templates.places and (sorted(templates.places) != sorted(PLACES) or "{places}" not in templates.system):
+        raise DialectError(f"{path}: field places needs {' and '.join(PLACES)}, and {{places}} in field system.")
+    return templates
+
+
+@lru_cache(maxsize=64)
+def load_section(name: str, environment: type[EnvironmentFactory]) -> Section:
+    """The section of an environment in the template set `name`.
+
+    A file of a user's may hold it (``environments``); the shipped sets are those that the environment brings. For a
+    file without it, it is the environment's ``full``, or ``compact`` where the file is plain text.
+
+    Raises:
+        DialectError: There is none, or it has an unknown field, or lacks a piece or a piece's placeholder.
+    """
+    templates = load_templates(name)
+    own = environment.config_class().environment
+    if own in templates.environments:
+        path, loaded = Path(f"{name}, environments.{own}"), templates.environments[own]
+    else:
+        wording = name if name in SHIPPED else "full" if templates.chat else "compact"
+        path = environment.templates / f"{wording}.yaml"
+        if not path.is_file():
+            raise DialectError(f"environment {own!r} has no wording {wording!r}: there is no {path}.")
+        loaded = _read(path)
+    section: Section = _record(Section, path, loaded)
+    for piece, placeholders in environment.pieces.items():
+        if piece not in section.pieces:
+            raise DialectError(f"{path}: pieces lacks {piece}, which the environment shows.")
+        for placeholder in placeholders:
+            if f"{{{placeholder}}}" not in section.pieces[piece]:
+                raise DialectError(
+                    f"{path}: piece {piece} lacks {{{placeholder}}}, so its content would never be shown."
+                )
+    unknown = sorted(set(section.pieces) - set(environment.pieces))
+    if unknown:
+        raise DialectError(f"{path}: unknown piece {', '.join(unknown)}; known are {', '.join(environment.pieces)}.")
+    return section
+
+
+def _read(path: Path) -> Any:
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DialectError(f"{path} is not valid YAML: {error}") from error
+
+
+def _record(kind: Any, path: Path, loaded: Any) -> Any:
+    """`loaded` as a record of `kind`, every field known, there, and of its type."""
     if not isinstance(loaded, dict):
         raise DialectError(f"{path} holds {type(loaded).__name__}, not a mapping of template fields.")
-    return _checked(path, loaded)
-
-
-def _checked(path: Path, loaded: dict[Any, Any]) -> Templates:
-    known = {item.name: item for item in fields(Templates)}
+    known = {item.name: item for item in fields(kind)}
     unknown = sorted(str(key) for key in loaded if key not in known)
     if unknown:
         raise DialectError(f"{path}: unknown field {', '.join(unknown)}; known are {', '.join(known)}.")
@@ -118,17 +169,11 @@ def _checked(path: Path, loaded: dict[Any, Any]) -> Templates:
     if missing:
         raise DialectError(f"{path}: missing field {', '.join(missing)}.")
     for name, value in loaded.items():
-        expected = {"chat": bool, "actions": dict, "places": dict}.get(name, str)
+        declared = str(known[name].type)
+        expected = bool if declared == "bool" else dict if declared.startswith("Mapping") else str
         if not isinstance(value, expected):
             raise DialectError(f"{path}: field {name} is {type(value).__name__}, expected {expected.__name__}.")
-    templates = Templates(**loaded)
-    for name, placeholder in _REQUIRED.items():
-        piece = getattr(templates, name)
-        optional = name in ("query", "memory", "entry")
-        if f"{{{placeholder}}}" not in piece and not (optional and not piece):
-            raise DialectError(f"{path}: field {name} lacks {{{placeholder}}}, so its content would never be shown.")
-    if templates.entry and "{handle}" not in templates.entry:
-        raise DialectError(f"{path}: field entry lacks {{handle}}, so entries could not be updated or deleted.")
-    if templates.places and (sorted(templates.places) != sorted(PLACES) or "{places}" not in templates.system):
-        raise DialectError(f"{path}: field places needs {' and '.join(PLACES)}, and {{places}} in field system.")
-    return templates
+        for key, text in value.items() if expected is dict and name != "environments" else ():
+            if not isinstance(text, str):
+                raise DialectError(f"{path}: {name}.{key} is {type(text).__name__}, expected str.")
+    return kind(**loaded)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from atommem.actions import ActionKind
 from atommem.episode import Operation, Outcome
 from atommem.errors import TraceError
 
@@ -36,17 +35,17 @@ class Contents:
         """
         if operation.outcome is not Outcome.APPLIED:
             return
-        if operation.kind is ActionKind.CREATE:
+        if operation.kind == "create":
             self._create(operation)
-        elif operation.kind is ActionKind.UPDATE:
+        elif operation.kind == "update":
             entry_id = self._addressed(operation)
             self.entries[entry_id] = _written(operation)
-        elif operation.kind is ActionKind.DELETE:
+        elif operation.kind == "delete":
             del self.entries[self._addressed(operation)]
-        elif operation.kind is ActionKind.SCRATCHPAD:
+        elif operation.kind == "scratchpad":
             _same(operation, "the scratchpad", self.scratchpad)
             self.scratchpad = _written(operation)
-        elif operation.kind is ActionKind.READ:
+        elif operation.kind == "read":
             _same(operation, "the query", self.query)
             self.query = _written(operation)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from atommem.actions import MEMORY_ACTIONS, Action, ActionKind
+from atommem.actions import MEMORY_KINDS, Action
 from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
@@ -15,7 +15,7 @@ from atommem.memory.store import Store
 from atommem.tokens import Tokenizer, cut_to_tokens
 
 
-class Memory:
+class WorkingMemory:
     """Belongs to one episode and starts empty.
 
     Args:
@@ -50,7 +50,7 @@ class Memory:
         """What the policy is shown; handles count from 1, best match first."""
         return self._view
 
-    async def apply(self, actions: Sequence[Action], step: int) -> tuple[Operation, ...]:
+    async def apply(self, actions: Sequence[Action], step: int, origin: str | None = None) -> tuple[Operation, ...]:
         """Apply the memory actions of one completion, in the order they were written.
 
         Handles are those of `view()` as it was shown before this call. A read takes effect in the
@@ -62,7 +62,7 @@ class Memory:
         Raises:
             OutageError: The embedder is out of reach; nothing has been applied.
         """
-        actions = [action for action in actions if action.kind in MEMORY_ACTIONS]
+        actions = [action for action in actions if action.kind in MEMORY_KINDS]
         if not actions:
             return ()
         shown = {item.handle: item.entry_id for item in self._view.retrieved}
@@ -71,12 +71,12 @@ class Memory:
         for index, action in enumerate(actions):
             if str(action.kind) in self._disabled:
                 operations.append(Operation(step, action.kind, Outcome.DISABLED, handle=action.handle))
-            elif action.kind is ActionKind.SCRATCHPAD:
+            elif action.kind == "scratchpad":
                 operations.append(self._write_scratchpad(action, step))
-            elif action.kind is ActionKind.READ:
+            elif action.kind == "read":
                 operations.append(Operation(step, action.kind, Outcome.APPLIED, before=self.query, after=action.text))
                 self.query = action.text
-            elif action.kind is ActionKind.CREATE:
+            elif action.kind == "create":
                 operations.append(self._create(action, vectors[index], step))
             else:
                 operations.append(self._change(action, vectors.get(index), shown, step))
@@ -93,9 +93,9 @@ class Memory:
         writes = [
             (i, action.text)
             for i, action in enabled
-            if action.kind is ActionKind.CREATE or (action.kind is ActionKind.UPDATE and action.handle in shown)
+            if action.kind == "create" or (action.kind == "update" and action.handle in shown)
         ]
-        queries = [action.text for _, action in enabled if action.kind is ActionKind.READ][-1:]
+        queries = [action.text for _, action in enabled if action.kind == "read"][-1:]
 
         async def entries() -> Vectors | None:
             return await self._embedder.embed([text for _, text in writes], "entry") if writes else None
@@ -133,7 +133,7 @@ class Memory:
         # An entry that was shown may be gone already: deleted or evicted earlier in this completion.
         if entry_id is None or entry_id not in self.store:
             return Operation(step, action.kind, Outcome.UNKNOWN_HANDLE, handle=action.handle)
-        if action.kind is ActionKind.DELETE:
+        if action.kind == "delete":
             before = self.store.delete(entry_id).text
             return Operation(step, action.kind, Outcome.APPLIED, entry_id, action.handle, before=before)
         assert vector is not None, "every update of a shown entry was embedded"

@@ -34,13 +34,16 @@ class Completion:
 
     `logprobs[i]` is the log-probability (nats) of `token_ids[i]` under the model's own, unscaled
     distribution (vLLM's ``raw_logprobs``); at temperature 1 that is what it was sampled from. The
-    closing end-of-sequence token is included in both, as it is trained on.
+    closing end-of-sequence token is included in both, as it is trained on. A policy that is spoken to in messages may
+    have neither; its numbers of tokens then say what the server counted.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "content_filter"]
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
 class Policy(Protocol):

@@ -7,23 +7,37 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
-from atommem.actions import Action, ActionKind, first
+from atommem.actions import ANSWER, ANSWER_ACTION, READ, ActionSpec, first
 from atommem.config import check_choice
-from atommem.environment import Score, StepResult
+from atommem.description import TaskDescription
+from atommem.environment import (
+    EnvironmentConfig,
+    EnvironmentFactory,
+    Observation,
+    Piece,
+    Score,
+    StepResult,
+    StopReason,
+    Turn,
+)
 from atommem.envs.longdoc.chunking import chunk_task
 from atommem.envs.scoring.answers import REWARDS, Judge, score_answers
+from atommem.envs.scoring.fact_recall import fact_recall
 from atommem.envs.scoring.judge import LLMJudge
-from atommem.envs.task import Task
-from atommem.episode import Observation, StopReason
+from atommem.envs.task import Task, describe_task
+from atommem.envs.task_files import load_tasks
+from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.servers.client import ServerClient
 from atommem.tokens import Tokenizer
 
 
 @dataclass
-class LongDocConfig:
+class LongDocConfig(EnvironmentConfig):
     """How a document is cut, and how an episode is asked and scored."""
 
     chunking: str = field(
@@ -55,17 +69,26 @@ class LongDocConfig:
             raise ConfigError(f"max_reads is {self.max_reads}: give 0 or more.")
 
 
-class LongDocEnvironments:
-    """Makes environments that share their chunking: the episodes of a group read the same task.
+class LongDocEnvironments(EnvironmentFactory):
+    """Makes environments that share their chunking: the episodes of a group read the same task."""
 
-    Call it for a fresh environment: it is the `environment_factory` of an `EpisodeRunner`.
-    """
+    config_class = LongDocConfig
+    templates = Path(__file__).with_name("templates")
+    pieces: ClassVar = {
+        "questions": ("questions",),
+        "question_line": ("text",),
+        "chunk": ("chunk",),
+        "reading": (),
+        "answering": (),
+        "read_notice": (),
+    }
+    phases = ("reading", "answering")
+    config: LongDocConfig
 
     _KEPT = 64
 
-    def __init__(self, tokenizer: Tokenizer, config: LongDocConfig) -> None:
-        self.tokenizer = tokenizer
-        self.config = config
+    def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
         self.judge: Judge | None = None
         if config.judge_url is not None and config.judge_model is not None:
             client = ServerClient(config.judge_url, timeout=120.0, retries=5, max_in_flight=64)
@@ -74,6 +97,18 @@ class LongDocEnvironments:
         self._lock = threading.Lock()
         # One thread: the episodes of a group ask for the same chunks at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-chunks")
+
+    @property
+    def actions(self) -> Sequence[ActionSpec]:
+        """The answer."""
+        return (ANSWER_ACTION,)
+
+    read_tasks = staticmethod(load_tasks)
+    describe = staticmethod(describe_task)
+
+    def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
+        """Whether the supporting facts entered memory, stayed, and were shown again."""
+        return fact_recall(task, episode)
 
     def __call__(self) -> LongDocEnvironment:
         return LongDocEnvironment(self)
@@ -93,15 +128,14 @@ class LongDocEnvironments:
                 self._chunks.popitem(last=False)
         return chunks
 
-    async def prepare(self, task: Task) -> list[str]:
-        """`chunks`, cut in a thread, where fast tokenizers work in parallel to the event loop.
+    async def prepare(self, task: Task) -> None:
+        """Cut `task` in a thread, where fast tokenizers work in parallel to the event loop.
 
         A text of 100,000 tokens takes a fifth of a second, in which no other episode would go on.
         """
         by_tokens = self.config.chunking == "tokens" or task.context is not None
         if by_tokens and id(task) not in self._chunks:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self.chunks, task)
-        return self.chunks(task)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.chunks, task)
 
     async def score(self, task: Task, answers: Sequence[str | None]) -> Score:
         """Score the answers to a task, one per question (None: no answer).
@@ -129,13 +163,13 @@ class LongDocEnvironment:
 
     def __init__(self, shared: LongDocEnvironments) -> None:
         self._shared = shared
-        self._config = shared.config
         self._task: Task | None = None
         self._chunks: list[str] = []
         self._answers: list[str | None] = []
-        self._observation: Observation | None = None
+        self._read = 0
+        self._reads_left = 0
 
-    def reset(self, task: Task) -> Observation:
+    async def reset(self, task: Task) -> Observation:
         """Start on `task`.
 
         Raises:
@@ -146,24 +180,26 @@ class LongDocEnvironment:
         self._task = task
         self._chunks = self._shared.chunks(task)
         self._answers = []
-        self._observation = self._chunk(0) if self._chunks else self._question(0)
-        return self._observation
+        self._read = 0
+        return chunk_observation(task, self._chunks, 0) if self._chunks else self._ask()
 
-    async def step(self, actions: Sequence[Action]) -> StepResult:
+    async def step(self, turn: Turn) -> StepResult:
         """Move on to the next chunk, the next question, or the end."""
-        observation = self._observation
-        assert observation is not None, "reset() comes first"
-        if observation.phase == "reading":
-            index = observation.chunk_index + 1
-            return self._go(self._chunk(index) if index < len(self._chunks) else self._question(0))
-        answer = first(actions, ActionKind.ANSWER)
-        if answer is None and observation.reads_left > 0:
-            return self._go(replace(observation, reads_left=observation.reads_left - 1))
+        task = self._task
+        assert task is not None, "reset() comes first"
+        if self._read < len(self._chunks):
+            self._read += 1
+            more = self._read < len(self._chunks)
+            return StepResult(chunk_observation(task, self._chunks, self._read) if more else self._ask())
+        answer = first(turn.actions, ANSWER)
+        if answer is None and self._reads_left > 0:
+            self._reads_left -= 1
+            return StepResult(question_observation(task, len(self._answers), self._reads_left))
         self._answers.append(None if answer is None else answer.text)
-        if len(self._answers) < observation.question_count:
-            return self._go(self._question(len(self._answers)))
+        if len(self._answers) < len(task.questions):
+            return StepResult(self._ask())
         complete = all(given is not None for given in self._answers)
-        return StepResult(None, True, StopReason.ANSWERED if complete else StopReason.UNANSWERED)
+        return StepResult(None, StopReason.ANSWERED if complete else StopReason.UNANSWERED)
 
     async def score(self) -> Score:
         """Means over all questions, answer i against the golds of question i only."""
@@ -171,28 +207,41 @@ class LongDocEnvironment:
         missing = len(self._task.questions) - len(self._answers)
         return await self._shared.score(self._task, [*self._answers, *[None] * missing])
 
-    def _go(self, observation: Observation) -> StepResult:
-        self._observation = observation
-        return StepResult(observation)
-
-    def _chunk(self, index: int) -> Observation:
+    def _ask(self) -> Observation:
+        """The next question."""
         assert self._task is not None
-        return Observation(
-            phase="reading",
-            questions=tuple(question.text for question in self._task.questions),
-            chunk=self._chunks[index],
-            chunk_index=index,
-            chunk_count=len(self._chunks),
-            question_count=len(self._task.questions),
-        )
+        self._reads_left = self._shared.config.max_reads
+        return question_observation(self._task, len(self._answers), self._reads_left)
 
-    def _question(self, index: int) -> Observation:
-        assert self._task is not None
-        return Observation(
-            phase="answering",
-            questions=(self._task.questions[index].text,),
-            chunk_count=len(self._chunks),
-            question_index=index,
-            question_count=len(self._task.questions),
-            reads_left=self._config.max_reads,
-        )
+
+def chunk_observation(task: Task, chunks: Sequence[str], index: int) -> Observation:
+    """Chunk `index` with all questions of the task."""
+    values = {"chunk": chunks[index], "chunk_number": index + 1, "chunk_count": len(chunks)}
+    place = f"chunk {index + 1}/{len(chunks)}"
+    return Observation(
+        phase="reading",
+        task=(_questions([question.text for question in task.questions]),),
+        stream=(Piece("chunk", values),),
+        closing=(Piece("reading"),),
+        label=place,
+        origin=place,
+    )
+
+
+def question_observation(task: Task, index: int, reads_left: int = 0) -> Observation:
+    """Question `index`, to be answered within so many more steps."""
+    values = {"read_notice": Piece("read_notice", {"reads_left": reads_left}, needs=READ)}
+    return Observation(
+        phase="answering",
+        task=(_questions([task.questions[index].text]),),
+        closing=(Piece("answering", {**values, "reads_left": reads_left}),),
+        label=f"question {index + 1}/{len(task.questions)}, {reads_left} read{'s' * (reads_left != 1)} left",
+        question=index,
+    )
+
+
+def _questions(texts: Sequence[str]) -> Piece:
+    if len(texts) == 1:
+        return Piece("questions", {"questions": texts[0]})
+    lines = (Piece("question_line", {"number": number, "text": text}) for number, text in enumerate(texts, start=1))
+    return Piece("questions", {"questions": tuple(lines)})

@@ -12,7 +12,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from atommem.actions import ActionKind
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
 from atommem.episode import MemoryView, Observation
@@ -22,7 +21,7 @@ _HOME = len(RELATIONS) - 1
 _MOST_NAMES = 3
 """Names in one query: more, and their entries would push each other out of the top k."""
 
-_PLACE = {ActionKind.SCRATCHPAD: 0, ActionKind.READ: 1}
+_PLACE = {"scratchpad": 0, "read": 1}
 """What is noted comes first, then the search that follows from it, then the other elements as they came up."""
 
 
@@ -113,7 +112,7 @@ class Expert:
         moved = {s.subject: s.value for s in turn.noted if s.kind == "correction"}
         if answer is not None and answer.subject in moved:
             answer = Statement("fact", answer.subject, "home", moved[answer.subject])
-        turn.write(ActionKind.ANSWER, self._prose.answer(answer))
+        turn.write("answer", self._prose.answer(answer))
         return turn.text()
 
     def forgets(self, operation: str, statement: Statement) -> bool:
@@ -146,7 +145,7 @@ class _Turn:
         self.waiting: list[Statement] = []
         self.elements: list[tuple[int, str]] = []
 
-    def write(self, kind: ActionKind, body: str) -> None:
+    def write(self, kind: str, body: str) -> None:
         tag = self._expert._tags[kind]
         self.elements.append((_PLACE.get(kind, len(_PLACE)), f"<{tag}> {body} </{tag}>"))
 
@@ -155,7 +154,7 @@ class _Turn:
 
     def create(self, fact: Statement) -> None:
         if not self._expert.forgets("create", fact):
-            self.write(ActionKind.CREATE, self._prose.sentence(fact))
+            self.write("create", self._prose.sentence(fact))
 
     def settle_waiting(self) -> None:
         """Carry out the notices whose entries were looked for in the step before."""
@@ -180,9 +179,9 @@ class _Turn:
         elif notice.kind == "withdrawal":
             for handle in handles:
                 self._gone.add(handle)
-                self.write(ActionKind.DELETE, f"{handle}")
+                self.write("delete", f"{handle}")
         elif handles:
-            self.write(ActionKind.UPDATE, f"{handles[0]} : {self._prose.sentence(fact)}")
+            self.write("update", f"{handles[0]} : {self._prose.sentence(fact)}")
         else:
             self.create(fact)
 
@@ -228,10 +227,10 @@ class _Turn:
         wanted = dict.fromkeys(names)
         query = " ".join(name for name in wanted if not self._expert.forgets("read", Statement("fact", name)))
         if query and query != self._view.query:
-            self.write(ActionKind.READ, query)
+            self.write("read", query)
 
     def note(self, statements: Sequence[Statement]) -> None:
         """Write the scratchpad, if it changes."""
         notes = " ".join(self._prose.sentence(s) for s in dict.fromkeys(statements)) or self._prose.unknown
         if notes != (self._view.scratchpad or self._prose.unknown):
-            self.write(ActionKind.SCRATCHPAD, notes)
+            self.write("scratchpad", notes)

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from atommem.actions import ActionKind
 from atommem.config import MemoryConfig
 from atommem.dialects.templates import fill
 from atommem.embedding.embedder import Embedder
@@ -225,12 +224,12 @@ class Recorder:
         step.operations += operations
         for operation in operations:
             if operation.outcome is Outcome.APPLIED:
-                self._size += {ActionKind.CREATE: 1, ActionKind.DELETE: -1}.get(operation.kind, 0)
+                self._size += {"create": 1, "delete": -1}.get(operation.kind, 0)
         step.store_size = self._size
 
     def note_query(self, step: Step, query: str) -> None:
         """Note that what `step` shows was retrieved for `query`."""
-        self.note(step, Operation(step.index, ActionKind.READ, Outcome.APPLIED, before=self.query, after=query))
+        self.note(step, Operation(step.index, "read", Outcome.APPLIED, before=self.query, after=query))
         self.query = query
 
     async def read(self, chunks: Sequence[str], system: str, template: str) -> AsyncIterator[Step]:
@@ -245,7 +244,7 @@ class Recorder:
     async def answer(self, index: int, text: str | None = None, view: MemoryView | None = None) -> Step:
         """Ask question `index`, with `text` to answer from (None: without any), and keep the boxed answer."""
         step = await self.ask(self.question_prompt(index, text), self._answering(index), view)
-        parsed = parse_whole(step.text, ActionKind.ANSWER)
+        parsed = parse_whole(step.text, "answer")
         step.actions, step.problems = parsed.actions, parsed.problems
         if parsed.actions:
             self.answers[index] = parsed.actions[0].text

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from atommem.actions import ActionKind, Problem, ProblemReason
+from atommem.actions import Problem, ProblemReason
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.episode import Operation, Outcome, Retrieved, Step
 from atommem.eval.methods.baseline import Recorder
@@ -41,7 +41,7 @@ class Notebook:
             assert entry is not None, "the store has no capacity"
             self.vectors[entry.id] = vector
             ids.append(entry.id)
-            self.recorder.note(step, Operation(step.index, ActionKind.CREATE, Outcome.APPLIED, entry.id, after=text))
+            self.recorder.note(step, Operation(step.index, "create", Outcome.APPLIED, entry.id, after=text))
         return ids
 
     async def update(self, step: Step, texts: Mapping[int, str]) -> None:
@@ -53,7 +53,7 @@ class Notebook:
             self.vectors[entry_id] = vector
             before = self.store.update(entry_id, text, vector, step.index)
             self.recorder.note(
-                step, Operation(step.index, ActionKind.UPDATE, Outcome.APPLIED, entry_id, before=before, after=text)
+                step, Operation(step.index, "update", Outcome.APPLIED, entry_id, before=before, after=text)
             )
 
     def retrieved(self, found: Sequence[tuple[int, float]]) -> tuple[Retrieved, ...]:

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from atommem.actions import ActionKind
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, Outcome, Step
 from atommem.memory.operations import Contents
 
 _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
-_WRITES = (ActionKind.CREATE, ActionKind.UPDATE, ActionKind.SCRATCHPAD)
+_WRITES = ("create", "update", "scratchpad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail,
                 continue
             if operation.entry_id is not None:
                 written[operation.entry_id] = step.index
-            elif operation.kind is ActionKind.SCRATCHPAD:
+            elif operation.kind == "scratchpad":
                 scratchpad_step = step.index
             for index, golds in enumerate(wanted):
                 entered[index] = entered[index] or holds(operation.after or "", golds)
@@ -165,7 +164,7 @@ def _trail(
     view = step.view
     kept = any(holds(text, golds) for text in (*memory.entries.values(), memory.scratchpad))
     shown = any(holds(text, golds) for text in (*(item.text for item in view.retrieved), view.scratchpad))
-    answered = any(action.kind is ActionKind.ANSWER for action in step.actions)
+    answered = any(action.kind == "answer" for action in step.actions)
     sources: list[Source] = []
     given = [normalize(question.answer)] if question.answer is not None and answered else []
     if given and given[0] not in _NOWHERE:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from atommem.actions import Action, ActionKind
+from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import TextKind, Vectors
@@ -155,9 +155,9 @@ async def test_a_step_of_256_episodes_is_two_calls() -> None:
 
     async def step(i: int) -> None:
         actions = [
-            Action(ActionKind.CREATE, f"fact {i}"),
-            Action(ActionKind.READ, f"question {i}"),
-            Action(ActionKind.CREATE, f"other fact {i}"),
+            Action("create", f"fact {i}"),
+            Action("read", f"question {i}"),
+            Action("create", f"other fact {i}"),
         ]
         await memories[i].apply(actions, 0)
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from atommem.actions import ActionKind
 from atommem.config import MemoryConfig
 from atommem.environment import Score
 from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
@@ -48,7 +47,7 @@ async def test_an_episode_from_empty_memory_to_the_reward() -> None:
     assert (first.view.scratchpad, second.view.scratchpad) == ("", "look for Ann")
     assert [item.text for item in third.view.retrieved] == ["Ann lives in Rome"]
     assert [step.store_size for step in episode.steps] == [1, 1, 1]
-    assert [o.kind for o in first.operations] == [ActionKind.CREATE, ActionKind.SCRATCHPAD]
+    assert [o.kind for o in first.operations] == ["create", "scratchpad"]
     prompts = run.policy.prompts  # type: ignore[attr-defined]
     assert "Ann lives in Rome." in prompts[0]
     assert "Bob sings." in prompts[1]

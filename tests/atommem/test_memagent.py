@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from atommem.actions import Action, ActionKind, Problem, ProblemReason
+from atommem.actions import Action, Problem, ProblemReason
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, register_dialect
 from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
@@ -25,7 +25,7 @@ TASK = Task(
     (Question("Where does Ann live?", ("Rome",)),),
     (Document("", "Ann lives in Rome."), Document("", "Bob sings.")),
 )
-PAD, ANSWER = ActionKind.SCRATCHPAD, ActionKind.ANSWER
+PAD, ANSWER = "scratchpad", "answer"
 
 
 def runner(texts: list[str | Exception], scratchpad_tokens: int = 1024) -> EpisodeRunner:

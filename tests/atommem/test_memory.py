@@ -2,15 +2,15 @@ import asyncio
 
 import pytest
 
-from atommem.actions import Action, ActionKind
+from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.episode import Outcome
 from atommem.errors import OutageError
 from atommem.memory.working import Memory
 from tests.fakes import WordEmbedder, WordTokenizer
 
-CREATE, READ, UPDATE = ActionKind.CREATE, ActionKind.READ, ActionKind.UPDATE
-DELETE, SCRATCHPAD = ActionKind.DELETE, ActionKind.SCRATCHPAD
+CREATE, READ, UPDATE = "create", "read", "update"
+DELETE, SCRATCHPAD = "delete", "scratchpad"
 
 
 def memory(**settings: object) -> Memory:
@@ -108,7 +108,7 @@ async def test_scratchpad_is_replaced_cut_with_a_marker_and_cleared() -> None:
 
 
 @pytest.mark.parametrize("kind", [CREATE, READ, UPDATE, DELETE, SCRATCHPAD])
-async def test_a_disabled_action_does_nothing_and_is_recorded(kind: ActionKind) -> None:
+async def test_a_disabled_action_does_nothing_and_is_recorded(kind: str) -> None:
     m = memory(disabled_actions=[str(kind)])
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann"), Action(SCRATCHPAD, "pad")], 0)
     before = (texts(m), m.scratchpad, m.query)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.actions import Action, ActionKind
+from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Operation, Outcome
@@ -19,11 +19,11 @@ from atommem.memory.working import Memory
 from tests.fakes import WordTokenizer
 
 CREATE, READ, UPDATE, DELETE, SCRATCHPAD = (
-    ActionKind.CREATE,
-    ActionKind.READ,
-    ActionKind.UPDATE,
-    ActionKind.DELETE,
-    ActionKind.SCRATCHPAD,
+    "create",
+    "read",
+    "update",
+    "delete",
+    "scratchpad",
 )
 DONE = Outcome.APPLIED
 
@@ -60,7 +60,7 @@ def test_a_log_is_replayed() -> None:
         (Operation(5, DELETE, DONE, entry_id=3), "'three', not None"),
         (Operation(5, SCRATCHPAD, DONE, before="", after="x"), "the scratchpad is 'plan'"),
         (Operation(5, READ, DONE, before=None, after="x"), "the query is 'query'"),
-        (Operation(5, ActionKind.ANSWER, DONE, after="x"), "answer is no memory action"),
+        (Operation(5, "answer", DONE, after="x"), "answer is no memory action"),
     ],
 )
 def test_a_log_that_contradicts_itself_is_refused(operation: Operation, message: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from atommem.actions import Action, ActionKind, Problem, ProblemReason
+from atommem.actions import Action, Problem, ProblemReason
 from atommem.episode import (
     Episode,
     MemoryView,
@@ -39,9 +39,9 @@ def make_episode() -> Episode:
         logprobs=[-1.0, -1.0, -1.0],
         text=reading,
         finish_reason="length",
-        actions=(Action(ActionKind.CREATE, "The mill is Ada's", None, 7, 55),),
+        actions=(Action("create", "The mill is Ada's", None, 7, 55),),
         problems=(Problem(ProblemReason.UNCLOSED, "read_memory", 56, len(reading)),),
-        operations=(Operation(0, ActionKind.CREATE, Outcome.APPLIED, entry_id=0, after="The mill is Ada's"),),
+        operations=(Operation(0, "create", Outcome.APPLIED, entry_id=0, after="The mill is Ada's"),),
         store_size=1,
         seconds=1.25,
     )
@@ -55,14 +55,14 @@ def make_episode() -> Episode:
         logprobs=[-1.0],
         text="\x1b[31mred\x1b[0m <final_answer>\\boxed{Bob}</final_answer>",
         finish_reason="stop",
-        actions=(Action(ActionKind.ANSWER, "Bob", None, 13, 52),),
+        actions=(Action("answer", "Bob", None, 13, 52),),
         problems=(),
         operations=(
-            Operation(1, ActionKind.UPDATE, Outcome.APPLIED, 0, 1, "The mill is Ada's", "The mill is Bob's"),
-            Operation(1, ActionKind.DELETE, Outcome.UNKNOWN_HANDLE, handle=4),
-            Operation(1, ActionKind.CREATE, Outcome.REJECTED, after="One too many"),
-            Operation(1, ActionKind.CREATE, Outcome.APPLIED, 5, after="New", evicted=2),
-            Operation(1, ActionKind.SCRATCHPAD, Outcome.APPLIED, before="same", after="same"),
+            Operation(1, "update", Outcome.APPLIED, 0, 1, "The mill is Ada's", "The mill is Bob's"),
+            Operation(1, "delete", Outcome.UNKNOWN_HANDLE, handle=4),
+            Operation(1, "create", Outcome.REJECTED, after="One too many"),
+            Operation(1, "create", Outcome.APPLIED, 5, after="New", evicted=2),
+            Operation(1, "scratchpad", Outcome.APPLIED, before="same", after="same"),
         ),
         store_size=1,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from atommem.actions import ActionKind
 from atommem.envs.scoring.fact_recall import fact_recall, facts_of
 from atommem.envs.scoring.records import record_of
 from atommem.envs.task import Document, Question, Task
@@ -24,7 +23,7 @@ TASK = Task(
 FACT = "Bran lived in Port"
 
 
-def op(kind: ActionKind, entry: int | None, before: str | None, after: str | None, **more: Outcome) -> Operation:
+def op(kind: str, entry: int | None, before: str | None, after: str | None, **more: Outcome) -> Operation:
     return Operation(0, kind, more.get("outcome", Outcome.APPLIED), entry, before=before, after=after)
 
 
@@ -61,20 +60,20 @@ def test_what_a_fact_is() -> None:
 
 
 def test_entered_kept_and_retrieved_are_told_apart() -> None:
-    create = op(ActionKind.CREATE, 1, None, FACT)
-    overwrite = op(ActionKind.UPDATE, 1, FACT, "Bran")
+    create = op("create", 1, None, FACT)
+    overwrite = op("update", 1, FACT, "Bran")
     reading = step(0, "reading", 0, MemoryView(), create)
     assert numbers(recall(reading)[0]) == (1, 1, 0)
     assert numbers(recall(reading, step(1, "answering", 0, shown(FACT)))[0]) == (1, 1, 1)
     # Shown for another question only.
     assert numbers(recall(reading, step(1, "answering", 1, shown(FACT)))[0]) == (1, 1, 0)
     assert numbers(recall(reading, step(1, "answering", 0, MemoryView(), overwrite))[0]) == (1, 0, 0)
-    rejected = op(ActionKind.CREATE, None, None, FACT, outcome=Outcome.REJECTED)
+    rejected = op("create", None, None, FACT, outcome=Outcome.REJECTED)
     assert numbers(recall(step(0, "reading", 0, MemoryView(), rejected))[0]) == (0, 0, 0)
 
 
 def test_the_scratchpad_is_an_entry_that_is_always_retrieved() -> None:
-    write = op(ActionKind.SCRATCHPAD, None, "", FACT)
+    write = op("scratchpad", None, "", FACT)
     asked = step(1, "answering", 0, MemoryView(scratchpad=FACT))
     assert numbers(recall(step(0, "reading", 0, MemoryView(), write), asked)[0]) == (1, 1, 1)
 

@@ -4,14 +4,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from atommem.actions import Action, ActionKind
+from atommem.actions import Action
 from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironment, LongDocEnvironments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Observation, StopReason
 from atommem.errors import ConfigError
 from tests.fakes import WordTokenizer
 
-ANSWER, READ = ActionKind.ANSWER, ActionKind.READ
+ANSWER, READ = "answer", "read"
 TASK = Task(
     "t",
     (Question("First?", ("Rome", "Roma")), Question("Second?", ("42",))),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from atommem.actions import Action, ActionKind
+from atommem.actions import Action
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
 from atommem.eval.reporting.fates import Fate, Losses, fate_by_facts, fate_by_words
 from atommem.eval.reporting.inspection import AnswerTrail, Inspection, Source, answer_trails, holds
 
-CREATE, UPDATE, DELETE, PAD = ActionKind.CREATE, ActionKind.UPDATE, ActionKind.DELETE, ActionKind.SCRATCHPAD
+CREATE, UPDATE, DELETE, PAD = "create", "update", "delete", "scratchpad"
 
 
 def step(
@@ -28,7 +28,7 @@ def step(
     view = MemoryView(
         scratchpad, "query", tuple(Retrieved(place, entry, text, 0.5) for place, (entry, text) in enumerate(shown, 1))
     )
-    actions = () if answer is None else (Action(ActionKind.ANSWER, answer),)
+    actions = () if answer is None else (Action("answer", answer),)
     return Step(index, observation, view, [], [], [], "", "stop", actions, (), operations, size)
 
 
@@ -165,7 +165,7 @@ def test_precision_and_store_size() -> None:
 
 
 def test_a_memory_of_documents_loses_by_not_retrieving() -> None:
-    query = Operation(0, ActionKind.READ, Outcome.APPLIED, after="q")
+    query = Operation(0, "read", Outcome.APPLIED, after="q")
     inspection = Inspection()
     inspection.add(*make([step(0, query, question=0, shown=((1, "by Mara"),), answer="x")], ("x", "Lorne")))
     assert inspection.only_retrieves

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from atommem.actions import Action, ActionKind
+from atommem.actions import Action
 from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
 from atommem.train.credit import leave_one_out_weights, step_weights
 from atommem.train.objective.sequences import Row
@@ -29,22 +29,22 @@ def make_step(index: int, operations: Sequence[Operation] = (), **settings: obje
         else (),
     )
     observation = Observation("answering" if answering else "reading", ("q",))
-    actions = (Action(ActionKind.ANSWER, "x"),) if answering else ()
+    actions = (Action("answer", "x"),) if answering else ()
     prompt = Prompts().build(observation, view)
     tokens = list(settings.get("tokens", [1]))  # type: ignore[call-overload]
     return Step(index, observation, view, prompt, tokens, [0.0], "", "stop", actions, (), tuple(operations), 0)
 
 
-def applied(step: int, kind: ActionKind, entry: int | None = None) -> Operation:
+def applied(step: int, kind: str, entry: int | None = None) -> Operation:
     return Operation(step, kind, Outcome.APPLIED, entry_id=entry)
 
 
 def make_episode(sample: int, reward: float, task: str = "t") -> Episode:
     """Entry 10 is created at step 0 and updated at 2; entry 11 and the scratchpad are written at 1; read at 2."""
     steps = [
-        make_step(0, [applied(0, ActionKind.CREATE, 10), Operation(0, ActionKind.UPDATE, Outcome.UNKNOWN_HANDLE)]),
-        make_step(1, [applied(1, ActionKind.CREATE, 11), applied(1, ActionKind.SCRATCHPAD)]),
-        make_step(2, [applied(2, ActionKind.UPDATE, 10), applied(2, ActionKind.READ)]),
+        make_step(0, [applied(0, "create", 10), Operation(0, "update", Outcome.UNKNOWN_HANDLE)]),
+        make_step(1, [applied(1, "create", 11), applied(1, "scratchpad")]),
+        make_step(2, [applied(2, "update", 10), applied(2, "read")]),
         make_step(3, answers=True, tokens=[7, 7] if reward else [5]),
     ]
     return Episode(task, sample, steps, ("x",), reward, {}, StopReason.ANSWERED)

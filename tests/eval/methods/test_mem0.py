@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from atommem.actions import ActionKind, ProblemReason
+from atommem.actions import ProblemReason
 from atommem.errors import ConfigError, OutageError
 from atommem.eval.eval_cli import main
 from atommem.eval.methods import make_method
@@ -120,7 +120,7 @@ async def test_what_it_stores_and_finds_is_recorded() -> None:
     assert episode.steps[4].view.retrieved[0].entry_id == 4
     assert [step.store_size for step in episode.steps] == [1, 2, 3, 4, 4, 4]
     # Before it stores something, it looks for what it has of the kind: a retrieval as that for a question is.
-    reads = [op for step in episode.steps for op in step.operations if op.kind is ActionKind.READ]
+    reads = [op for step in episode.steps for op in step.operations if op.kind == "read"]
     assert [op.step for op in reads] == [0, 1, 2, 3, 4, 5]
     assert "Moss grows on stones." in str(reads[0].after)
     assert [op.after for op in reads[4:]] == [question.text for question in TASK.questions]

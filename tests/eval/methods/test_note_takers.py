@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atommem.actions import ActionKind, ProblemReason
+from atommem.actions import ProblemReason
 from atommem.config import MemoryConfig
 from atommem.episode import Episode
 from atommem.errors import OutageError
@@ -131,7 +131,7 @@ async def test_no_reply_raises(name: str, reply: str) -> None:
     setup, _ = make_setup(lambda prompt: right(prompt) if "Question:" in prompt else reply)
     episode = await make_method(name, setup).run(TASK)
     assert episode.reward == 1.0
-    creates = [step for step in episode.steps for operation in step.operations if operation.kind is ActionKind.CREATE]
+    creates = [step for step in episode.steps for operation in step.operations if operation.kind == "create"]
     assert len(creates) == (4 if name == "generative_agents" and reply.endswith('{"mem') else 0)
 
 

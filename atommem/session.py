@@ -1,0 +1,236 @@
+"""A session: a policy with its memory, driven turn by turn. The loop's body, whoever drives it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from atommem.activity import ActivityClock
+from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
+from atommem.embedding.embedder import Embedder
+from atommem.environment import EnvironmentFactory, Observation
+from atommem.episode import MemoryView, Step
+from atommem.memory.working import WorkingMemory
+from atommem.policy.contract import Completion, Policy, Sampling
+from atommem.prompts import PromptBuilder
+from atommem.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from atommem.memory.snapshot import Snapshot
+
+
+class Agent:
+    """What the sessions of one policy in one kind of environment share.
+
+    Args:
+        policy: What completes prompts; shared, it batches across sessions.
+        embedder: Shared likewise.
+        tokenizer: The policy's.
+        environments: Whose actions and wording prompts and completions have.
+        memory: Dialect, layout and limits of the memory.
+        sampling: How completions are sampled. With a seed, every request gets its own derived one.
+        chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
+        encode_threads: How many threads encode prompts, which fast tokenizers do in parallel to the event loop. For
+            servers; a policy in this process finds larger batches where prompts do not come one after the other (0).
+        keep_prompts: Keep the prompts' ids in the steps, as training needs them; otherwise only their number.
+
+    Attributes:
+        activity: Seconds in which at least one session waited for a completion (``generate``) or for
+            embeddings (``embed``), and seconds of searching stores (``retrieve``).
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        embedder: Embedder,
+        tokenizer: Tokenizer,
+        environments: EnvironmentFactory,
+        memory: MemoryConfig,
+        sampling: Sampling,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        encode_threads: int = 0,
+        keep_prompts: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.embedder = embedder
+        self.tokenizer = tokenizer
+        self.environments = environments
+        self.memory = memory
+        self.sampling = sampling
+        self.keep_prompts = keep_prompts
+        self.activity = ActivityClock()
+        self.dialect = get_dialect(memory.dialect, memory.templates)
+        self.grammar = self.dialect.grammar(environments.actions, environments.phases)
+        self.prompts = PromptBuilder.of(tokenizer, self.dialect, memory, environments, chat_template_kwargs)
+        self._threads: ThreadPoolExecutor | None = None
+        if encode_threads:
+            # The first call may change settings of a fast tokenizer, which must not happen while it is in use.
+            tokenizer.encode("", add_special_tokens=False)
+            self._threads = ThreadPoolExecutor(encode_threads, thread_name_prefix="atommem-prompts")
+
+    def new_memory(self) -> WorkingMemory:
+        """An empty memory."""
+        marker = self.dialect.templates.cut_marker
+        return WorkingMemory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
+
+    async def complete(
+        self, observation: Observation, view: MemoryView, sampling: Sampling
+    ) -> tuple[list[int], Completion]:
+        """The prompt of a step as token ids (none for a policy that has no tokens), and its completion."""
+        acts = getattr(self.policy, "complete_observation", None)
+        if acts is not None:  # a script that looks at what the prompt would say
+            prompt_ids = await self._encoded(observation, view)
+            with self.activity.busy("generate"):
+                return prompt_ids, await acts(observation, view, sampling)
+        chat = getattr(self.policy, "complete_chat", None)
+        if chat is not None:
+            with self.activity.busy("generate"):
+                return [], await chat(self.prompts.messages(observation, view), sampling)
+        prompt_ids = await self._encoded(observation, view)
+        with self.activity.busy("generate"):
+            return prompt_ids, await self.policy.complete(prompt_ids, sampling)
+
+    async def _encoded(self, observation: Observation, view: MemoryView) -> list[int]:
+        if self._threads is None:
+            return self.prompts.build(observation, view)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """A session that was put down: JSON values, to be taken up in any process with the same agent.
+
+    Attributes:
+        key: Of the session.
+        turns: How many it has had.
+        sampled: Tokens that were sampled in them.
+        memory: Its memory as it stands.
+    """
+
+    key: str
+    turns: int
+    sampled: int
+    memory: Snapshot
+
+
+class Session:
+    """A memory in use by an agent.
+
+    Args:
+        agent: What it shares with others.
+        key: Tells it from the agent's other sessions; the seeds of its requests derive from it.
+        memory: What it starts from; unset is an empty one.
+
+    Attributes:
+        memory: Its memory: view, entries, and the log of all operations.
+        turns, sampled: How many turns it has had, and how many tokens were sampled in them.
+    """
+
+    def __init__(self, agent: Agent, key: str = "", memory: WorkingMemory | None = None) -> None:
+        self.agent = agent
+        self.key = key
+        self.memory = agent.new_memory() if memory is None else memory
+        self.turns = 0
+        self.sampled = 0
+
+    async def turn(
+        self,
+        observation: Observation,
+        *,
+        affinity: str | None = None,
+        max_tokens: int | None = None,
+        deadline: float | None = None,
+        steps: list[Step] | None = None,
+    ) -> Step:
+        """One turn: prompt, completion, actions applied to the memory.
+
+        Args:
+            observation: What the environment shows.
+            affinity: See `Sampling.affinity`.
+            max_tokens: Bounds this completion further.
+            deadline: When to give up a completion, by the event loop's clock.
+            steps: Gets the step as soon as its completion is there: should an outage end the turn while its actions
+                are applied, its tokens have been spent.
+
+        Raises:
+            TurnTimeoutError: `deadline` passed while the completion was sampled; the memory is as it was.
+            OutageError: Policy or embedder are out of reach; the memory is as it was.
+            PromptTooLongError: The prompt does not fit the policy's context window.
+            PolicyError: The policy refused the request for good.
+        """
+        agent, index = self.agent, self.turns
+        started = time.perf_counter()
+        view = self.memory.view()
+        sampling = request_sampling(agent.sampling, self.key, index, affinity)
+        if max_tokens is not None:
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
+        try:
+            async with asyncio.timeout_at(deadline) as clock:
+                prompt_ids, completion = await agent.complete(observation, view, sampling)
+        except TimeoutError as error:
+            if not clock.expired():  # the policy's own
+                raise
+            raise TurnTimeoutError from error
+        self.turns += 1
+        self.sampled += completion.completion_tokens or len(completion.token_ids)
+        parsed = agent.grammar.parse(completion.text, observation.phase, agent.prompts.opens_thinking)
+        step = Step(
+            index=index,
+            observation=observation,
+            view=view,
+            prompt_ids=prompt_ids if agent.keep_prompts else [],
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            actions=parsed.actions,
+            problems=parsed.problems,
+            operations=(),
+            store_size=view.size,
+            prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
+        )
+        if steps is not None:
+            steps.append(step)
+        step.operations = await self.memory.apply(parsed.actions, index, observation.origin)
+        step.store_size = self.memory.view().size
+        step.seconds = time.perf_counter() - started
+        return step
+
+    def put_down(self) -> SessionState:
+        """Everything that another process needs to go on with it."""
+        return SessionState(self.key, self.turns, self.sampled, self.memory.snapshot())
+
+    @classmethod
+    async def take_up(cls, agent: Agent, state: SessionState) -> Session:
+        """Go on with a session that was put down, under an agent with the same settings.
+
+        Raises:
+            ConfigError: The memory was written under another embedder.
+            OutageError: The embedder is out of reach.
+        """
+        memory = agent.new_memory()
+        await memory.restore(state.memory)
+        session = cls(agent, state.key, memory)
+        session.turns, session.sampled = state.turns, state.sampled
+        return session
+
+
+class TurnTimeoutError(Exception):
+    """The deadline of a turn passed while its completion was sampled."""
+
+
+def request_sampling(sampling: Sampling, key: str, index: int, affinity: str | None = None) -> Sampling:
+    """How request number `index` of a session is sampled: with a seed of its own, near its task's other requests."""
+    sampling = replace(sampling, affinity=affinity)
+    if sampling.seed is None:
+        return sampling
+    digest = hashlib.blake2b(f"{sampling.seed}/{key}/{index}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    return replace(sampling, seed=int.from_bytes(digest, "big") >> 1)
+
