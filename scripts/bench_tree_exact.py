@@ -39,12 +39,11 @@ from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from atommem.train.objective.lm_head import tune_lm_head_for_cpu
-from atommem.train.objective.logps import packed_forward
+from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.padding import pad_rows
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.trie import pack_rows
+from atommem.train.packing.trie import pack_rows, packed_forward
 
 LIMIT = 1e-4
 CACHE = Path(".cache/smollm2-135m-instruct")

@@ -10,24 +10,18 @@ from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding import make_embedder
 from atommem.envs.longdoc.environment import LongDocConfig
 from atommem.envs.task_files import load_tasks
-from atommem.episode import Episode
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.loops.launch import episode_hooks, launch
 from atommem.train.loops.models import load_tokenizer, model_arguments
-from atommem.train.loops.replay import recorded_command
-from atommem.train.resume.checkpoint import GenerationSettings, resume_folder, save_final
-from atommem.train.resume.faults import FailedStep
-from atommem.train.rollout.rollout_trainer import EpisodesHook
+from atommem.train.resume.checkpoint import GenerationSettings
+from atommem.train.resume.faults import FailedStep, recorded_command
 from atommem.train.rollout.select_backend import select_backend
-from atommem.train.train_cli import finish, prepare_reporters
 from atommem.train.train_config import TrainConfig
-from atommem.train.watch.callbacks import GRPO_COLUMNS, use_console
-from atommem.train.watch.sample_episodes import FOLDER, SampleEpisodes
-from atommem.train.watch.trace_writer import TraceWriter
+from atommem.train.watch.callbacks import GRPO_COLUMNS
 
 if TYPE_CHECKING:
     from trl import ModelConfig
 
-    from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
     from atommem.train.rollout.backend import Backend
 
 
@@ -49,15 +43,12 @@ def run_grpo(
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
-    resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
-    prepare_reporters(args)
-    trainer = grpo_trainer(args, memory, embedder, environment, model, command=command)
-    use_console(trainer, GRPO_COLUMNS)
-    try:
-        trainer.train(resume_from_checkpoint=resume)
-    finally:
-        trainer.close()
-    return finish(trainer, save_final(trainer, trainer.settings))
+    return launch(
+        args,
+        memory,
+        lambda: grpo_trainer(args, memory, embedder, environment, model, command=command),
+        GRPO_COLUMNS,
+    )
 
 
 def grpo_trainer(
@@ -96,31 +87,3 @@ def grpo_trainer(
         callbacks=list(callbacks),
         **model_arguments(model, args),
     )
-
-
-def episode_hooks(
-    args: TrainConfig | AsyncTrainConfig, tasks: Sequence[Any], tokenizer: Any, memory: MemoryConfig
-) -> EpisodesHook:
-    """What is kept and shown of the episodes of every update."""
-    out = Path(args.output_dir)
-    hooks: list[EpisodesHook] = []
-    if args.save_traces:
-        hooks.append(TraceWriter(out / "traces", tasks, memory))
-    if args.log_episodes and args.process_index == 0:
-        hooks.append(
-            SampleEpisodes(
-                out / FOLDER,
-                tasks,
-                tokenizer,
-                memory,
-                count=args.log_episodes,
-                every=args.log_episodes_steps,
-                report_to=args.report_to,
-            )
-        )
-
-    def hook(update: int, episodes: Sequence[Episode]) -> None:
-        for one in hooks:
-            one(update, episodes)
-
-    return hook

@@ -31,7 +31,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 from atommem.envs.scoring.records import record_of
 from atommem.episode_stats import episode_sums, means
 from atommem.errors import ConfigError, OutageError
-from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_planning import plan_micro_batches
 from atommem.train.loops.asynchronous.attention import has_flash_attention_3, use_torch_tree_attention
 from atommem.train.loops.asynchronous.order import TaskOrder
@@ -39,8 +39,8 @@ from atommem.train.loops.asynchronous.reader import GroupReader
 from atommem.train.loops.asynchronous.samplers import Sampler
 from atommem.train.loops.asynchronous.updates import Group, Sample, make_update
 from atommem.train.loops.asynchronous.worker import RolloutWorker
+from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.advantages import zero_variance_fraction
-from atommem.train.objective.lm_head import tune_lm_head_for_cpu
 from atommem.train.packing.planning import pair_cost
 from atommem.train.packing.tree_attention import why_no_tree
 from atommem.train.resume.resumable_trainer import ResumableTrainer

@@ -21,7 +21,7 @@ from atommem.policy.contract import Policy, Sampling
 from atommem.policy.decoding import Row
 from atommem.policy.local import LocalPolicy
 from atommem.servers.pool import Adapter, ServerPool
-from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.worker import LoopThread
 
 
