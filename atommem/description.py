@@ -36,3 +36,26 @@ class TaskDescription:
     def to_json(self) -> dict[str, Any]:
         """As JSON values: the ``task`` of a trace's header."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskShape:
+    """How long the tasks of a file are, in the mean.
+
+    Attributes:
+        source: Where the numbers come from, in words.
+        tasks: In the file.
+        documents: Of a task, where that is all that is known of its stream.
+        stream_steps, stream_tokens: Steps at which something new is shown, and its tokens at each.
+        questions, question_tokens: Of a task.
+        reads: Further steps that a question may take before it must be answered.
+    """
+
+    source: str
+    tasks: int
+    documents: float
+    stream_steps: float
+    stream_tokens: float
+    questions: float
+    question_tokens: float
+    reads: int

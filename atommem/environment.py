@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from atommem import plugins
 from atommem.actions import Action, ActionSpec, Problem
-from atommem.description import TaskDescription
+from atommem.description import TaskDescription, TaskShape
 from atommem.errors import ConfigError
 from atommem.tokens import Tokenizer
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from atommem.dialects import Section
     from atommem.memory.operations import Operation
 
-OURS: Mapping[str, str] = {"longdoc": "atommem.envs.longdoc.environment:LongDocEnvironments"}
+GROUP = "atommem.environments"
+"""The group of entry points that environments are found in."""
+DEFAULT_ENVIRONMENT = "longdoc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class EnvironmentConfig:
     """Settings of an environment; each has its own subclass. Part of every checkpoint."""
 
     environment: str = field(
-        default="longdoc",
+        default=DEFAULT_ENVIRONMENT,
         metadata={"help": "What feeds the policy and scores it: a name (`atommem env list`), or package.module:Class."},
     )
 
@@ -249,11 +251,16 @@ class EnvironmentFactory(ABC):
         """
         raise ConfigError(f"{cls.__name__} builds no tasks: write its task file yourself, and give it as --data.")
 
-    def shape(self, path: str, settings: Any) -> Any:
-        """How long tasks and prompts are, for ``atommem train --dry_run``.
+    def blank(self, phase: str) -> Observation:
+        """An observation of `phase` with nothing in it: for the length of what is always there."""
+        return Observation(phase)
+
+    def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
+        """How long tasks are, for ``atommem train --dry_run``: from their file (None, or not there: `supposed`).
 
         Raises:
             ConfigError: This environment gives no estimate.
+            DataError: The file is no task file.
         """
         raise ConfigError(f"{type(self).__name__} gives no estimate of its tasks: a dry run of it is not possible.")
 
@@ -268,7 +275,7 @@ def find_environment(name: str) -> type[EnvironmentFactory]:
     Raises:
         ConfigError: There is none, or it is no environment.
     """
-    found = plugins.find("atommem.environments", name, OURS)
+    found = plugins.find(GROUP, name)
     if not (isinstance(found, type) and issubclass(found, EnvironmentFactory)):
         raise ConfigError(f"environment {name!r} is {found!r}: it must be a subclass of EnvironmentFactory.")
     return found
@@ -276,7 +283,23 @@ def find_environment(name: str) -> type[EnvironmentFactory]:
 
 def environment_names() -> list[str]:
     """The environments that can be named."""
-    return plugins.names("atommem.environments", OURS)
+    return plugins.names(GROUP)
+
+
+def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
+    """Settings of the environment called `name`.
+
+    Raises:
+        ConfigError: There is no such environment, or a setting is unknown or out of range.
+    """
+    kind = find_environment(name)
+    unknown = [setting for setting in settings if setting not in kind.config_class.__dataclass_fields__]
+    if unknown:
+        raise ConfigError(
+            f"environment {name!r} has no setting {', '.join(unknown)}; it has "
+            f"{', '.join(kind.config_class.__dataclass_fields__)}."
+        )
+    return kind.config_class(**{**settings, "environment": name})
 
 
 def make_environments(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
@@ -292,4 +315,3 @@ def make_environments(config: EnvironmentConfig, tokenizer: Tokenizer) -> Enviro
             f"give a {kind.config_class.__name__}."
         )
     return kind(config, tokenizer)
-

@@ -8,6 +8,7 @@ from enum import StrEnum
 from atommem.actions import Action, Problem
 from atommem.environment import Observation, StopReason
 
+
 class Outcome(StrEnum):
     """What became of one memory action."""
 

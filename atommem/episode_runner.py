@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from atommem.environment import Environment, Score, StopReason, Turn
 from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.session import Agent, Session, TurnTimeoutError
-
 
 Result = TypeVar("Result")
 
@@ -63,6 +63,14 @@ class EpisodeRunner:
         self.agent = agent
         self.limits = limits or Limits()
         self.max_in_flight = max_in_flight
+
+    def using(self, **changes: Any) -> EpisodeRunner:
+        """This runner with another `policy`, `sampling`, ... of its agent; all else is shared."""
+        runner = copy.copy(self)
+        runner.agent = copy.copy(self.agent)
+        for name, value in changes.items():
+            setattr(runner.agent, name, value)
+        return runner
 
     async def run(self, task: Any, sample: int = 0) -> Episode:
         """Run one episode of `task` (anything with an ``id`` that the environment understands).

@@ -60,7 +60,7 @@ _HANDLE = re.compile(
     r"""
     (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash> \# )?+ \s*+
     (?P<number> [0-9]{1,9}+ ) (?! \w | [.,][0-9] )
-    (?! \s*+ (?: [-–—,/&] | (?:and|to|or)\b ) \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
+    (?! \s*+ (?: [-\u2013\u2014,/&] | (?:and|to|or)\b ) \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
     \s*+ (?P<close> [\])] )?+ \s*+ (?P<separator> [:.,] | -(?!\S) )?+
     (?P<rest> .*+ )
     """,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -103,6 +104,11 @@ class PromptBuilder:
         user = self._templates.join.join(piece for piece in pieces if piece)
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": user}]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all wording."""
+        return hashlib.sha256(repr((self._templates, self._section)).encode()).hexdigest()
 
     def _chat(self, messages: list[dict[str, str]]) -> str:
         return render_chat(self.tokenizer, messages, self._chat_template_kwargs)

@@ -233,4 +233,3 @@ def request_sampling(sampling: Sampling, key: str, index: int, affinity: str | N
         return sampling
     digest = hashlib.blake2b(f"{sampling.seed}/{key}/{index}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return replace(sampling, seed=int.from_bytes(digest, "big") >> 1)
-

@@ -208,10 +208,7 @@ def _step(record: dict[str, Any]) -> Step:
         finish_reason=record["finish_reason"],
         actions=tuple(Action(**item) for item in record["actions"]),
         problems=tuple(Problem(**{**item, "reason": ProblemReason(item["reason"])}) for item in record["problems"]),
-        operations=tuple(
-            Operation(**{**item, "outcome": Outcome(item["outcome"])})
-            for item in record["operations"]
-        ),
+        operations=tuple(Operation(**{**item, "outcome": Outcome(item["outcome"])}) for item in record["operations"]),
         store_size=record["store_size"],
         prompt_tokens=record["prompt_tokens"],
         seconds=record["seconds"],

@@ -30,7 +30,7 @@ from atommem.demo.results import (
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentConfig, find_environment, make_environments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert import Expert
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
@@ -44,6 +44,7 @@ from atommem.eval.output import TRACES
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
+from atommem.session import Agent
 from atommem.train.loops.demonstrations import demonstrations
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import make_sft_trainer, sft_dataset
@@ -78,12 +79,12 @@ class Settings:
     train: TrainConfig
     memory: MemoryConfig
     embedder: EmbedderConfig
-    environment: LongDocConfig
+    environment: EnvironmentConfig
 
 
 def load_settings(out: Path, seed: int, updates: int | None, capacity: int | None = None) -> Settings:
     """Read `GRPO_CONFIG` for a run in `out`, with a store of at most `capacity` entries."""
-    parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, LongDocConfig))
+    parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, find_environment(DEFAULT_ENVIRONMENT).config_class))
     arguments = ["--config", str(GRPO_CONFIG), "--output_dir", str(out), "--seed", str(seed)]
     if updates is not None:
         arguments += ["--max_steps", str(updates)]
@@ -166,27 +167,14 @@ class Demo:
         """Episodes of the faulty expert, through the one loop."""
         prose = get_prose(self.recipe.world.prose)
         expert = Expert(prose, self.dialect, self.recipe.cold_start.faults)
-        runner = ExpertPolicy(expert, self.tokenizer, self.tokenizer.eos_token_id).runner(
-            embedder=self.embedder,
-            environment_factory=LongDocEnvironments(self.tokenizer, self.settings.environment),
-            memory=self.settings.memory,
-            sampling=self._sampling(),
-            max_in_flight=256,
-        )
+        policy = ExpertPolicy(expert, self.tokenizer, self.tokenizer.eos_token_id)
+        runner = EpisodeRunner(self._agent(policy, keep_prompts=True), max_in_flight=256)
         return asyncio.run(runner.run_all([(task, 0) for task in self.tasks(_DEMONSTRATIONS, count)]))
 
     def evaluate(self, name: str, disabled: Sequence[str] = ()) -> EvalResult:
         """Held-out EM, with the sampling of training; traces go to ``eval/NAME``."""
-        memory = replace(self.settings.memory, disabled_actions=list(disabled))
         policy = LocalPolicy(self.model, self.tokenizer)
-        runner = EpisodeRunner(
-            policy=policy,
-            embedder=self.embedder,
-            tokenizer=self.tokenizer,
-            environment_factory=LongDocEnvironments(self.tokenizer, self.settings.environment),
-            memory=memory,
-            sampling=self._sampling(),
-        )
+        runner = EpisodeRunner(self._agent(policy, disabled))
 
         async def run() -> EvalResult:
             try:
@@ -220,9 +208,18 @@ class Demo:
                 trainer.close()
             save_final(trainer, self._saved_settings())
 
-    def _sampling(self) -> Sampling:
-        train = self.settings.train
-        return Sampling(train.temperature, max_tokens=train.max_completion_length or 48, seed=self.seed)
+    def _agent(self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False) -> Agent:
+        """`policy` in the demo's world, sampled as in training, with some memory actions switched off."""
+        settings, train = self.settings, self.settings.train
+        return Agent(
+            policy=policy,
+            embedder=self.embedder,
+            tokenizer=self.tokenizer,
+            environments=make_environments(settings.environment, self.tokenizer),
+            memory=replace(settings.memory, disabled_actions=list(disabled)),
+            sampling=Sampling(train.temperature, max_tokens=train.max_completion_length or 48, seed=self.seed),
+            keep_prompts=keep_prompts,
+        )
 
     def _saved_settings(self) -> tuple[Any, ...]:
         settings = self.settings

@@ -8,7 +8,8 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
-from atommem.dialects import Dialect, get_dialect
+from atommem.dialects import Dialect, Section, get_dialect, load_section
+from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.synthetic.names import KINDS, names_of
 from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig
@@ -35,10 +36,20 @@ def make_tokenizer(world: WorldConfig, memory: MemoryConfig) -> Any:
 def vocabulary(world: WorldConfig, memory: MemoryConfig) -> list[str]:
     """Special tokens first, then the words of templates and prose, tags, numbers, and the names last."""
     dialect = get_dialect(memory.dialect, memory.templates)
+    section = load_section(memory.templates, find_environment(DEFAULT_ENVIRONMENT))
     numbers = [*range(1, memory.retrieve_k + 1)]  # handles
     if memory.capacity is not None:
         numbers += range(memory.capacity + 1)  # how full the store is
-    words = [PAD, EOS, UNK, *_template_words(dialect), *_tags(dialect), *_prose_words(world), ":", *map(str, numbers)]
+    words = [
+        PAD,
+        EOS,
+        UNK,
+        *_template_words(dialect, section),
+        *_tags(dialect),
+        *_prose_words(world),
+        ":",
+        *map(str, numbers),
+    ]
     kinds = KINDS[-world.hops[1] - 1 :]
     return list(dict.fromkeys([*words, *(name for kind in kinds for name in names_of(kind, world.names))]))
 
@@ -64,8 +75,9 @@ def make_model(size: PolicySize, tokenizer: Any) -> Any:
     return Qwen3ForCausalLM(config)
 
 
-def _template_words(dialect: Dialect) -> list[str]:
+def _template_words(dialect: Dialect, section: Section) -> list[str]:
     pieces = [getattr(dialect.templates, item.name) for item in fields(dialect.templates)]
+    pieces += section.pieces.values()
     return [word for piece in pieces if isinstance(piece, str) for word in _PLACEHOLDER.sub(" ", piece).split()]
 
 

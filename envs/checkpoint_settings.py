@@ -4,47 +4,64 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
 from atommem.errors import ConfigError
 
 
-def stored_settings(argv: Sequence[str], model_field: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that a model folder was trained with: the defaults of what is done with it next.
+@dataclass(frozen=True)
+class Ahead:
+    """What has to be known before a command line can be read.
+
+    Attributes:
+        environment: The environment that the settings are for; its configuration class has its flags.
+        defaults: Fields of `MemoryConfig`, `EmbedderConfig` and the environment's configuration that the model folder
+            was trained with.
+        stored: Everything in the folder's ``atommem_config.json``; empty when it is no folder of ours.
+    """
+
+    environment: type[EnvironmentFactory]
+    defaults: dict[str, Any]
+    stored: dict[str, Any]
+
+
+def read_ahead(argv: Sequence[str], model_field: str, settings: Mapping[str, Any] | None = None) -> Ahead:
+    """Find the environment and the model folder that a command line names.
 
     Args:
         argv: The command line.
         model_field: The flag (without dashes), or field of the ``--config`` file, that names the folder.
-
-    Returns:
-        The fields of `MemoryConfig`, `EmbedderConfig` and `LongDocConfig` in the folder's
-        ``atommem_config.json``, and everything in that file. Both are empty when it is no folder of ours.
+        settings: What stands in the place of a ``--config`` file.
 
     Raises:
-        ConfigError: The folder's file is broken.
+        ConfigError: The folder's file is broken, or there is no such environment.
         OSError, yaml.YAMLError: The ``--config`` file cannot be read.
     """
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument(f"--{model_field}", dest="model")
+    finder.add_argument(f"--{model_field}", dest="model", nargs="?")
     finder.add_argument("--config")
+    finder.add_argument("--environment")
     named, _ = finder.parse_known_args(argv)
-    model = named.model
-    if model is None and named.config is not None:
-        values = yaml.safe_load(Path(named.config).read_text(encoding="utf-8"))
-        model = values.get(model_field) if isinstance(values, dict) else None
+    values: Any = dict(settings or {})
+    if named.config is not None:
+        values |= yaml.safe_load(Path(named.config).read_text(encoding="utf-8")) or {}
+    model = named.model or values.get(model_field)
     if isinstance(model, list):  # servers, or a folder written as a list of one
         model = model[0] if model else None
     stored = load_config(model) if model is not None else {}
-    shared: dict[str, Any] = {}
-    for config in (MemoryConfig, EmbedderConfig, LongDocConfig):
-        shared.update(fields_of(config, stored))
-    return shared, stored
+    name = named.environment or values.get("environment") or stored.get("environment") or DEFAULT_ENVIRONMENT
+    environment = find_environment(name)
+    defaults: dict[str, Any] = {}
+    for config in (MemoryConfig, EmbedderConfig, environment.config_class):
+        defaults.update(fields_of(config, stored))
+    return Ahead(environment, {**defaults, "environment": name}, stored)
 
 
 def json_object(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:

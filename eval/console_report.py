@@ -7,14 +7,14 @@ from typing import Any
 
 from rich.table import Table
 
-from atommem.actions import MEMORY_ACTIONS
+from atommem.actions import MEMORY_KINDS
 
 _PER_STEP = (
-    *((f"{kind} / step", f"actions/{kind}") for kind in (*MEMORY_ACTIONS, "answer")),
+    *((f"{kind} / step", f"actions/{kind}") for kind in (*MEMORY_KINDS, "answer")),
     ("malformed / step", "malformed"),
 )
 _PER_STEP_IF_ANY = (
-    ("tool / step", f"actions/{"tool"}"),
+    ("tool / step", f"actions/{'tool'}"),
     ("unknown handle / step", "wasted/unknown_handle"),
     ("rejected / step", "wasted/rejected"),
     ("disabled / step", "wasted/disabled"),

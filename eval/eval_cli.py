@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from atommem.envs.task_files import load_tasks
+from atommem.environment import find_environment
 from atommem.eval.budget import BudgetSpentError
 from atommem.eval.console_report import report_table
 from atommem.eval.eval_config import Configs, parse_arguments
 from atommem.eval.methods import check_method
 from atommem.eval.output import EPISODES, SUMMARY, TRACES
 from atommem.eval.runner import evaluate
-from atommem.eval.workbench import Session
+from atommem.eval.workbench import Workbench
 
 if TYPE_CHECKING:
     from atommem.envs.scoring.records import EvalResult
@@ -89,8 +89,8 @@ def _main(argv: list[str]) -> int:
 
 async def _run(configs: Configs) -> EvalResult:
     config = configs[0]
-    tasks = load_tasks(config.data)[: config.limit]
-    async with Session() as session:
+    tasks = find_environment(configs[3].environment).read_tasks(config.data)[: config.limit]
+    async with Workbench() as session:
         method, settings = await session.open(configs)
         return await evaluate(
             tasks,

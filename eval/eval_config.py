@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from atommem.config import EmbedderConfig, MemoryConfig, check_choice
-from atommem.envs.checkpoint_settings import json_object, stored_settings
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import EnvironmentConfig
+from atommem.envs.checkpoint_settings import json_object, read_ahead
 from atommem.errors import ConfigError
 from atommem.eval.budget import Budget
 from atommem.eval.methods import METHODS
@@ -101,7 +101,7 @@ class EvalConfig:
         return Budget(self.budget_tokens, self.budget_money, self.prompt_price, self.completion_price)
 
 
-Configs = tuple[EvalConfig, MemoryConfig, EmbedderConfig, LongDocConfig]
+Configs = tuple[EvalConfig, MemoryConfig, EmbedderConfig, EnvironmentConfig]
 
 
 def parse_arguments(
@@ -122,17 +122,17 @@ def parse_arguments(
     """
     from trl import TrlParser
 
-    parser = TrlParser(
-        (EvalConfig, MemoryConfig, EmbedderConfig, LongDocConfig),
-        prog="atommem eval",
-        description="Evaluate a policy on a task file. All flags can also be given in a YAML file: --config FILE. "
-        "Many evaluations that make one report: --suite FILE, whose own flags atommem eval --suite --help tells.",
-        allow_abbrev=False,
-    )
     try:
-        defaults, stored = stored_settings(argv if policy is None else ["--policy", policy], "policy")
-        defaults.update((name, stored[name]) for name in _CHECKPOINT_FIELDS if name in stored)
-        parser.set_defaults_with_config(**{**defaults, **(settings or {})})
+        ahead = read_ahead([*(["--policy", policy] if policy is not None else []), *argv], "policy", settings)
+        parser = TrlParser(
+            (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class),
+            prog="atommem eval",
+            description="Evaluate a policy on a task file. All flags can also be given in a YAML file: --config FILE. "
+            "Many evaluations that make one report: --suite FILE, whose own flags atommem eval --suite --help tells.",
+            allow_abbrev=False,
+        )
+        stored = {name: ahead.stored[name] for name in _CHECKPOINT_FIELDS if name in ahead.stored}
+        parser.set_defaults_with_config(**{**ahead.defaults, **stored, **(settings or {})})
         configs: Configs = parser.parse_args_and_config(list(argv))
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{error} (see atommem eval --help)") from error

@@ -119,27 +119,18 @@ def _method_settings(method: Method) -> dict[str, Any]:
     if not isinstance(method, EpisodeRunner):
         raise ConfigError(f"method is a {type(method).__name__}: give an EpisodeRunner or a Baseline, or no folder.")
     return {
-        "memory": asdict(method.memory),
-        "templates_sha256": hashlib.sha256(repr(method.dialect.templates).encode()).hexdigest(),
-        "sampling": asdict(method.sampling),
+        "memory": asdict(method.agent.memory),
+        "templates_sha256": method.agent.prompts.digest,
+        "sampling": asdict(method.agent.sampling),
         "limits": asdict(method.limits),
     }
 
 
-def tasks_digest(tasks: Sequence[Task]) -> str:
-    """SHA-256 of what an episode of `tasks` can see and is scored against."""
+def tasks_digest(tasks: Sequence[Any]) -> str:
+    """SHA-256 of the tasks, by all that their representations say."""
     digest = hashlib.sha256()
     for task in tasks:
-        pieces = [task.id, task.context or ""]
-        for question in task.questions:
-            pieces += [question.text, *question.answers]
-        for document in task.documents:
-            pieces += [document.title, document.text]
-        for piece in pieces:
-            encoded = piece.encode("utf-8", "surrogatepass")
-            digest.update(f"{len(encoded)}:".encode())
-            digest.update(encoded)
-        digest.update(b"\n")
+        digest.update(repr(task).encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
 
 

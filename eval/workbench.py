@@ -9,7 +9,7 @@ from typing import Any
 
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
-from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.environment import EnvironmentFactory, make_environments
 from atommem.eval.eval_config import Configs, EvalConfig
 from atommem.eval.methods import make_method
 from atommem.eval.methods.baseline import Method, Setup
@@ -20,7 +20,7 @@ ENCODE_THREADS = 2
 """More would wait for Python's lock."""
 
 
-class Session:
+class Workbench:
     """Holds one policy, one embedder, and the environments over that policy. A context manager: leaving it closes all.
 
     Asked for another policy or embedder, it closes the one that it holds first: two models may not fit the memory.
@@ -33,9 +33,9 @@ class Session:
         self._slots = slots
         self._policy: tuple[tuple[Any, ...], Any, dict[str, Any]] | None = None
         self._embedder: tuple[tuple[Any, ...], Embedder] | None = None
-        self._environments: dict[tuple[Any, ...], LongDocEnvironments] = {}
+        self._environments: dict[tuple[Any, ...], EnvironmentFactory] = {}
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> Workbench:
         return self
 
     async def __aexit__(
@@ -55,9 +55,9 @@ class Session:
         config, memory, embedder_config, environment = configs
         policy, identity = await self._open_policy(config)
         embedder = await self._open_embedder(astuple(embedder_config), configs)
-        key = astuple(environment)
+        key = (type(environment), *astuple(environment))
         if key not in self._environments:
-            self._environments[key] = LongDocEnvironments(policy.tokenizer, environment)
+            self._environments[key] = make_environments(environment, policy.tokenizer)
         method = make_method(
             config.method,
             Setup(

@@ -35,7 +35,7 @@ from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
 from atommem.demo.recipe import FULL, LIMITED, Recipe
 from atommem.demo.run import run_demo
 from atommem.embedding import make_embedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import EnvironmentConfig, make_environments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import WorldConfig, generate
@@ -44,6 +44,7 @@ from atommem.eval.reporting.comparison import Comparison, compare_records
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
+from atommem.session import Agent
 
 ALPHA = 0.01
 FREE = 0.02
@@ -107,19 +108,21 @@ async def measure(setting: Setting, n: int, temperature: float, seed: int) -> di
     """The full policy, then every ablation that the setting speaks of, on the same tasks."""
     saved = load_config(setting.policy)
     memory = replace(MemoryConfig(**fields_of(MemoryConfig, saved)), capacity=setting.capacity)
-    environment = LongDocConfig(**fields_of(LongDocConfig, saved))
+    environment = EnvironmentConfig(**fields_of(EnvironmentConfig, saved))
     embedder = make_embedder(EmbedderConfig(**fields_of(EmbedderConfig, saved)))
     tasks = list(generate(setting.world, n, seed))
     policy = LocalPolicy.from_pretrained(setting.policy)
     results = {}
     for name in ("full", *setting.needed, *setting.free):
         runner = EpisodeRunner(
-            policy=policy,
-            embedder=embedder,
-            tokenizer=policy.tokenizer,
-            environment_factory=LongDocEnvironments(policy.tokenizer, environment),
-            memory=replace(memory, disabled_actions=list(ABLATIONS.get(name, ()))),
-            sampling=Sampling(temperature, max_tokens=saved["max_tokens"], seed=seed),
+            Agent(
+                policy=policy,
+                embedder=embedder,
+                tokenizer=policy.tokenizer,
+                environments=make_environments(environment, policy.tokenizer),
+                memory=replace(memory, disabled_actions=list(ABLATIONS.get(name, ()))),
+                sampling=Sampling(temperature, max_tokens=saved["max_tokens"], seed=seed),
+            )
         )
         results[name] = await evaluate(tasks, runner, progress=False)
     await policy.close()

@@ -35,7 +35,7 @@ from transformers.utils.logging import disable_progress_bar
 from atommem.demo.recipe import FULL
 from atommem.demo.run import Demo
 from atommem.envs.synthetic.world import generate
-from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
 from atommem.train.loops.asynchronous.samplers import make_sampler

@@ -42,6 +42,7 @@ from atommem.envs.task import Document, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
+from atommem.session import Agent
 
 DOCUMENTS, QUESTIONS, TOGETHER = 800, 10, 16
 LATENCY = 0.5
@@ -112,15 +113,16 @@ async def measure(
     tokenizer: Any, embedder: Embedder, tasks: Sequence[Task], out: Path, latency: float
 ) -> dict[str, float]:
     """Seconds and memory of an evaluation whose episodes are all in flight together."""
-    environments = Chunking(tokenizer, LongDocConfig())
+    environments = Chunking(LongDocConfig(), tokenizer)
     runner = EpisodeRunner(
-        policy=InLoop(Simulation(tokenizer.backend_tokenizer, latency, 4096), tokenizer),
-        embedder=embedder,
-        tokenizer=tokenizer,
-        environment_factory=environments,
-        prepare=environments.prepare,
-        memory=MemoryConfig(),
-        sampling=Sampling(temperature=0.0, seed=0),
+        Agent(
+            policy=InLoop(Simulation(tokenizer.backend_tokenizer, latency, 4096), tokenizer),
+            embedder=embedder,
+            tokenizer=tokenizer,
+            environments=environments,
+            memory=MemoryConfig(),
+            sampling=Sampling(temperature=0.0, seed=0),
+        )
     )
     gc.collect()
     before = resident()
@@ -130,7 +132,7 @@ async def measure(
         seconds = time.perf_counter() - began
     assert result.failed == 0, result.records
     await environments.close()
-    activity = runner.activity.take()
+    activity = runner.agent.activity.take()
     calls = sum(record.sums["steps"] for record in result.records)
     return {
         "seconds": seconds,

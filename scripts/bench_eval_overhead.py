@@ -34,8 +34,8 @@ from transformers import AutoTokenizer
 
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.environment import environment_config, make_environments
 from atommem.envs.longdoc.chunking import document_text
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.envs.task import Task
@@ -44,6 +44,7 @@ from atommem.eval.runner import evaluate
 from atommem.eval.workbench import ENCODE_THREADS
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import ServerPolicy
+from atommem.session import Agent
 
 EPISODES, CHUNKS, QUESTIONS = 2000, 10, 2
 STEPS = CHUNKS + QUESTIONS
@@ -85,16 +86,17 @@ class InLoop:
 
 async def measure(policy: Policy, tokenizer: Any, tasks: Sequence[Task], out: Path) -> tuple[float, float, EvalResult]:
     """Wall-clock and CPU seconds of the evaluation of `tasks`, and its result."""
-    environments = LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=CHUNK_TOKENS, max_reads=0))
+    environments = make_environments(environment_config("longdoc", chunk_tokens=CHUNK_TOKENS, max_reads=0), tokenizer)
     runner = EpisodeRunner(
-        policy=policy,
-        embedder=HashingEmbedder(256),
-        tokenizer=tokenizer,
-        environment_factory=environments,
-        prepare=environments.prepare,
-        encode_threads=ENCODE_THREADS,
-        memory=MemoryConfig(),
-        sampling=Sampling(temperature=0.0, seed=0),
+        Agent(
+            policy=policy,
+            embedder=HashingEmbedder(256),
+            tokenizer=tokenizer,
+            environments=environments,
+            encode_threads=ENCODE_THREADS,
+            memory=MemoryConfig(),
+            sampling=Sampling(temperature=0.0, seed=0),
+        ),
         max_in_flight=IN_FLIGHT,
     )
     if isinstance(policy, ServerPolicy):

@@ -28,9 +28,8 @@ from simulated_server import SimulatedServer
 
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import save_tasks
-from atommem.episode import Episode
-from atommem.episode_runner import request_sampling
 from atommem.policy.contract import Sampling
+from atommem.session import request_sampling
 
 TASKS, SAMPLES = 100, 2
 WORLD = WorldConfig(questions=(1, 2), distractors=4, facts_per_document=1)
@@ -103,7 +102,7 @@ def seeds_of(keys: Iterable[Key]) -> dict[str, Key]:
     """Which episode a request is of: every request has a seed of its own."""
     sampling = Sampling(temperature=0.0, seed=SEED)
     return {
-        str(request_sampling(sampling, Episode(task_id, sample), step).seed): (task_id, sample)
+        str(request_sampling(sampling, f"{task_id}/{sample}", step).seed): (task_id, sample)
         for task_id, sample in keys
         for step in range(MOST_STEPS)
     }

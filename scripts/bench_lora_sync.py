@@ -24,7 +24,7 @@ from vllm_process import VllmServer
 
 from atommem.demo.recipe import GRPO_CONFIG
 from atommem.embedding import make_embedder
-from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.environment import make_environments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task_files import save_tasks
@@ -32,6 +32,7 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.servers.pool import Adapter, ServerPool
+from atommem.session import Agent
 from atommem.train.loops.grpo import run_grpo
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.train_cli import parse_grpo
@@ -87,12 +88,14 @@ def sample_heldout(settings: Any, url: str, tasks: list[Any], adapter: Adapter |
         if adapter is not None:
             await pool.use_adapter(adapter)
         runner = EpisodeRunner(
-            policy=pool,
-            embedder=make_embedder(embedder),
-            tokenizer=tokenizer,
-            environment_factory=LongDocEnvironments(tokenizer, environment),
-            memory=memory,
-            sampling=Sampling(args.temperature, max_tokens=args.max_completion_length),
+            Agent(
+                policy=pool,
+                embedder=make_embedder(embedder),
+                tokenizer=tokenizer,
+                environments=make_environments(environment, tokenizer),
+                memory=memory,
+                sampling=Sampling(args.temperature, max_tokens=args.max_completion_length),
+            )
         )
         try:
             return await evaluate(tasks, runner, progress=False)

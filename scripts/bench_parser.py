@@ -26,13 +26,13 @@ from hypothesis import strategies as st
 
 from atommem.actions import Parsed
 from atommem.dialects import Dialect, get_dialect
-from atommem.parsing import parse
 
 MAX_MS = 50.0
 MAX_GROWTH = 8.0
 SIZES = (25_000, 50_000, 100_000)
 STRINGS_PER_EXAMPLE = 20
 DIALECTS = (get_dialect("paper"), get_dialect("released"))
+GRAMMAR = DIALECTS[0].grammar()
 
 COMPLETIONS = [
     "<update_scratchpad>The question asks which of two rivers is longer. The Ombra is 412 km.</update_scratchpad>\n"
@@ -148,7 +148,7 @@ def fuzz(strings: Iterator[str], total: Fuzzed) -> None:
         dialect = DIALECTS[total.strings % len(DIALECTS)]
         total.strings += 1
         try:
-            parsed = parse(text, dialect)
+            parsed = dialect.grammar().parse(text)
         except Exception as error:  # whatever it is, it is what this program looks for
             total.exceptions += 1
             print(f"{type(error).__name__}: {error} on {text!r}")
@@ -234,7 +234,7 @@ def milliseconds(make: Callable[[int], str]) -> list[float]:
     for rounds in range(20):
         for index, text in enumerate(texts):
             start = time.process_time()
-            parse(text, DIALECTS[0])
+            GRAMMAR.parse(text)
             best[index] = min(best[index], (time.process_time() - start) * 1000)
         if rounds >= 4 and best[-1] < MAX_MS and best[-1] <= max(1.0, MAX_GROWTH * best[0]):
             break

@@ -72,7 +72,7 @@ def worker(mode: str, out: Path, resume: bool) -> None:
     from accelerate import PartialState
     from toy_training import WORLD, toy_trainer
 
-    from atommem.envs.longdoc.environment import LongDocConfig
+    from atommem.environment import environment_config
     from atommem.envs.synthetic.world import generate
 
     rewards: list[float] = []
@@ -91,7 +91,7 @@ def worker(mode: str, out: Path, resume: bool) -> None:
             "deepspeed": ZERO3 if mode == "zero3" else None,
         },
         list(generate(WORLD, 16, 0)),
-        LongDocConfig(chunking="documents", max_reads=0),
+        environment_config("longdoc", chunking="documents", max_reads=0),
         max_tokens=8,
         on_episodes=lambda _, episodes: rewards.extend(episode.reward or 0.0 for episode in episodes),
     )

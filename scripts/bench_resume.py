@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
@@ -73,7 +73,7 @@ def make_inputs(folder: Path) -> None:
     tokenizer.save_pretrained(folder / "model")
     memory = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
     embedder = EmbedderConfig(embedder="hashing", embedder_dim=16)
-    save_config(folder / "model", memory, embedder, LongDocConfig(chunking="documents", max_reads=0))
+    save_config(folder / "model", memory, embedder, environment_config("longdoc", chunking="documents", max_reads=0))
     tasks = [
         Task(
             f"task-{i}", (Question("which city", (f"c{i % 2}",)),), (Document("", f"c{i % 2} city"), Document("", "c1"))

@@ -35,13 +35,14 @@ from vllm_process import VllmServer
 
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Document, Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import ServerPolicy
+from atommem.session import Agent
 
 PARTS = ("layout", "barrier", "long")
 GROUP = 16
@@ -193,12 +194,14 @@ async def rollout(
         )
     )
     runner = EpisodeRunner(
-        policy=policy,
-        embedder=HashingEmbedder(256),
-        tokenizer=tokenizer,
-        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=chunk_tokens)),
-        memory=MemoryConfig(layout=layout, retrieve_k=1),
-        sampling=Sampling(1.0, max_tokens=max_tokens, seed=1),
+        Agent(
+            policy=policy,
+            embedder=HashingEmbedder(256),
+            tokenizer=tokenizer,
+            environments=make_environments(environment_config("longdoc", chunk_tokens=chunk_tokens), tokenizer),
+            memory=MemoryConfig(layout=layout, retrieve_k=1),
+            sampling=Sampling(1.0, max_tokens=max_tokens, seed=1),
+        ),
         limits=Limits(max_steps=steps),
         max_in_flight=in_flight,
     )

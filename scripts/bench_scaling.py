@@ -23,7 +23,7 @@ from itertools import chain
 import numpy as np
 from toy_training import WORLD, toy_trainer
 
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import environment_config
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task import Task
 
@@ -51,7 +51,7 @@ def measure(documents: int, updates: int) -> None:
                 "micro_batch_tokens": 1024,
             },
             [make_task(documents)],
-            LongDocConfig(chunk_tokens=64, max_reads=0),
+            environment_config("longdoc", chunk_tokens=64, max_reads=0),
             max_tokens=16,
         )
         trainer.train()

@@ -25,12 +25,13 @@ from vllm_process import VllmServer
 
 from atommem.demo.run import load_settings
 from atommem.embedding import make_embedder
-from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.environment import make_environments
 from atommem.envs.synthetic.world import generate
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Completion, Sampling
 from atommem.servers.pool import ServerPool
+from atommem.session import Agent
 
 LEAST_RECOVERY = 0.8
 """Throughput once both servers work again, as a part of that before the loss."""
@@ -79,12 +80,14 @@ class Run:
             ServerPool([server.url for server in servers], "policy", tokenizer=tokenizer, max_in_flight=1024)
         )
         self.runner = EpisodeRunner(
-            policy=self.clock,
-            embedder=make_embedder(settings.embedder),
-            tokenizer=tokenizer,
-            environment_factory=LongDocEnvironments(tokenizer, settings.environment),
-            memory=settings.memory,
-            sampling=Sampling(temperature=0.0, max_tokens=48),
+            Agent(
+                policy=self.clock,
+                embedder=make_embedder(settings.embedder),
+                tokenizer=tokenizer,
+                environments=make_environments(settings.environment, tokenizer),
+                memory=settings.memory,
+                sampling=Sampling(temperature=0.0, max_tokens=48),
+            ),
             max_in_flight=IN_FLIGHT,
         )
 

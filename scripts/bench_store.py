@@ -38,7 +38,7 @@ from atommem.episode import Entry, MemoryView, Operation
 from atommem.memory.operations import replay
 from atommem.memory.retention import make_retention
 from atommem.memory.store import Store
-from atommem.memory.working import Memory
+from atommem.memory.working import WorkingMemory
 
 CAPACITIES = (None, 1, 7, 50)
 DIM = 64
@@ -217,7 +217,7 @@ async def episode(number: int, steps: int, embedder: HashingEmbedder) -> Seen:
         capacity=CAPACITIES[number % 4], retention=RETENTION_RULES[number % 3], scratchpad_tokens=4096
     )
     tokenizer: Any = None  # scratchpads of so few bytes are not measured
-    memory = Memory(embedder, tokenizer, config)
+    memory = WorkingMemory(embedder, tokenizer, config)
     seen = Seen()
     for step in range(steps):
         seen.operations.extend(await memory.apply(random_actions(rng, marker, step), step))

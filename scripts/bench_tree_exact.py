@@ -34,17 +34,17 @@ from trl.trainer.utils import add_fused_lm_head
 
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from atommem.train.objective.lm_head import tune_lm_head_for_cpu
-from atommem.train.objective.logps import packed_forward
+from atommem.session import Agent
+from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.padding import pad_rows
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.trie import pack_rows
+from atommem.train.packing.trie import pack_rows, packed_forward
 
 LIMIT = 1e-4
 CACHE = Path(".cache/smollm2-135m-instruct")
@@ -69,12 +69,14 @@ def real_rows(model: Any, tokenizer: Any) -> list[Row]:
     task = next(iter(generate(WorldConfig(prose="plain", distractors=4), 1, 0)))
     memory = MemoryConfig(templates="compact")
     runner = EpisodeRunner(
-        policy=LocalPolicy(model, tokenizer),
-        embedder=HashingEmbedder(64),
-        tokenizer=tokenizer,
-        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=100, max_reads=0)),
-        memory=memory,
-        sampling=Sampling(temperature=1.0, max_tokens=12, seed=0),
+        Agent(
+            policy=LocalPolicy(model, tokenizer),
+            embedder=HashingEmbedder(64),
+            tokenizer=tokenizer,
+            environments=make_environments(environment_config("longdoc", chunk_tokens=100, max_reads=0), tokenizer),
+            memory=memory,
+            sampling=Sampling(temperature=1.0, max_tokens=12, seed=0),
+        ),
         limits=Limits(max_steps=2),
     )
     episodes = asyncio.run(runner.run_all([(task, sample) for sample in range(6)]))

@@ -34,11 +34,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from atommem.train.objective.lm_head import tune_lm_head_for_cpu
-from atommem.train.objective.logps import packed_forward
+from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.trie import pack_rows
+from atommem.train.packing.trie import pack_rows, packed_forward
 
 GROUP, SHARED, OWN, COMPLETION, VOCABULARY, ROWS = 16, 1200, 150, 60, 2048, 4
 MIN_SPEED, MIN_SHARE = 4.0, 0.85

@@ -21,12 +21,13 @@ from typing import Any
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, get_dialect
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
+from atommem.session import Agent
 from atommem.trace import write_trace
 
 _SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"”)]*")
@@ -39,7 +40,7 @@ def gold_sentence(text: str, answer: str) -> str:
     return next((sentence for sentence in sentences if answer.lower() in sentence.lower()), sentences[0])
 
 
-def reader(task: Task, dialect: Dialect) -> Callable[[str], str]:
+def reader(task: Task, dialect: Dialect, answering: str) -> Callable[[str], str]:
     """What the demonstrator writes when it is shown a prompt of `task`; good for one episode."""
     question = task.questions[0]
     answer = question.answers[0]
@@ -52,7 +53,7 @@ def reader(task: Task, dialect: Dialect) -> Callable[[str], str]:
     unasked = [element("read", question.text)]
 
     def write(prompt: str) -> str:
-        if prompt.endswith(dialect.templates.answering):
+        if prompt.endswith(answering):
             return element("answer", f"\\boxed{{{answer}}}")
         found = [sentence for sentence in wanted if sentence in prompt]
         # Once stored, a sentence is shown again as an entry.
@@ -65,21 +66,23 @@ def reader(task: Task, dialect: Dialect) -> Callable[[str], str]:
 
 async def demonstrate(tasks: list[Task], tokenizer: Any, out: Path, chunk_tokens: int) -> None:
     """Run the reader on every task and write the traces."""
-    environments = LongDocEnvironments(tokenizer, LongDocConfig(chunk_tokens=chunk_tokens, max_reads=0))
+    environments = make_environments(environment_config("longdoc", chunk_tokens=chunk_tokens, max_reads=0), tokenizer)
     # Two entries at most, so every embedder retrieves both.
     embedder = HashingEmbedder(256)
     for number, task in enumerate(tasks):
-        script = reader(task, get_dialect(MEMORY.dialect, MEMORY.templates))
+        answering = environments.section(MEMORY.templates).pieces["answering"]
+        script = reader(task, get_dialect(MEMORY.dialect, MEMORY.templates), answering)
         runner = EpisodeRunner(
-            policy=ScriptedPolicy(tokenizer, script, tokenizer.eos_token_id),
-            embedder=embedder,
-            tokenizer=tokenizer,
-            environment_factory=environments,
-            memory=MEMORY,
-            sampling=Sampling(),
+            Agent(
+                policy=ScriptedPolicy(tokenizer, script, tokenizer.eos_token_id),
+                embedder=embedder,
+                tokenizer=tokenizer,
+                environments=environments,
+                memory=MEMORY,
+                sampling=Sampling(),
+            )
         )
-        questions = [{"text": question.text, "golds": list(question.answers)} for question in task.questions]
-        header = {"id": task.id, "source": task.source, "questions": questions}
+        header = environments.describe(task).to_json()
         write_trace(out / f"{number}.jsonl", await runner.run(task), header, {"memory": asdict(MEMORY)})
 
 

@@ -11,13 +11,14 @@ from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import EnvironmentConfig, make_environments
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.task import Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
+from atommem.session import Agent
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.local_backend import LocalBackend
 from atommem.train.train_config import TrainConfig
@@ -40,7 +41,7 @@ class EvenTokens(EpisodeRunner):
 def toy_trainer(
     settings: dict[str, Any],
     tasks: Sequence[Task],
-    environment: LongDocConfig,
+    environment: EnvironmentConfig,
     max_tokens: int,
     on_episodes: Callable[[int, Sequence[Episode]], None] | None = None,
 ) -> MemoryGRPOTrainer:
@@ -59,12 +60,15 @@ def toy_trainer(
 
     def make_backend(training: Any) -> LocalBackend:
         runner = EvenTokens(
-            policy=LocalPolicy(training, tokenizer),
-            embedder=HashingEmbedder(16),
-            tokenizer=tokenizer,
-            environment_factory=LongDocEnvironments(tokenizer, environment),
-            memory=MEMORY,
-            sampling=Sampling(temperature=1.0, max_tokens=max_tokens),
+            Agent(
+                policy=LocalPolicy(training, tokenizer),
+                embedder=HashingEmbedder(16),
+                tokenizer=tokenizer,
+                environments=make_environments(environment, tokenizer),
+                memory=MEMORY,
+                sampling=Sampling(temperature=1.0, max_tokens=max_tokens),
+                keep_prompts=True,
+            )
         )
         return LocalBackend(runner)
 

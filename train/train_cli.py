@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.envs.checkpoint_settings import stored_settings
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import EnvironmentConfig
+from atommem.envs.checkpoint_settings import Ahead, read_ahead
 from atommem.errors import ConfigError
 
 if TYPE_CHECKING:
     from trl import ModelConfig
 
-    from atommem.train.loops.asynchronous.async_config import AsyncModelConfig, AsyncTrainConfig
+    from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
     from atommem.train.train_config import ColdStartConfig, TrainConfig
 
 STAGES = ("grpo", "sft", "async")
-_REPORTERS = ("wandb", "trackio", "tensorboard")
-_WANDB_RUN = "wandb_run_id"
 _RESUME = ["--resume_from_checkpoint", "auto"]
 USAGE = """usage: atommem train [grpo|sft|async] [--config FILE.yaml] [--FIELD VALUE ...]
 
@@ -64,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     if stage == "replay":
         from atommem.train.loops.replay import main as replay
 
-        return replay(arguments)
+        return replay(arguments, parse_grpo)
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}: give one of {', '.join(STAGES)} (see atommem train --help).")
     if _dry_run(stage, arguments):
@@ -83,6 +77,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(stage: str, arguments: Sequence[str]) -> None:
     if stage == "sft":
+        from atommem.train.loops.sft import run_sft
+
         run_sft(*parse_sft(arguments))
     elif stage == "async":
         from atommem.train.loops.asynchronous.async_run import run_async
@@ -110,7 +106,7 @@ def _dry_run(stage: str, argv: Sequence[str]) -> bool:
         argv,
         settings,
         lambda argv, adapt: _parse(argv, adapt(config_class), stage, *model_class),
-        _model_settings(argv),
+        _defaults(read_ahead(argv, "model_name_or_path")),
     )
     print_plan(plan)
     if settings.dry_run_json:
@@ -121,7 +117,7 @@ def _dry_run(stage: str, argv: Sequence[str]) -> bool:
 def _config_classes(stage: str) -> tuple[type, ...]:
     """The stage's config class, and that of its model where it is not TRL's."""
     if stage == "async":
-        from atommem.train.loops.asynchronous.async_config import AsyncModelConfig, AsyncTrainConfig
+        from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
 
         return AsyncTrainConfig, AsyncModelConfig
     from atommem.train.train_config import ColdStartConfig, TrainConfig
@@ -129,7 +125,7 @@ def _config_classes(stage: str) -> tuple[type, ...]:
     return (ColdStartConfig if stage == "sft" else TrainConfig,)
 
 
-def parse_grpo(argv: Sequence[str]) -> tuple[TrainConfig, MemoryConfig, EmbedderConfig, LongDocConfig, ModelConfig]:
+def parse_grpo(argv: Sequence[str]) -> tuple[TrainConfig, MemoryConfig, EmbedderConfig, EnvironmentConfig, ModelConfig]:
     """Read the command line of the stage ``grpo``.
 
     Raises:
@@ -141,7 +137,9 @@ def parse_grpo(argv: Sequence[str]) -> tuple[TrainConfig, MemoryConfig, Embedder
     return args, memory, embedder, environment, model
 
 
-def parse_sft(argv: Sequence[str]) -> tuple[ColdStartConfig, MemoryConfig, EmbedderConfig, LongDocConfig, ModelConfig]:
+def parse_sft(
+    argv: Sequence[str],
+) -> tuple[ColdStartConfig, MemoryConfig, EmbedderConfig, EnvironmentConfig, ModelConfig]:
     """Read the command line of the stage ``sft``; memory settings say what prompts look like.
 
     Raises:
@@ -155,58 +153,16 @@ def parse_sft(argv: Sequence[str]) -> tuple[ColdStartConfig, MemoryConfig, Embed
 
 def parse_async(
     argv: Sequence[str],
-) -> tuple[AsyncTrainConfig, MemoryConfig, EmbedderConfig, LongDocConfig, AsyncModelConfig]:
+) -> tuple[AsyncTrainConfig, MemoryConfig, EmbedderConfig, EnvironmentConfig, AsyncModelConfig]:
     """Read the command line of the stage ``async``.
 
     Raises:
         ConfigError: A setting is unknown or out of range, or a file cannot be read.
     """
-    from atommem.train.loops.asynchronous.async_config import AsyncModelConfig, AsyncTrainConfig
+    from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
 
     args, memory, embedder, environment, model = _parse(argv, AsyncTrainConfig, "async", AsyncModelConfig)
     return args, memory, embedder, environment, model
-
-
-def run_sft(
-    args: ColdStartConfig,
-    memory: MemoryConfig,
-    embedder_config: EmbedderConfig,
-    environment: LongDocConfig,
-    model_config: ModelConfig,
-) -> Path:
-    """Fine-tune on traces and save the model; returns its folder."""
-    from atommem.train.loops.demonstrations import trace_demonstrations
-    from atommem.train.loops.models import load_tokenizer, model_arguments
-    from atommem.train.loops.sft import make_sft_trainer, sft_dataset
-    from atommem.train.resume.checkpoint import GenerationSettings, resume_folder, save_final
-    from atommem.train.watch.callbacks import SFT_COLUMNS, use_console
-
-    prepare_reporters(args)
-    tokenizer = load_tokenizer(model_config)
-    rows = trace_demonstrations(args.data, tokenizer, memory, args.min_reward, args.template_kwargs)
-    resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
-    settings = [
-        memory,
-        embedder_config,
-        environment,
-        GenerationSettings(args.max_completion_length, args.template_kwargs),
-    ]
-    trainer = make_sft_trainer(
-        args=args,
-        dataset=sft_dataset(rows, args.max_length),
-        tokenizer=tokenizer,
-        settings=settings,
-        **model_arguments(model_config, args),
-    )
-    use_console(trainer, SFT_COLUMNS)
-    trainer.train(resume_from_checkpoint=resume)
-    return finish(trainer, save_final(trainer, settings))
-
-
-def finish(trainer: Any, folder: Path) -> Path:
-    """Say where the model lies; returns the folder."""
-    trainer.accelerator.print(f"saved to {folder}; evaluate it: atommem eval --policy {folder} --data FILE --out DIR")
-    return folder
 
 
 def _parse(argv: Sequence[str], config_class: type, stage: str, model_class: type | None = None) -> tuple[Any, ...]:
@@ -214,14 +170,16 @@ def _parse(argv: Sequence[str], config_class: type, stage: str, model_class: typ
 
     from atommem.train.dry_run.dry_run_config import DryRunConfig
 
-    parser = TrlParser(
-        (config_class, MemoryConfig, EmbedderConfig, LongDocConfig, model_class or ModelConfig, DryRunConfig),
-        prog=f"atommem train {stage}",
-        description="All fields can also be given in a YAML file: --config FILE.",
-        allow_abbrev=False,
-    )
     try:
-        parser.set_defaults_with_config(**_model_settings(argv))
+        ahead = read_ahead(argv, "model_name_or_path")
+        own = ahead.environment.config_class
+        parser = TrlParser(
+            (config_class, MemoryConfig, EmbedderConfig, own, model_class or ModelConfig, DryRunConfig),
+            prog=f"atommem train {stage}",
+            description="All fields can also be given in a YAML file: --config FILE.",
+            allow_abbrev=False,
+        )
+        parser.set_defaults_with_config(**_defaults(ahead))
         args, *others, _ = parser.parse_args_and_config(list(argv))
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{error} (see atommem train {stage} --help)") from error
@@ -232,44 +190,13 @@ def _parse(argv: Sequence[str], config_class: type, stage: str, model_class: typ
     return (args, *others)
 
 
-def prepare_reporters(args: Any) -> None:
-    """Check that what ``report_to`` names is installed, and keep wandb's files in the output folder.
-
-    Without an account wandb would ask for one, and wait: it runs offline; ``WANDB_MODE=online`` in the environment
-    sends them. A run that is resumed goes on in its run of wandb, whose id lies in the output folder.
-
-    Raises:
-        ConfigError: A service is not installed.
-    """
-    for name in args.report_to:
-        if name in _REPORTERS and find_spec(name) is None:
-            raise ConfigError(f"report_to names {name}, which is not installed: pip install {name}, or leave it out.")
-    if "wandb" in args.report_to:
-        Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("WANDB_MODE", "offline")
-        os.environ.setdefault("WANDB_DIR", str(args.output_dir))
-        os.environ.setdefault("WANDB_RESUME", "allow")
-        os.environ.setdefault("WANDB_RUN_ID", _wandb_run(args))
-
-
-def _wandb_run(args: Any) -> str:
-    """The id of this run in wandb: that of the run that is resumed, or a new one."""
-    path = Path(args.output_dir) / _WANDB_RUN
-    if args.resume_from_checkpoint not in (None, "false") and path.is_file():
-        return path.read_text(encoding="utf-8").strip()
-    run = secrets.token_hex(4)
-    if args.process_index == 0:  # the one that reports
-        path.write_text(run + "\n", encoding="utf-8")
-    return run
-
-
-def _model_settings(argv: Sequence[str]) -> dict[str, Any]:
+def _defaults(ahead: Ahead) -> dict[str, Any]:
     """The settings that the model folder was trained with, under the names that they have here."""
-    found, stored = stored_settings(argv, "model_name_or_path")
-    if "max_tokens" in stored:
-        found["max_completion_length"] = stored["max_tokens"]
-    if stored.get("chat_template_kwargs"):
-        found["chat_template_kwargs"] = stored["chat_template_kwargs"]
+    found = dict(ahead.defaults)
+    if "max_tokens" in ahead.stored:
+        found["max_completion_length"] = ahead.stored["max_tokens"]
+    if ahead.stored.get("chat_template_kwargs"):
+        found["chat_template_kwargs"] = ahead.stored["chat_template_kwargs"]
     return found
 
 

@@ -11,7 +11,6 @@ from trl import GRPOConfig, SFTConfig
 from atommem.config import check_choice
 from atommem.envs.checkpoint_settings import json_object
 from atommem.errors import ConfigError
-from atommem.train.credit import CREDITS
 from atommem.train.episode_config import BF16_HELP, CHECKPOINTING_HELP, EpisodeConfig
 
 # Fields of GRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
@@ -73,16 +72,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
             "dynamic sampling, bounded)."
         },
     )
-    credit: str = field(
-        default="uniform",
-        metadata={
-            "help": "How an episode's advantage is given to its steps: the same to all (uniform), or by what each item "
-            "of the memory did for the answer (leave_one_out, an experiment)."
-        },
-    )
-    credit_share: float = field(
-        default=0.5, metadata={"help": "Share of the advantage that credit=leave_one_out distributes, 0 to 1."}
-    )
     max_in_flight: int | None = field(
         default=None, metadata={"help": "Most episodes at the same time per process; unset runs all at once."}
     )
@@ -130,9 +119,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
                 f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}: a colocated engine is of one process, "
                 "because ranks ask for different numbers of completions. Use vllm_mode: server for a larger one."
             )
-        check_choice("credit", self.credit, CREDITS)
-        if not 0.0 <= self.credit_share <= 1.0:
-            raise ConfigError(f"credit_share is {self.credit_share}: give a share between 0 and 1.")
         self.check_episode_settings()
         if self.dynamic_sampling_rounds < 0:
             raise ConfigError(f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}: give 0 or more.")

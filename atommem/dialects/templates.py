@@ -1,4 +1,4 @@
-"""Prompt wording, read from YAML: memory's lies beside this file, every environment's beside itself, a user's anywhere."""
+"""Prompt wording, read from YAML: memory's lies here, every environment's beside itself, a user's anywhere."""
 
 from __future__ import annotations
 
@@ -170,10 +170,10 @@ def _record(kind: Any, path: Path, loaded: Any) -> Any:
         raise DialectError(f"{path}: missing field {', '.join(missing)}.")
     for name, value in loaded.items():
         declared = str(known[name].type)
-        expected = bool if declared == "bool" else dict if declared.startswith("Mapping") else str
+        expected: type = bool if declared == "bool" else dict if declared.startswith("Mapping") else str
         if not isinstance(value, expected):
             raise DialectError(f"{path}: field {name} is {type(value).__name__}, expected {expected.__name__}.")
-        for key, text in value.items() if expected is dict and name != "environments" else ():
+        for key, text in value.items() if isinstance(value, dict) and name != "environments" else ():
             if not isinstance(text, str):
                 raise DialectError(f"{path}: {name}.{key} is {type(text).__name__}, expected str.")
     return kind(**loaded)

@@ -7,13 +7,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
 from atommem.actions import ANSWER, ANSWER_ACTION, READ, ActionSpec, first
 from atommem.config import check_choice
-from atommem.description import TaskDescription
+from atommem.description import TaskShape
 from atommem.environment import (
     EnvironmentConfig,
     EnvironmentFactory,
@@ -25,10 +25,11 @@ from atommem.environment import (
     Turn,
 )
 from atommem.envs.longdoc.chunking import chunk_task
+from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
 from atommem.envs.scoring.answers import REWARDS, Judge, score_answers
 from atommem.envs.scoring.fact_recall import fact_recall
 from atommem.envs.scoring.judge import LLMJudge
-from atommem.envs.task import Task, describe_task
+from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.errors import ConfigError
@@ -109,6 +110,23 @@ class LongDocEnvironments(EnvironmentFactory):
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Whether the supporting facts entered memory, stayed, and were shown again."""
         return fact_recall(task, episode)
+
+    def blank(self, phase: str) -> Observation:
+        """An empty chunk, or an empty question."""
+        task = Task("", (Question("", ()),))
+        return chunk_observation(task, [""], 0) if phase == "reading" else question_observation(task, 0)
+
+    def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
+        """Means over the first tasks of the file, or what is supposed where there is none."""
+        if path is None or not Path(path).is_file():
+            return supposed_shape(self.config, supposed)
+        return measured_shape(path, self.config, self.tokenizer)
+
+    def without_reads(self) -> LongDocEnvironments:
+        """The same for a policy that has nothing to look up: every question is answered at once."""
+        environments = LongDocEnvironments(replace(self.config, max_reads=0), self.tokenizer)
+        environments.judge = self.judge
+        return environments
 
     def __call__(self) -> LongDocEnvironment:
         return LongDocEnvironment(self)
@@ -216,7 +234,7 @@ class LongDocEnvironment:
 
 def chunk_observation(task: Task, chunks: Sequence[str], index: int) -> Observation:
     """Chunk `index` with all questions of the task."""
-    values = {"chunk": chunks[index], "chunk_number": index + 1, "chunk_count": len(chunks)}
+    values: dict[str, str | int] = {"chunk": chunks[index], "chunk_number": index + 1, "chunk_count": len(chunks)}
     place = f"chunk {index + 1}/{len(chunks)}"
     return Observation(
         phase="reading",
@@ -230,11 +248,11 @@ def chunk_observation(task: Task, chunks: Sequence[str], index: int) -> Observat
 
 def question_observation(task: Task, index: int, reads_left: int = 0) -> Observation:
     """Question `index`, to be answered within so many more steps."""
-    values = {"read_notice": Piece("read_notice", {"reads_left": reads_left}, needs=READ)}
+    notice = Piece("read_notice", {"reads_left": reads_left}, needs=READ)
     return Observation(
         phase="answering",
         task=(_questions([task.questions[index].text]),),
-        closing=(Piece("answering", {**values, "reads_left": reads_left}),),
+        closing=(Piece("answering", {"read_notice": notice, "reads_left": reads_left}),),
         label=f"question {index + 1}/{len(task.questions)}, {reads_left} read{'s' * (reads_left != 1)} left",
         question=index,
     )

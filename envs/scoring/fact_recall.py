@@ -86,7 +86,7 @@ def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
         shown = [
             text
             for step in episode.steps
-            if step.observation.phase == "answering" and step.observation.question_index == index
+            if step.observation.question == index
             for text in (step.view.scratchpad, *(item.text for item in step.view.retrieved))
         ]
         recall = {

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atommem.dialects import Dialect
+from atommem.environment import Observation
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
-from atommem.episode import MemoryView, Observation
+from atommem.episode import MemoryView
 from atommem.errors import ConfigError
 
 _HOME = len(RELATIONS) - 1
@@ -78,11 +79,11 @@ class Expert:
         a policy that was trained on them nothing to explore.
         """
         self._draw = random.getrandbits(64) if draw is None else draw
-        return self._read(observation, view) if observation.phase == "reading" else self._answer(observation, view)
+        return self._read(observation, view) if observation.question is None else self._answer(observation, view)
 
     def _read(self, observation: Observation, view: MemoryView) -> str:
         turn = _Turn(self, observation, view)
-        told = self._prose.statements(observation.chunk or "")
+        told = self._prose.statements("".join(observation.values("chunk")))
         turn.settle_waiting()
         searches = turn.searches(told)
         kept = {link for search in searches for link in search.links}
@@ -102,7 +103,7 @@ class Expert:
     def _answer(self, observation: Observation, view: MemoryView) -> str:
         turn = _Turn(self, observation, view)
         (search,) = turn.searches([])
-        if search.answer is None and observation.reads_left > 0 and view.query != search.name:
+        if search.answer is None and max(observation.values("reads_left"), default=0) > 0 and view.query != search.name:
             turn.look_for([search.name])
             if turn.elements:
                 turn.note([*turn.noted, *search.links])
@@ -137,7 +138,7 @@ class _Turn:
     def __init__(self, expert: Expert, observation: Observation, view: MemoryView) -> None:
         self._expert = expert
         self._prose = expert._prose
-        self._questions = observation.questions
+        self._questions = [text for name in ("questions", "text") for text in observation.values(name)]
         self._view = view
         self.noted = self._prose.statements(view.scratchpad)
         self._entries = [(item.handle, self._prose.statements(item.text)) for item in view.retrieved]

@@ -7,16 +7,16 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from atommem.config import check_choice
-from atommem.envs.longdoc.environment import LongDocEnvironments
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.methods.a_mem import AMem
-from atommem.eval.methods.baseline import Baseline, Method, Setup
+from atommem.eval.methods.baseline import Baseline, Method, Setup, documents
 from atommem.eval.methods.full_context import FullContext
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
 from atommem.eval.methods.no_memory import NoMemory
 from atommem.eval.methods.oracle import Oracle
 from atommem.eval.methods.rag import VanillaRAG
+from atommem.session import Agent
 
 __all__ = ["METHODS", "Method", "Setup", "check_method", "make_method"]
 
@@ -34,23 +34,23 @@ _BASELINES: tuple[type[Baseline], ...] = (
 def _atommem(setup: Setup) -> EpisodeRunner:
     """AtomMem (arXiv 2601.08323), trained or not: the loop itself."""
     return EpisodeRunner(
-        policy=setup.policy,
-        embedder=setup.embedder,
-        tokenizer=setup.tokenizer,
-        environment_factory=setup.environments,
-        memory=setup.memory,
-        sampling=setup.sampling,
+        Agent(
+            policy=setup.policy,
+            embedder=setup.embedder,
+            tokenizer=setup.tokenizer,
+            environments=setup.environments,
+            memory=setup.memory,
+            sampling=setup.sampling,
+            chat_template_kwargs=setup.chat_template_kwargs,
+            encode_threads=setup.encode_threads,
+        ),
         max_in_flight=setup.slots or setup.max_in_flight,
-        chat_template_kwargs=setup.chat_template_kwargs,
-        prepare=setup.environments.prepare,
-        encode_threads=setup.encode_threads,
     )
 
 
 def _memagent(setup: Setup) -> EpisodeRunner:
     """MemAgent (arXiv 2507.02259): the loop with one text that every completion overwrites; nothing to look up."""
-    environments = LongDocEnvironments(setup.tokenizer, replace(setup.environments.config, max_reads=0))
-    environments.judge = setup.environments.judge
+    environments = documents(setup, "memagent").without_reads()
     # The checkpoint's own wording, where it was trained on this dialect.
     templates = setup.memory.templates if setup.memory.dialect == "memagent" else "memagent"
     memory = replace(setup.memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[])

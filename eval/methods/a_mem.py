@@ -71,7 +71,7 @@ class AMem(Baseline):
         """Read chunk by chunk, then answer."""
         book = Notebook(record, self.setup.embedder)
         notes: dict[int, Note] = {}
-        chunks = await self.setup.environments.prepare(task)
+        chunks = await self.chunks(task)
         async for step in record.read(chunks, WRITE_SYSTEM, WRITE):
             written = parse_notes(read_objects(step))
             for entry_id, note in zip(await book.create(step, [note.text() for note in written]), written, strict=True):

@@ -1,8 +1,7 @@
 """What every method of an evaluation is, and what the baselines that run no memory loop have in common.
 
 `atommem.episode_runner.EpisodeRunner` is a `Method` as it is. A `Baseline` asks the same policy with prompts of its
-own; every
-call is a step of the episode, so that counts of calls and tokens, traces and outages are those of the loop.
+own; every call is a step of the episode, so that counts of calls and tokens, traces and outages are those of the loop.
 """
 
 from __future__ import annotations
@@ -13,19 +12,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from atommem.actions import ANSWER_ACTION
 from atommem.config import MemoryConfig
 from atommem.dialects.templates import fill
 from atommem.embedding.embedder import Embedder
-from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.environment import EnvironmentFactory, Observation, Piece, Score, StopReason
 from atommem.envs.task import Task
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
-from atommem.episode_runner import request_sampling, run_jobs, set_score
-from atommem.errors import OutageError, PromptTooLongError
-from atommem.parsing import parse_whole
+from atommem.episode import Episode, MemoryView, Operation, Outcome, Retrieved, Step
+from atommem.episode_runner import run_jobs, set_score
+from atommem.errors import ConfigError, OutageError, PromptTooLongError
+from atommem.parsing import THINK, parse_whole
 from atommem.policy.contract import Policy, Sampling
 from atommem.prompts import render_chat
+from atommem.session import request_sampling
 from atommem.tokens import Tokenizer
 
 SYSTEM = "You answer questions. Give the shortest wording that is complete, and end with it in a box: \\boxed{answer}"
@@ -33,6 +34,23 @@ ANSWER_FROM_TEXT = "{text}\n\nQuestion:\n{question}\n\nAnswer the question from 
 ANSWER = "Question:\n{question}\n\nAnswer the question, in a box."
 REMEMBERED = "What you remember of a long text:\n{entries}"
 NOTHING_REMEMBERED = "(nothing is remembered)"
+
+
+@runtime_checkable
+class Documents(Protocol):
+    """What the baselines need of an environment: documents in chunks, and scores of answers."""
+
+    def chunks(self, task: Any) -> Sequence[str]:
+        """The pieces in which a task is read."""
+        ...
+
+    async def score(self, task: Any, answers: Sequence[str | None]) -> Score:
+        """Score one answer per question (None: none was given)."""
+        ...
+
+    def without_reads(self) -> EnvironmentFactory:
+        """The same environment for a policy that looks nothing up."""
+        ...
 
 
 class Method(Protocol):
@@ -77,7 +95,7 @@ class Setup:
     policy: Policy
     embedder: Embedder
     tokenizer: Tokenizer
-    environments: LongDocEnvironments
+    environments: EnvironmentFactory
     memory: MemoryConfig
     sampling: Sampling
     max_in_flight: int | None = None
@@ -86,6 +104,20 @@ class Setup:
     context_tokens: int = 32_768
     yarn_factor: float | None = None
     encode_threads: int = 0
+
+
+def documents(setup: Setup, method: str) -> Documents:
+    """The environment of `setup`, where it has documents.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if not isinstance(setup.environments, Documents):
+        raise ConfigError(
+            f"method {method} reads documents, and the environment {setup.environments.config.environment!r} has none: "
+            "compare other methods there."
+        )
+    return setup.environments
 
 
 class Baseline(ABC):
@@ -101,6 +133,7 @@ class Baseline(ABC):
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self.documents = documents(setup, self.name)
 
     @classmethod
     def require(cls) -> None:
@@ -110,6 +143,11 @@ class Baseline(ABC):
             ConfigError: It is not; the message has the command that installs it.
         """
         return
+
+    async def chunks(self, task: Task) -> Sequence[str]:
+        """The pieces in which `task` is read."""
+        await self.setup.environments.prepare(task)
+        return self.documents.chunks(task)
 
     def settings(self) -> dict[str, Any]:
         """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
@@ -140,7 +178,7 @@ class Baseline(ABC):
                 episode.stop_reason = StopReason.ANSWERED if answered else StopReason.UNANSWERED
             except PromptTooLongError:
                 episode.stop_reason = StopReason.CONTEXT_OVERFLOW
-            set_score(episode, await self.setup.environments.score(task, record.answers))
+            set_score(episode, await self.documents.score(task, record.answers))
             episode.metrics |= record.metrics
         except OutageError as error:
             episode.stop_reason, episode.error = StopReason.FAILED, str(error)
@@ -198,13 +236,15 @@ class Recorder:
         index = len(self._episode.steps)
         started = time.perf_counter()
         prompt_ids = self._setup.tokenizer.encode(prompt, add_special_tokens=False)
-        sampling = request_sampling(self._setup.sampling, self._episode, index)
+        sampling = request_sampling(
+            self._setup.sampling, f"{self._episode.task_id}/{self._episode.sample}", index, self._episode.task_id
+        )
         completion = await self._setup.policy.complete(prompt_ids, sampling)
         step = Step(
             index=index,
             observation=observation,
             view=view or MemoryView(size=self._size),
-            prompt_ids=prompt_ids,
+            prompt_ids=[],
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             text=completion.text,
@@ -213,6 +253,7 @@ class Recorder:
             problems=(),
             operations=(),
             store_size=self._size,
+            prompt_tokens=len(prompt_ids),
             seconds=time.perf_counter() - started,
             prompt=prompt,
         )
@@ -239,12 +280,12 @@ class Recorder:
 
     def reading(self, chunks: Sequence[str], index: int) -> Observation:
         """The observation while chunk `index` is read (its text stands in the step's prompt)."""
-        return Observation("reading", self._texts(), chunk_index=index, chunk_count=len(chunks))
+        return Observation("reading", _asked(self._texts()), label=f"chunk {index + 1}/{len(chunks)}")
 
     async def answer(self, index: int, text: str | None = None, view: MemoryView | None = None) -> Step:
         """Ask question `index`, with `text` to answer from (None: without any), and keep the boxed answer."""
         step = await self.ask(self.question_prompt(index, text), self._answering(index), view)
-        parsed = parse_whole(step.text, "answer")
+        parsed = parse_whole(step.text, ANSWER_ACTION, (step.prompt or "").rstrip().endswith(f"<{THINK}>"))
         step.actions, step.problems = parsed.actions, parsed.problems
         if parsed.actions:
             self.answers[index] = parsed.actions[0].text
@@ -266,12 +307,13 @@ class Recorder:
         return self.prompt(SYSTEM, user)
 
     def _answering(self, index: int) -> Observation:
-        return Observation(
-            "answering",
-            (self._task.questions[index].text,),
-            question_index=index,
-            question_count=len(self._task.questions),
-        )
+        count = len(self._task.questions)
+        label = f"question {index + 1}/{count}"
+        return Observation("answering", _asked([self._texts()[index]]), label=label, question=index)
 
     def _texts(self) -> tuple[str, ...]:
         return tuple(question.text for question in self._task.questions)
+
+
+def _asked(texts: Sequence[str]) -> tuple[Piece, ...]:
+    return tuple(Piece("questions", {"questions": text}) for text in texts)

@@ -38,7 +38,7 @@ class GenerativeAgents(Baseline):
         """Read chunk by chunk, then answer."""
         book = Notebook(record, self.setup.embedder)
         importance: dict[int, float] = {}
-        chunks = await self.setup.environments.prepare(task)
+        chunks = await self.chunks(task)
         async for step in record.read(chunks, OBSERVE_SYSTEM, OBSERVE):
             rated = rated_memories(read_objects(step))
             ids = await book.create(step, [text for text, _ in rated])

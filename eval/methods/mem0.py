@@ -88,7 +88,7 @@ class Mem0(Baseline):
 
     async def _read_and_answer(self, bridge: Bridge, memory: Any, record: Recorder, task: Task) -> None:
         entries: dict[str, int] = {}
-        chunks = await self.setup.environments.prepare(task)
+        chunks = await self.chunks(task)
         for index, chunk in enumerate(chunks):
             bridge.observation = record.reading(chunks, index)
             added = await bridge.call(lambda text=chunk: memory.add(text, user_id=READER))

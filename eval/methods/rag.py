@@ -45,6 +45,6 @@ class VanillaRAG(Baseline):
             return list(task.documents)
         starts = [match.start() for match in _HEADING.finditer(task.context)]
         if not starts:
-            return [Document("", chunk) for chunk in await self.setup.environments.prepare(task)]
+            return [Document("", chunk) for chunk in await self.chunks(task)]
         pieces = [task.context[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
         return [Document("", _HEADING.sub("", piece, count=1)) for piece in pieces]

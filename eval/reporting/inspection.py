@@ -24,9 +24,9 @@ class Source:
     """A text in front of the policy, when it answered, that holds the answer it gave.
 
     Attributes:
-        kind: ``entry``, ``scratchpad`` or ``chunk``.
+        kind: ``entry``, ``scratchpad``, or the piece of the stream (``chunk``).
         entry_id, handle: Of an entry.
-        written: The step whose completion wrote the text as it was shown; None for a chunk.
+        written: The step whose completion wrote the text as it was shown; None for what the environment showed.
     """
 
     kind: str
@@ -102,8 +102,8 @@ class Inspection:
             applied = [operation for operation in step.operations if operation.outcome is Outcome.APPLIED]
             self.operations += len(applied)
             self.writes += sum(operation.kind in _WRITES for operation in applied)
-            index = step.observation.question_index
-            if step.observation.phase == "answering" and index < len(record.questions):
+            index = step.observation.question
+            if index is not None and index < len(record.questions):
                 golds = _golds(record.questions[index])
                 if golds:
                     self.retrieved += len(step.view.retrieved)
@@ -145,9 +145,9 @@ def _last_steps(steps: Sequence[Step], questions: int) -> dict[int, int]:
     """By question, the step at which it was decided: its last one, or the episode's if it had none."""
     last = dict.fromkeys(range(questions), steps[-1].index) if steps else {}
     last.update(
-        (step.observation.question_index, step.index)
+        (step.observation.question, step.index)
         for step in steps
-        if step.observation.phase == "answering" and step.observation.question_index < questions
+        if step.observation.question is not None and step.observation.question < questions
     )
     return last
 
@@ -175,8 +175,9 @@ def _trail(
         ]
         if holds(view.scratchpad, given):
             sources.append(Source("scratchpad", written=scratchpad_step))
-        if step.observation.chunk is not None and holds(step.observation.chunk, given):
-            sources.append(Source("chunk"))
+        for piece in step.observation.stream:
+            if any(isinstance(value, str) and holds(value, given) for _, value in piece.walk()):
+                sources.append(Source(piece.name))
     return AnswerTrail(
         located=bool(golds),
         entered=entered,

@@ -160,11 +160,13 @@ class PageData:
         whole = len(step.text) <= CHUNK_CHARACTERS  # the places of actions in a shortened text would be wrong
         return {
             "phase": observation.phase,
-            "asked": [self._text(text) for text in observation.questions],
-            "chunk": None if observation.chunk is None else self._text(observation.chunk),
-            "position": [observation.chunk_index, observation.chunk_count],
-            "question": observation.question_index,
-            "tool": None if observation.tool_result is None else self._text(observation.tool_result),
+            "label": observation.label,
+            "shown": [
+                [piece.name, self._text(value)]
+                for piece in (*observation.stream, *observation.task)
+                for _, value in piece.walk()
+                if isinstance(value, str)
+            ],
             "scratchpad": self._text(view.scratchpad),
             "query": view.query,
             "capacity": view.capacity,

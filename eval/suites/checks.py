@@ -10,11 +10,10 @@ from functools import cache
 from typing import Any
 
 from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import find_environment
 from atommem.errors import ConfigError
 from atommem.eval.eval_config import EvalConfig
 
-CONFIGS = (EvalConfig, MemoryConfig, EmbedderConfig, LongDocConfig)
 # What the suite itself says.
 _OWN = ("data", "out", "method", "seed")
 
@@ -33,13 +32,13 @@ def check_fields(where: str, values: Any, known: Sequence[str], required: Sequen
         raise ConfigError(f"{where}: {', '.join(missing)} is missing.")
 
 
-def check_settings(where: str, values: Any, forbidden: Sequence[str] = ()) -> None:
-    """Check that `values` are settings of ``atommem eval`` that a suite may hold, of the right kinds.
+def check_settings(where: str, values: Any, environment: str, forbidden: Sequence[str] = ()) -> None:
+    """Check that `values` are settings of ``atommem eval`` that a suite in `environment` may hold, of the right kinds.
 
     Raises:
         ConfigError: They are not.
     """
-    kinds = setting_kinds()
+    kinds = setting_kinds(environment)
     check_fields(where, values, tuple(name for name in kinds if name not in forbidden))
     for name, value in values.items():
         # One policy may stand without a list around it.
@@ -48,10 +47,10 @@ def check_settings(where: str, values: Any, forbidden: Sequence[str] = ()) -> No
 
 
 @cache
-def setting_kinds() -> Mapping[str, Any]:
+def setting_kinds(environment: str) -> Mapping[str, Any]:
     """The settings that a suite may hold, with the kinds of their values."""
     kinds: dict[str, Any] = {}
-    for config in CONFIGS:
+    for config in (EvalConfig, MemoryConfig, EmbedderConfig, find_environment(environment).config_class):
         hints = typing.get_type_hints(config)
         kinds |= {item.name: hints[item.name] for item in fields(config) if item.name not in _OWN}
     return kinds

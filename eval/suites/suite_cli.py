@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
 from atommem.eval.methods import check_method
 from atommem.eval.suites.board import Board
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     for row in suite.rows:
         check_method(row.method)
     budget = cells[0].configs[0].make_budget()
-    tasks = cache.load(suite.columns)
+    tasks = cache.load(suite.columns, str(suite.settings.get("environment", DEFAULT_ENVIRONMENT)))
     try:
         asyncio.run(SuiteRun(cells, tasks, budget, Board(cells, console)).run())
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from atommem.config import check_choice
+from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.envs.benchmarks.build import BuildConfig
 from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS
 from atommem.envs.synthetic.world import WorldConfig
@@ -37,6 +38,7 @@ _ROW = ("method", "label", "settings")
 _GRID = ("method", "settings", "axes")
 # All rows of a suite are compared on the same tasks, and run side by side.
 _NOT_OF_A_ROW = (
+    "environment",
     *("limit", "max_in_flight", "max_failed_fraction"),
     *("budget_tokens", "budget_money", "prompt_price", "completion_price"),
 )
@@ -63,10 +65,11 @@ def parse_suite(values: Any) -> Suite:
     """A suite from the contents of its file; raises as `load_suite`."""
     check_fields("the suite", values, _SUITE, required=("title", "data"))
     settings = values.get("settings", {})
-    check_settings("settings", settings)
+    environment = str(settings.get("environment", DEFAULT_ENVIRONMENT)) if isinstance(settings, Mapping) else ""
+    check_settings("settings", settings, environment or DEFAULT_ENVIRONMENT)
     columns = [column for item in _list("data", values["data"]) for column in _columns(item)]
-    rows = [_row(item) for item in _list("rows", values.get("rows", []))]
-    rows += [row for item in _list("grid", values.get("grid", [])) for row in _grid(item)]
+    rows = [_row(item, environment) for item in _list("rows", values.get("rows", []))]
+    rows += [row for item in _list("grid", values.get("grid", [])) for row in _grid(item, environment)]
     if not columns or not rows:
         raise ConfigError(f"{'rows and grid are' if columns else 'data is'} empty: there is nothing to evaluate.")
     seeds = values.get("seeds", [0])
@@ -142,24 +145,24 @@ def _world(where: str, values: Any) -> WorldConfig:
     return WorldConfig(**given)
 
 
-def _row(item: Any) -> Row:
+def _row(item: Any, environment: str) -> Row:
     check_fields(f"rows, {item!r}", item, _ROW, required=("method",))
     check_choice("rows: method", item["method"], METHODS)
     where = f"rows, {item.get('label') or item['method']}"
     settings = item.get("settings", {})
-    check_settings(where, settings, _NOT_OF_A_ROW)
+    check_settings(where, settings, environment, _NOT_OF_A_ROW)
     return Row(item["method"], _value(where, item, "label", str, ""), settings)
 
 
-def _grid(item: Any) -> list[Row]:
+def _grid(item: Any, environment: str) -> list[Row]:
     """Every combination of the points of the axes."""
     check_fields(f"grid, {item!r}", item, _GRID, required=("method", "axes"))
     check_choice("grid: method", item["method"], METHODS)
     settings = item.get("settings", {})
-    check_settings("grid, settings", settings, _NOT_OF_A_ROW)
+    check_settings("grid, settings", settings, environment, _NOT_OF_A_ROW)
     if not isinstance(item["axes"], Mapping) or not item["axes"]:
         raise ConfigError(f"grid: axes is {item['axes']!r}: give a mapping from names to points.")
-    axes = {str(name): _points(str(name), points) for name, points in item["axes"].items()}
+    axes = {str(name): _points(str(name), points, environment) for name, points in item["axes"].items()}
     rows = []
     for combination in product(*axes.values()):
         parameters = dict(zip(axes, (point for point, _ in combination), strict=True))
@@ -171,7 +174,7 @@ def _grid(item: Any) -> list[Row]:
     return rows
 
 
-def _points(axis: str, given: Any) -> list[tuple[str | float, Mapping[str, Any]]]:
+def _points(axis: str, given: Any, environment: str) -> list[tuple[str | float, Mapping[str, Any]]]:
     """The points of an axis: ``{FIELD: [VALUE, ...]}``, or ``{POINT: {FIELD: VALUE, ...}, ...}``."""
     where = f"grid, axis {axis}"
     if not isinstance(given, Mapping) or not given:
@@ -183,7 +186,7 @@ def _points(axis: str, given: Any) -> list[tuple[str | float, Mapping[str, Any]]
     for point, overrides in points:
         if not fits(point, str | float):
             raise ConfigError(f"{where} has the point {point!r}: give a number or a text.")
-        check_settings(f"{where}, {point}", overrides, _NOT_OF_A_ROW)
+        check_settings(f"{where}, {point}", overrides, environment, _NOT_OF_A_ROW)
     return points
 
 

@@ -14,7 +14,7 @@ from atommem.eval.output import SUMMARY, OutputFolder
 from atommem.eval.runner import evaluate, make_manifest
 from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell
-from atommem.eval.workbench import Session
+from atommem.eval.workbench import Workbench
 
 
 class SuiteRun:
@@ -44,7 +44,7 @@ class SuiteRun:
         Raises:
             AtomMemError: A cell cannot run, and this is known before any has begun.
         """
-        async with Session(asyncio.Semaphore(self._bound)) as session:
+        async with Workbench(asyncio.Semaphore(self._bound)) as session:
             for cell in self._cells:
                 try:
                     await self._check(session, cell)
@@ -59,7 +59,7 @@ class SuiteRun:
                             self._running.add(cell)
                             tasks.create_task(self._run(session, cell))
 
-    async def _check(self, session: Session, cell: Cell) -> None:
+    async def _check(self, session: Workbench, cell: Cell) -> None:
         """Find out whether `cell` can run, and how far an earlier run came.
 
         Raises:
@@ -81,7 +81,7 @@ class SuiteRun:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _run(self, session: Session, cell: Cell) -> None:
+    async def _run(self, session: Workbench, cell: Cell) -> None:
         try:
             if not (cell.left or cell.failed) and (cell.folder / SUMMARY).is_file():
                 cell.end("done")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import Pool, build_tasks
 from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.benchmarks.twowiki import SOURCE as TWOWIKI
@@ -18,7 +19,7 @@ from atommem.envs.benchmarks.twowiki import read_twowiki
 from atommem.envs.provenance import describe_file, write_provenance
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task import Task
-from atommem.envs.task_files import load_tasks, save_tasks
+from atommem.envs.task_files import save_tasks
 from atommem.errors import AtomMemError, ConfigError
 from atommem.eval.suites.suite import BenchmarkData, Column, FileData, SyntheticData
 
@@ -48,12 +49,13 @@ class TaskCache:
         """False for an optional column whose benchmark was not given."""
         return not (column.optional and self.benchmarks is None and isinstance(column.data, BenchmarkData))
 
-    def load(self, columns: Iterable[Column]) -> dict[str, list[Task]]:
-        """The tasks of `columns`, by the columns' keys; raises as `path`."""
+    def load(self, columns: Iterable[Column], environment: str = DEFAULT_ENVIRONMENT) -> dict[str, Sequence[Any]]:
+        """The tasks of `columns` as `environment` reads them, by the columns' keys; raises as `path`."""
+        read_tasks = find_environment(environment).read_tasks
         tasks = {}
         for column in columns:
             try:
-                tasks[column.key] = load_tasks(self.path(column))
+                tasks[column.key] = read_tasks(self.path(column))
             except AtomMemError as error:
                 raise type(error)(f"column {column.key}: {error}") from error
         self._pool = None

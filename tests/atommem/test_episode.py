@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.environment import Score
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import Score, environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Outcome, StopReason
 from atommem.episode_runner import EpisodeRunner, Limits
@@ -29,7 +28,9 @@ def runner(texts: list[str | Exception], **settings: object) -> EpisodeRunner:
         "policy": ListPolicy(tokenizer, texts),
         "embedder": WordEmbedder(),
         "tokenizer": tokenizer,
-        "environment_factory": LongDocEnvironments(tokenizer, LongDocConfig(chunking="documents", max_reads=1)),
+        "environment_factory": make_environments(
+            environment_config("longdoc", chunking="documents", max_reads=1), tokenizer
+        ),
         "memory": MemoryConfig(),
         "sampling": Sampling(seed=3),
         **settings,

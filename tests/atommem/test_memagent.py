@@ -10,13 +10,14 @@ import yaml
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, register_dialect
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import MemoryView, Observation, Outcome, StopReason
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import DialectError
 from atommem.parsing import parse_whole
 from atommem.policy.contract import Sampling
+from atommem.session import Agent
 from tests.atommem.test_prompts import READING, builder
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
 
@@ -31,12 +32,14 @@ PAD, ANSWER = "scratchpad", "answer"
 def runner(texts: list[str | Exception], scratchpad_tokens: int = 1024) -> EpisodeRunner:
     tokenizer = WordTokenizer()
     return EpisodeRunner(
-        policy=ListPolicy(tokenizer, texts),
-        embedder=WordEmbedder(),
-        tokenizer=tokenizer,
-        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunking="documents", max_reads=0)),
-        memory=MemoryConfig(dialect="memagent", templates="memagent", scratchpad_tokens=scratchpad_tokens),
-        sampling=Sampling(),
+        Agent(
+            policy=ListPolicy(tokenizer, texts),
+            embedder=WordEmbedder(),
+            tokenizer=tokenizer,
+            environments=make_environments(environment_config("longdoc", chunking="documents", max_reads=0), tokenizer),
+            memory=MemoryConfig(dialect="memagent", templates="memagent", scratchpad_tokens=scratchpad_tokens),
+            sampling=Sampling(),
+        )
     )
 
 

@@ -127,9 +127,7 @@ def test_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
 
 
 BODIES = st.text(alphabet="abc <>/{}\\\n:.", min_size=1).filter(lambda body: body.strip() and "c>" not in body)
-ELEMENTS = st.tuples(
-    st.sampled_from(["create", "scratchpad"]), BODIES.filter(lambda b: "s>" not in b)
-)
+ELEMENTS = st.tuples(st.sampled_from(["create", "scratchpad"]), BODIES.filter(lambda b: "s>" not in b))
 
 
 @settings(max_examples=100, deadline=None)

@@ -11,7 +11,7 @@ from atommem.demo.recipe import FULL, LIMITED, PolicySize, Recipe
 from atommem.demo.run import Settings, load_settings
 from atommem.demo.tiny_policy import EOS, PAD, UNK, make_model, make_tokenizer, vocabulary
 from atommem.embedding import make_embedder
-from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.environment import make_environments
 from atommem.envs.synthetic.expert import Expert
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
@@ -34,7 +34,7 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Rec
     policy = ExpertPolicy(Expert(get_prose("compact"), dialect_of(settings)), tokenizer, tokenizer.eos_token_id)
     runner = policy.runner(
         embedder=make_embedder(settings.embedder),
-        environment_factory=LongDocEnvironments(tokenizer, settings.environment),
+        environment_factory=make_environments(settings.environment, tokenizer),
         memory=settings.memory,
         sampling=Sampling(seed=0),
     )

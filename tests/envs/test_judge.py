@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import httpx
 import pytest
 
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.scoring.judge import LLMJudge, read_verdict
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, OutageError, PolicyError
@@ -86,8 +86,8 @@ async def test_a_judge_that_is_gone_is_an_outage_and_one_that_refuses_an_error()
 
 async def test_judged_answers_can_be_the_reward() -> None:
     server = Server(["CORRECT", "INCORRECT"])
-    environments = LongDocEnvironments(
-        WordTokenizer(), LongDocConfig(reward="judge", judge_url="http://judge", judge_model="m")
+    environments = make_environments(
+        environment_config("longdoc", reward="judge", judge_url="http://judge", judge_model="m"), WordTokenizer()
     )
     environments.judge = server.judge()
     task = Task("t", (QUESTION, QUESTION, QUESTION, QUESTION))
@@ -101,6 +101,6 @@ async def test_judged_answers_can_be_the_reward() -> None:
 
 def test_settings_of_the_judge_come_together() -> None:
     with pytest.raises(ConfigError, match="give both or none"):
-        LongDocConfig(judge_url="http://x")
+        environment_config("longdoc", judge_url="http://x")
     with pytest.raises(ConfigError, match="reward is judge"):
-        LongDocConfig(reward="judge")
+        environment_config("longdoc", reward="judge")

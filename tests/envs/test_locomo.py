@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from atommem.environment import environment_config, make_environments
 from atommem.envs.benchmarks.locomo import HINT, is_locomo, read_locomo
 from atommem.envs.longdoc.chunking import joined_text
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
 from atommem.envs.scoring.locomo_scores import abstains, locomo_exact_match, locomo_f1
 from atommem.envs.scoring.porter import stem
 from atommem.envs.task import Question
@@ -148,7 +148,7 @@ def test_exact_match_and_abstention() -> None:
 
 async def test_a_task_is_scored_by_the_rules_of_its_categories(tmp_path: Path) -> None:
     (task,) = load_tasks(write_json(tmp_path / "x.json", [conversation()]))
-    environments = LongDocEnvironments(WordTokenizer(), LongDocConfig(reward="f1"))
+    environments = make_environments(environment_config("longdoc", reward="f1"), WordTokenizer())
     score = await environments.score(task, ["bowl, kilns", "2021", "likely no", None, "not mentioned"])
     assert [item["f1"] for item in score.question_metrics] == [1.0, 1.0, 0.5, 0.0, 1.0]
     assert [item["em"] for item in score.question_metrics] == [0.0, 1.0, 0.0, 0.0, 1.0]

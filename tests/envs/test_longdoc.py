@@ -21,7 +21,7 @@ TASK = Task(
 
 def environment(**settings: object) -> LongDocEnvironment:
     config = LongDocConfig(**{"chunking": "documents", "max_reads": 2, **settings})  # type: ignore[arg-type]
-    return LongDocEnvironments(WordTokenizer(), config)()
+    return LongDocEnvironments(config, WordTokenizer())()
 
 
 async def play(env: LongDocEnvironment, steps: list[list[Action]], task: Task = TASK) -> list[Observation | str]:
@@ -120,7 +120,7 @@ def test_a_task_without_a_question_is_refused() -> None:
 
 
 def test_the_episodes_of_a_group_share_the_chunks() -> None:
-    shared = LongDocEnvironments(WordTokenizer(), LongDocConfig(chunk_tokens=2))
+    shared = LongDocEnvironments(LongDocConfig(chunk_tokens=2), WordTokenizer())
     assert shared.chunks(TASK) is shared.chunks(TASK)
     other = [Task(str(i), TASK.questions, TASK.documents) for i in range(100)]
     first = shared.chunks(TASK)
@@ -137,7 +137,7 @@ async def test_chunks_are_cut_in_a_thread_once_for_all_that_wait() -> None:
             self.threads.append(threading.current_thread().name)
             return super().__call__(text, **settings)
 
-    shared = LongDocEnvironments(Noting(), LongDocConfig(chunk_tokens=2))
+    shared = LongDocEnvironments(LongDocConfig(chunk_tokens=2), Noting())
     first, *others = await asyncio.gather(*(shared.prepare(TASK) for _ in range(4)))
     assert all(other is first for other in others)
     assert shared.chunks(TASK) is first

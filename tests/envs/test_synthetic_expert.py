@@ -10,7 +10,7 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.expert import Expert, Faults
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import PROSES, get_prose
@@ -38,7 +38,9 @@ def play(
     expert = Expert(get_prose(config.prose), get_dialect(dialect, templates), faults)
     runner = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id).runner(
         embedder=HashingEmbedder(2048),
-        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunking="documents", max_reads=4)),
+        environment_factory=make_environments(
+            environment_config("longdoc", chunking="documents", max_reads=4), tokenizer
+        ),
         memory=MemoryConfig(dialect=dialect, templates=templates, capacity=capacity, disabled_actions=list(disabled)),
         sampling=Sampling(seed=seed),
     )
@@ -161,7 +163,9 @@ def test_completions_end_as_a_models_do_and_replay_from_a_script() -> None:
     texts = iter([step.text for step in episode.steps])
     runner = ExpertPolicy(Expert(get_prose("plain"), get_dialect("paper")), tokenizer).runner(
         embedder=HashingEmbedder(2048),
-        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunking="documents", max_reads=4)),
+        environment_factory=make_environments(
+            environment_config("longdoc", chunking="documents", max_reads=4), tokenizer
+        ),
         memory=MemoryConfig(),
         sampling=Sampling(),
     )

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import environment_config
 from atommem.errors import ConfigError
 from atommem.eval.eval_config import parse_arguments
 
@@ -19,7 +19,7 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     memory = MemoryConfig(dialect="released", templates="compact", capacity=20, disabled_actions=["delete"])
-    save_config(folder, memory, EmbedderConfig(embedder="hashing"), LongDocConfig(chunk_tokens=96))
+    save_config(folder, memory, EmbedderConfig(embedder="hashing"), environment_config("longdoc", chunk_tokens=96))
     return folder
 
 
@@ -32,7 +32,7 @@ def test_defaults_are_the_papers() -> None:
     assert (config.temperature, config.top_p, config.samples_per_task, config.limit) == (0.7, 1.0, 1, None)
     assert memory == MemoryConfig()
     assert embedder == EmbedderConfig()
-    assert environment == LongDocConfig()
+    assert environment == environment_config("longdoc")
 
 
 def test_checkpoint_settings_are_the_defaults_of_its_evaluation(checkpoint: Path) -> None:

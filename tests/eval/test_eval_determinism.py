@@ -12,11 +12,12 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import environment_config, make_environments
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
+from atommem.session import Agent
 from tests.eval.toys import ToyPolicy, make_runner, make_task
 
 TASKS = [make_task(f"t{index}", questions=1 + index % 2) for index in range(10)]
@@ -110,14 +111,18 @@ async def test_a_model_folder_gives_the_same_records_with_any_number_in_flight(
     found = []
     for in_flight in (1, 7):
         policy = LocalPolicy(*model, max_batch_tokens=max_batch_tokens)
-        environments = LongDocEnvironments(policy.tokenizer, LongDocConfig(chunking="documents", max_reads=1))
+        environments = make_environments(
+            environment_config("longdoc", chunking="documents", max_reads=1), policy.tokenizer
+        )
         runner = EpisodeRunner(
-            policy=policy,
-            embedder=HashingEmbedder(32),
-            tokenizer=policy.tokenizer,
-            environment_factory=environments,
-            memory=MemoryConfig(templates="compact", retrieve_k=2),
-            sampling=Sampling(temperature=temperature, max_tokens=6, seed=3),
+            Agent(
+                policy=policy,
+                embedder=HashingEmbedder(32),
+                tokenizer=policy.tokenizer,
+                environments=environments,
+                memory=MemoryConfig(templates="compact", retrieve_k=2),
+                sampling=Sampling(temperature=temperature, max_tokens=6, seed=3),
+            ),
             max_in_flight=in_flight,
         )
         await evaluate(TASKS[:6], runner, tmp_path / str(in_flight), samples_per_task=2, progress=False)

@@ -13,7 +13,7 @@ import pytest
 
 from atommem.cli import main as atommem_main
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import environment_config
 from atommem.envs.task_files import save_tasks
 from atommem.trace import read_trace
 from tests.eval.toys import make_task
@@ -51,7 +51,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         MemoryConfig(templates="compact", scratchpad_tokens=32),
         EmbedderConfig(embedder="hashing"),
-        LongDocConfig(chunking="documents", max_reads=0),
+        environment_config("longdoc", chunking="documents", max_reads=0),
     )
     return folder
 

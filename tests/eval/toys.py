@@ -6,7 +6,7 @@ import asyncio
 import re
 
 from atommem.config import MemoryConfig
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError, PolicyError
@@ -90,7 +90,9 @@ def make_runner(**settings: object) -> tuple[EpisodeRunner, ToyPolicy]:
         "policy": policy,
         "embedder": WordEmbedder(),
         "tokenizer": tokenizer,
-        "environment_factory": LongDocEnvironments(tokenizer, LongDocConfig(chunking="documents", max_reads=1)),
+        "environment_factory": make_environments(
+            environment_config("longdoc", chunking="documents", max_reads=1), tokenizer
+        ),
         "memory": MemoryConfig(),
         "sampling": Sampling(temperature=0.0, seed=0),
         "max_in_flight": 1,

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, TraceError
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
+from atommem.session import Agent
 from atommem.trace import write_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
 from tests.fakes import WordEmbedder, WordTokenizer
@@ -30,12 +31,14 @@ def script(prompt: str) -> str:
 
 def run_episode(tokenizer: WordTokenizer, gold: str = "red") -> Episode:
     runner = EpisodeRunner(
-        policy=ScriptedPolicy(tokenizer, script, eos_token_id=0),
-        embedder=WordEmbedder(),
-        tokenizer=tokenizer,
-        environment_factory=LongDocEnvironments(tokenizer, LongDocConfig(chunking="documents")),
-        memory=MEMORY,
-        sampling=Sampling(),
+        Agent(
+            policy=ScriptedPolicy(tokenizer, script, eos_token_id=0),
+            embedder=WordEmbedder(),
+            tokenizer=tokenizer,
+            environments=make_environments(environment_config("longdoc", chunking="documents"), tokenizer),
+            memory=MEMORY,
+            sampling=Sampling(),
+        )
     )
     task = Task("t", (Question("Which colour?", (gold,)),), (Document("", "It says red."),))
     return asyncio.run(runner.run(task))

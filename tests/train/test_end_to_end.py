@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from atommem.config import CONFIG_FILE, EmbedderConfig, MemoryConfig, load_config
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.trace import read_trace
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
@@ -25,7 +25,7 @@ from tests.train.toys import make_model
 pytestmark = pytest.mark.slow
 
 MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
-ENVIRONMENT = LongDocConfig(chunking="documents", max_reads=0)
+ENVIRONMENT = environment_config("longdoc", chunking="documents", max_reads=0)
 SETTINGS = [MEMORY, EmbedderConfig(embedder="hashing", embedder_dim=16), ENVIRONMENT, GenerationSettings(4)]
 ELEMENTS = [
     "<final_answer>\\boxed{c0}</final_answer>",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from atommem.errors import DataError
-from atommem.train.loops.replay import RecordedRunner, read_failed, recorded_command
-from atommem.train.resume.faults import FailedStep
+from atommem.train.loops.replay import RecordedRunner, read_failed
+from atommem.train.resume.faults import FailedStep, recorded_command
 from tests.train.toys import ToyTask, mixed_episode
 
 

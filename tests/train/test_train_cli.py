@@ -11,7 +11,8 @@ import pytest
 from atommem.config import load_config, save_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from atommem.train.train_cli import main, parse_grpo, parse_sft, prepare_reporters
+from atommem.train.loops.launch import prepare_reporters
+from atommem.train.train_cli import main, parse_grpo, parse_sft
 from atommem.train.train_config import ColdStartConfig, TrainConfig
 from tests.train.test_end_to_end import SETTINGS, make_element_tokenizer, make_tasks
 from tests.train.toys import make_model
@@ -168,7 +169,7 @@ def test_a_resumed_run_goes_on_in_its_run_of_wandb(tmp_path: Path, monkeypatch: 
 
 
 def test_a_service_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atommem.train.train_cli.find_spec", lambda name: None)
+    monkeypatch.setattr("atommem.train.loops.launch.find_spec", lambda name: None)
     args = parse_grpo([*MINIMUM, "--report_to", "none"])[0]
     args.report_to = ["trackio"]
     with pytest.raises(ConfigError, match="report_to names trackio, which is not installed: pip install trackio"):

@@ -10,18 +10,16 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from trl.trainer.utils import add_fused_lm_head
 
-from atommem.train.objective.logps import packed_forward
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.tree_attention import (
     Tree,
     flex_tree_attention,
-    packed_row_attention,
     register_tree_attention,
     tree_attention,
     use_tree_attention,
     why_no_tree,
 )
-from atommem.train.packing.trie import pack_rows
+from atommem.train.packing.trie import pack_rows, packed_forward
 from tests.train.harness import completion_logps
 from tests.train.toys import make_model
 
@@ -84,24 +82,6 @@ def test_the_mask_of_other_devices_is_the_same_rule() -> None:
     out = flex_tree_attention(query, key, value, tree, 0.25, flex=flex_attention)
     expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.25)
     assert torch.allclose(out.transpose(1, 2), expected, atol=1e-6)
-
-
-def test_arguments_of_trl() -> None:
-    query, key, value = (x.detach() for x in heads(22))
-    lengths = torch.tensor(BOUNDARIES).diff()
-    paths = (torch.tensor(DEPTHS) + lengths).cumsum(0)
-    out, _ = packed_row_attention(
-        torch.nn.Identity(),
-        query,
-        key,
-        value,
-        None,
-        tree_cu_seqlens_q=torch.tensor(BOUNDARIES),
-        tree_cu_seqlens_k=torch.cat([torch.zeros(1, dtype=torch.long), paths]),
-        tree_kv_index=None,
-    )
-    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
-    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("seed", range(5))

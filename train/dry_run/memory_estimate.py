@@ -17,7 +17,7 @@ PHASES = ("rollout", "reference", "training", "optimizer step")
 CUDA_CONTEXT = 0.6e9
 """A process's CUDA context and the kernels that it has loaded."""
 TOKEN_TILE, GPU_COLUMNS, CPU_COLUMNS = 4096, 32768, 512
-"""Rows and columns of a tile of TRL's fused LM head; on CPU, `atommem.train.objective.lm_head` makes it narrow."""
+"""Rows and columns of a tile of TRL's fused LM head; on CPU, `atommem.train.loops.models` makes it narrow."""
 
 
 @dataclass(frozen=True, slots=True)

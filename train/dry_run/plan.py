@@ -8,18 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.description import TaskShape
+from atommem.environment import make_environments
 from atommem.errors import ConfigError
 from atommem.train.dry_run.architecture import ModelShape, measure, parameters_of
 from atommem.train.dry_run.compute import ComputeEstimate, estimate_compute
-from atommem.train.dry_run.data_shape import (
-    DataShape,
-    PromptShape,
-    find_tokenizer,
-    measure_data,
-    measure_prompt,
-    supposed_data,
-)
+from atommem.train.dry_run.data_shape import PromptShape, data_shape, find_tokenizer, measure_prompt
 from atommem.train.dry_run.devices import DEVICES, Device
 from atommem.train.dry_run.dry_run_config import DryRunConfig, Setting, is_given, trace_settings
 from atommem.train.dry_run.launcher import Launch, read_launch
@@ -53,7 +47,7 @@ class Plan:
     launch: Launch
     device: Device
     precision: Precision
-    data: DataShape
+    data: TaskShape
     prompt: PromptShape
     workload: Workload
     rollout: str
@@ -100,14 +94,11 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
     dtype = model.dtype if dtype == "auto" else dtype
     precision = precision_of(dtype, bool(args.bf16), launch, model.lora)
     tokenizer, counted_by = find_tokenizer(model.name)
-    data = (
-        supposed_data(environment, settings, "traces are not read")
-        if stage == "sft"
-        else measure_data(args.data, environment, tokenizer, settings)
-    )
-    prompt = measure_prompt(memory, tokenizer, args.template_kwargs)
+    environments = make_environments(environment, tokenizer)
+    data = data_shape(None if stage == "sft" else args.data, environments, settings)
+    prompt = measure_prompt(memory, environments, args.template_kwargs)
     rollout = _rollout(stage, args)
-    load = _workload(stage, args, environment, launch, data, prompt, settings)
+    load = _workload(stage, args, launch, data, prompt, settings)
     beta = float(getattr(args, "beta", 0.0))
     embedder_bytes = _embedder_bytes(embedder, device) if rollout != "none" else 0.0
     share_prefixes = stage == "async" or bool(getattr(args, "prefix_sharing", False))
@@ -184,9 +175,8 @@ def _rollout(stage: str, args: Any) -> str:
 def _workload(
     stage: str,
     args: Any,
-    environment: LongDocConfig,
     launch: Launch,
-    data: DataShape,
+    data: TaskShape,
     prompt: PromptShape,
     settings: DryRunConfig,
 ) -> Workload:
@@ -210,7 +200,6 @@ def _workload(
         processes=launch.processes,
         episodes=args.per_device_train_batch_size,
         group=args.num_generations,
-        max_reads=environment.max_reads,
         completion_tokens=expected,
         max_completion_tokens=longest,
         micro_batch_tokens=args.token_budget if stage == "async" else args.micro_batch_tokens,
@@ -247,7 +236,7 @@ def _embedder_bytes(config: EmbedderConfig, device: Device) -> float | None:
         return None
 
 
-def _assumptions(stage: str, settings: DryRunConfig, data: DataShape, counted_by: str, load: Workload) -> list[str]:
+def _assumptions(stage: str, settings: DryRunConfig, data: TaskShape, counted_by: str, load: Workload) -> list[str]:
     found = [
         f"data: {data.source}",
         f"tokens: counted with {counted_by}",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from atommem.description import TaskShape
 from atommem.errors import ConfigError
-from atommem.train.dry_run.data_shape import DataShape, PromptShape
+from atommem.train.dry_run.data_shape import PromptShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,12 @@ class Workload:
 
 
 def grpo_workload(
-    data: DataShape,
+    data: TaskShape,
     prompt: PromptShape,
     *,
     processes: int,
     episodes: int,
     group: int,
-    max_reads: int,
     completion_tokens: float,
     max_completion_tokens: int,
     micro_batch_tokens: int,
@@ -80,11 +80,10 @@ def grpo_workload(
         unique = s + g * (o + completion)
 
     Args:
-        data, prompt: Lengths.
+        data, prompt: Lengths; of the further steps of a question, one is expected to be used.
         processes: Of all nodes.
         episodes: ``per_device_train_batch_size``.
         group: ``num_generations``.
-        max_reads: Steps that a question may use before the one that must answer; one of them is expected to be used.
         completion_tokens, max_completion_tokens: Expected and longest.
         micro_batch_tokens: Most tokens of a micro-batch.
         max_steps: Updates, if above 0; else `epochs` over the tasks.
@@ -104,19 +103,19 @@ def grpo_workload(
         raise ConfigError(f"{data.tasks} tasks are fewer than the {tasks} groups of one update.")
     mine = min(group, episodes)
     questions = data.questions * data.question_tokens
-    reading_shared = prompt.reading + questions + (data.chunk_tokens if prompt.is_chunk_first else 0)
-    reading_own = prompt.memory + (0 if prompt.is_chunk_first else data.chunk_tokens)
+    reading_shared = prompt.reading + questions + (data.stream_tokens if prompt.is_chunk_first else 0)
+    reading_own = prompt.memory + (0 if prompt.is_chunk_first else data.stream_tokens)
     answering_shared = prompt.answering + data.question_tokens
-    answering = data.questions * (1 + min(1, max_reads))
-    raw = data.chunks * (reading_shared + reading_own + completion_tokens) + answering * (
+    answering = data.questions * (1 + min(1, data.reads))
+    raw = data.stream_steps * (reading_shared + reading_own + completion_tokens) + answering * (
         answering_shared + prompt.memory + completion_tokens
     )
-    unique = data.chunks * (reading_shared / mine + reading_own + completion_tokens) + answering * (
+    unique = data.stream_steps * (reading_shared / mine + reading_own + completion_tokens) + answering * (
         answering_shared / mine + prompt.memory + completion_tokens
     )
-    steps = data.chunks + answering
+    steps = data.stream_steps + answering
     without_memory = max(
-        prompt.reading + questions + data.chunk_tokens,
+        prompt.reading + questions + data.stream_tokens,
         prompt.answering + data.question_tokens,
     )
     counted = unique if share_prefixes else raw
@@ -128,9 +127,9 @@ def grpo_workload(
         tasks=tasks,
         episodes=episodes,
         group=mine,
-        reading_steps=data.chunks,
+        reading_steps=data.stream_steps,
         answering_steps=answering,
-        most_steps=data.chunks + data.questions * (max_reads + 1),
+        most_steps=data.stream_steps + data.questions * (data.reads + 1),
         prompt_tokens=raw / steps - completion_tokens,
         completion_tokens=completion_tokens,
         sampled_row=ceil(without_memory + prompt.memory + max_completion_tokens),
@@ -145,7 +144,7 @@ def grpo_workload(
 
 
 def sft_workload(
-    data: DataShape,
+    data: TaskShape,
     prompt: PromptShape,
     *,
     processes: int,
@@ -168,10 +167,10 @@ def sft_workload(
         epochs: Passes over the rows.
     """
     questions = data.questions * data.question_tokens
-    reading = prompt.reading + questions + data.chunk_tokens + prompt.memory
+    reading = prompt.reading + questions + data.stream_tokens + prompt.memory
     answering = prompt.answering + data.question_tokens + prompt.memory
-    steps = data.chunks + data.questions
-    mean = (data.chunks * reading + data.questions * answering) / steps
+    steps = data.stream_steps + data.questions
+    mean = (data.stream_steps * reading + data.questions * answering) / steps
     # Reading rows are the longest, and a batch is padded to its longest row.
     padded = max(reading, answering) + completion_tokens
     total = rows * accumulation
@@ -182,7 +181,7 @@ def sft_workload(
         tasks=0,
         episodes=0,
         group=1,
-        reading_steps=data.chunks,
+        reading_steps=data.stream_steps,
         answering_steps=data.questions,
         most_steps=steps,
         prompt_tokens=mean,

@@ -8,6 +8,7 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
+from atommem.environment import EnvironmentConfig, make_environments
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError
 from atommem.prompts import PromptBuilder
@@ -34,6 +35,7 @@ def trace_demonstrations(
     path: str | Path,
     tokenizer: Any,
     memory: MemoryConfig,
+    environment: EnvironmentConfig,
     min_reward: float,
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> list[Demonstration]:
@@ -46,6 +48,7 @@ def trace_demonstrations(
         path: The file or folder.
         tokenizer: The tokenizer of the model that will learn.
         memory: Its memory settings.
+        environment: Whose tasks it learns.
         min_reward: Lowest reward of an episode to learn from.
         chat_template_kwargs: Arguments of its chat template.
 
@@ -53,7 +56,9 @@ def trace_demonstrations(
         ConfigError: There are no traces, none earned enough, or they speak another dialect.
         TraceError: A file is not a trace.
     """
-    builder = PromptBuilder(tokenizer, get_dialect(memory.dialect, memory.templates), memory, chat_template_kwargs)
+    dialect = get_dialect(memory.dialect, memory.templates)
+    environments = make_environments(environment, tokenizer)
+    builder = PromptBuilder.of(tokenizer, dialect, memory, environments, chat_template_kwargs)
     files = _trace_files(Path(path))
     rows: list[Demonstration] = []
     for file in files:

@@ -8,26 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding import make_embedder
-from atommem.envs.longdoc.environment import LongDocConfig
-from atommem.envs.task_files import load_tasks
-from atommem.episode import Episode
+from atommem.environment import EnvironmentConfig, find_environment
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.loops.launch import episode_hooks, launch
 from atommem.train.loops.models import load_tokenizer, model_arguments
-from atommem.train.loops.replay import recorded_command
-from atommem.train.resume.checkpoint import GenerationSettings, resume_folder, save_final
-from atommem.train.resume.faults import FailedStep
-from atommem.train.rollout.rollout_trainer import EpisodesHook
+from atommem.train.resume.checkpoint import GenerationSettings
+from atommem.train.resume.faults import FailedStep, recorded_command
 from atommem.train.rollout.select_backend import select_backend
-from atommem.train.train_cli import finish, prepare_reporters
 from atommem.train.train_config import TrainConfig
-from atommem.train.watch.callbacks import GRPO_COLUMNS, use_console
-from atommem.train.watch.sample_episodes import FOLDER, SampleEpisodes
-from atommem.train.watch.trace_writer import TraceWriter
+from atommem.train.watch.callbacks import GRPO_COLUMNS
 
 if TYPE_CHECKING:
     from trl import ModelConfig
 
-    from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
     from atommem.train.rollout.backend import Backend
 
 
@@ -35,7 +28,7 @@ def run_grpo(
     args: TrainConfig,
     memory: MemoryConfig,
     embedder: EmbedderConfig,
-    environment: LongDocConfig,
+    environment: EnvironmentConfig,
     model: ModelConfig,
     *,
     command: Sequence[str] = (),
@@ -49,22 +42,19 @@ def run_grpo(
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
-    resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
-    prepare_reporters(args)
-    trainer = grpo_trainer(args, memory, embedder, environment, model, command=command)
-    use_console(trainer, GRPO_COLUMNS)
-    try:
-        trainer.train(resume_from_checkpoint=resume)
-    finally:
-        trainer.close()
-    return finish(trainer, save_final(trainer, trainer.settings))
+    return launch(
+        args,
+        memory,
+        lambda: grpo_trainer(args, memory, embedder, environment, model, command=command),
+        GRPO_COLUMNS,
+    )
 
 
 def grpo_trainer(
     args: TrainConfig,
     memory: MemoryConfig,
     embedder: EmbedderConfig,
-    environment: LongDocConfig,
+    environment: EnvironmentConfig,
     model: ModelConfig,
     *,
     make_backend: Callable[[Any], Backend] | None = None,
@@ -79,7 +69,8 @@ def grpo_trainer(
         command: See `run_grpo`.
         callbacks: Further callbacks.
     """
-    tasks = load_tasks(args.data)
+    read_tasks = find_environment(environment.environment).read_tasks
+    tasks = read_tasks(args.data)
     tokenizer = load_tokenizer(model)
     if make_backend is None:
         make_backend = select_backend(args, tokenizer, make_embedder(embedder), memory, environment)
@@ -90,37 +81,9 @@ def grpo_trainer(
         processing_class=tokenizer,
         make_backend=make_backend,
         on_episodes=episode_hooks(args, tasks, tokenizer, memory),
-        held_out=load_tasks(args.eval_data) if args.eval_data else (),
+        held_out=read_tasks(args.eval_data) if args.eval_data else (),
         settings=[memory, embedder, environment, generation],
         failed_step=FailedStep(recorded_command(command)),
         callbacks=list(callbacks),
         **model_arguments(model, args),
     )
-
-
-def episode_hooks(
-    args: TrainConfig | AsyncTrainConfig, tasks: Sequence[Any], tokenizer: Any, memory: MemoryConfig
-) -> EpisodesHook:
-    """What is kept and shown of the episodes of every update."""
-    out = Path(args.output_dir)
-    hooks: list[EpisodesHook] = []
-    if args.save_traces:
-        hooks.append(TraceWriter(out / "traces", tasks, memory))
-    if args.log_episodes and args.process_index == 0:
-        hooks.append(
-            SampleEpisodes(
-                out / FOLDER,
-                tasks,
-                tokenizer,
-                memory,
-                count=args.log_episodes,
-                every=args.log_episodes_steps,
-                report_to=args.report_to,
-            )
-        )
-
-    def hook(update: int, episodes: Sequence[Episode]) -> None:
-        for one in hooks:
-            one(update, episodes)
-
-    return hook

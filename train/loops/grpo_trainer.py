@@ -10,8 +10,7 @@ update. The loss itself is TRL's `_compute_loss` with ``loss_type="dapo"``::
 
 where `tool_mask` carries the weights and `num_items_in_batch` the normaliser of `atommem.train.objective.sequences`.
 `_get_per_token_logps_and_entropies`, which TRL calls for the policy and we call for the reference, computes
-each distinct token of a micro-batch once (`atommem.train.objective.logps`, `atommem.train.packing.trie`,
-`atommem.train.packing.tree_attention`).
+each distinct token of a micro-batch once (`atommem.train.packing.trie`, `atommem.train.packing.tree_attention`).
 `tests/train/test_seam.py` guards the private names that are relied on.
 """
 
@@ -22,8 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, gather_object
@@ -34,11 +32,9 @@ from trl.trainer.utils import use_adapter
 
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.train.credit import leave_one_out_weights
+from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.advantages import group_advantages, zero_variance_fraction
 from atommem.train.objective.importance import importance_ratio
-from atommem.train.objective.lm_head import tune_lm_head_for_cpu
-from atommem.train.objective.logps import completion_logps, packed_forward
 from atommem.train.objective.sequences import EpisodeSize, Row, episode_rows, longest, merge_equal_rows, normalizer
 from atommem.train.packing.micro_batches import MicroBatchPlanner
 from atommem.train.packing.padding import Padded, filler_row, pad_rows
@@ -49,14 +45,13 @@ from atommem.train.packing.tree_attention import (
     use_tree_attention,
     why_no_tree,
 )
-from atommem.train.packing.trie import Packed, pack_rows
+from atommem.train.packing.trie import Packed, pack_rows, packed_forward
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.dynamic_sampling import replacement_tasks
 from atommem.train.rollout.epoch_sampler import EpochSampler
 from atommem.train.rollout.rollout_trainer import EpisodesHook, RolloutTrainer
 from atommem.train.train_config import TrainConfig
 
-_Result = TypeVar("_Result")
 logger = logging.get_logger(__name__)
 
 
@@ -122,11 +117,6 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         args.use_vllm = use_vllm
         tune_lm_head_for_cpu(self.accelerator.device.type)
         self._prefix_sharing = args.prefix_sharing and self._can_share_prefixes()
-        if args.credit != "uniform" and not (self._prefix_sharing and self._is_whole()):
-            raise ConfigError(
-                f"credit is {args.credit!r}: it needs prefix_sharing and a model that is whole in every process "
-                "(no FSDP, no ZeRO-3)."
-            )
         self._planner = MicroBatchPlanner(
             pair_cost(self.accelerator.unwrap_model(self.model).config.get_text_config()),
             args.micro_batch_tokens,
@@ -166,8 +156,8 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         jobs = [(self.tasks[item["task"]], (first + i) % self.num_generations) for i, item in enumerate(inputs)]
         # Seeds depend on the run's seed and the update, not on the state of a generator: a resumed run repeats them.
-        runner = self.backend.runner
-        runner.sampling = replace(runner.sampling, seed=self.args.seed * 1_000_003 + self.state.global_step)
+        agent = self.backend.runner.agent
+        agent.sampling = replace(agent.sampling, seed=self.args.seed * 1_000_003 + self.state.global_step)
         self.publish()
         everything = episodes = self.run_episodes(jobs)
         rewards, sizes = self._gather_outcomes(episodes)
@@ -194,34 +184,9 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         advantages = group_advantages(rewards, self.num_generations, self.args.scale_rewards)
         normalization = self.args.normalization
         own = advantages[first : first + len(inputs)]
-        rows = episode_rows(
-            episodes, own, normalization, longest(sizes), self.args.overlong_filtering, self._credit(episodes, own)
-        )
+        rows = episode_rows(episodes, own, normalization, longest(sizes), self.args.overlong_filtering)
         self.end_rollout(everything, rewards, seconds)
         return Rollout(rows, normalizer(sizes, normalization))
-
-    def _credit(self, episodes: Sequence[Episode], advantages: Sequence[float]) -> list[list[float]] | None:
-        """Weights of steps where credit is not uniform (`atommem.train.credit`)."""
-        if self.args.credit == "uniform":
-            return None
-        started = time.perf_counter()
-        weights = leave_one_out_weights(
-            episodes,
-            advantages,
-            self.num_generations,
-            self.backend.runner.prompts,
-            partial(
-                completion_logps,
-                self.accelerator.unwrap_model(self.model),
-                pair_cost=self._planner.pair_cost,
-                token_budget=self.args.micro_batch_tokens,
-                device=self.accelerator.device,
-                autocast=self.accelerator.autocast,
-            ),
-            self.args.credit_share,
-        )
-        self._metrics["train"]["seconds/credit"].append(time.perf_counter() - started)
-        return weights
 
     def _gather_outcomes(self, episodes: Sequence[Episode]) -> tuple[list[float | None], list[EpisodeSize]]:
         """Reward (None: failed) and size of every episode of the global batch, in its order."""
@@ -347,9 +312,6 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         if last or self.accelerator.distributed_type == DistributedType.DEEPSPEED:
             return nullcontext()
         return self.accelerator.no_sync(model)
-
-    def _is_whole(self) -> bool:
-        return self.accelerator.distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
     def _can_share_prefixes(self) -> bool:
         reason = why_no_tree(self.accelerator.unwrap_model(self.model))

@@ -1,8 +1,8 @@
 """``atommem train replay DIR``: an update that stopped a run, once more on the very episodes that it had.
 
 `atommem.train.resume.faults.FailedStep` wrote them. The run is set up as it was, continued from the checkpoint before
-the update, and
-given the recorded episodes instead of new ones: rows, advantages, loss and gradients come out as they did.
+the update, and given the recorded episodes instead of new ones: rows, advantages, loss and gradients come out as they
+did.
 """
 
 from __future__ import annotations
@@ -27,19 +27,10 @@ from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
 from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
+from atommem.train.loops.grpo import grpo_trainer
 from atommem.train.resume.faults import EPISODES_FOLDER, REPORT_FILE, DivergedError
 
 _SHOWN = 8
-
-
-def recorded_command(arguments: Sequence[str]) -> dict[str, Any]:
-    """The command line of a run with the contents of its ``--config`` file, which may change later."""
-    rest, config = list(arguments), None
-    if "--config" in rest[:-1]:
-        index = rest.index("--config")
-        config = yaml.safe_load(Path(rest[index + 1]).read_text(encoding="utf-8"))
-        del rest[index : index + 2]
-    return {"arguments": rest, "config": config}
 
 
 @dataclass(frozen=True)
@@ -158,8 +149,12 @@ class Inspection(TrainerCallback):
         control.should_training_stop, control.should_save, control.should_evaluate = True, False, False
 
 
-def main(argv: Sequence[str]) -> int:
-    """Entry point of ``atommem train replay``.
+Parse = Callable[[Sequence[str]], tuple[Any, ...]]
+"""Settings of the stage ``grpo`` from its flags: the training's first, then what `grpo_trainer` takes."""
+
+
+def main(argv: Sequence[str], parse: Parse) -> int:
+    """Entry point of ``atommem train replay``; `parse` is the command line's.
 
     Raises:
         AtomMemError: The folder or a setting is wrong.
@@ -169,16 +164,19 @@ def main(argv: Sequence[str]) -> int:
     folder, overrides = parser.parse_known_args(list(argv))
     run = read_failed(folder.folder)
     with tempfile.TemporaryDirectory() as scratch:
-        replay(run, overrides, Path(scratch), print)
+        replay(run, overrides, parse, Path(scratch), print)
     return 0
 
 
-def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def replay(
+    run: FailedRun, overrides: Sequence[str], parse: Parse, scratch: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Repeat the update and say what came out.
 
     Args:
         run: What was recorded.
         overrides: Flags on top of the run's own (``--learning_rate 1e-7``).
+        parse: Reads flags.
         scratch: Where whatever is written goes.
         say: Prints a line.
 
@@ -189,9 +187,6 @@ def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callabl
     Raises:
         ConfigError: The checkpoint before the update is gone.
     """
-    from atommem.train.loops.grpo import grpo_trainer
-    from atommem.train.train_cli import parse_grpo
-
     if run.checkpoint is not None and not Path(run.checkpoint).is_dir():
         raise ConfigError(f"the state before the update was {run.checkpoint}, which is gone: restore it.")
     arguments = [*run.arguments, *overrides]
@@ -199,10 +194,10 @@ def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callabl
         (scratch / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
         arguments = ["--config", str(scratch / "config.yaml"), *arguments]
     processes = PartialState().num_processes
-    args, *others = parse_grpo(arguments)
+    args, *others = parse(arguments)
     total = args.generation_batch_size or 0
     arguments += ["--per_device_train_batch_size", str(total // processes), "--output_dir", str(scratch)]
-    args, *others = parse_grpo([*arguments, "--report_to", "none", "--save_strategy", "no", "--use_vllm", "false"])
+    args, *others = parse([*arguments, "--report_to", "none", "--save_strategy", "no", "--use_vllm", "false"])
     inspection = Inspection()
     trainer = grpo_trainer(
         args, *others, make_backend=lambda _: RecordedBackend(RecordedRunner(run.episodes)), callbacks=[inspection]

@@ -18,7 +18,7 @@ class Row:
         prompt_ids, completion_ids: Token ids exactly as they were sampled.
         logprobs: The policy's log-probabilities of `completion_ids` when it sampled them (nats).
         episode: Index of the episode in the rank's batch.
-        advantage: The episode's, times the step's weight (1, unless credit is not uniform).
+        advantage: The episode's.
         weight: What each completion token counts in the loss (see `EpisodeSize.token_weight`).
     """
 
@@ -105,7 +105,6 @@ def episode_rows(
     normalization: str,
     longest_episode: int,
     overlong_filtering: bool = False,
-    step_weights: Sequence[Sequence[float]] | None = None,
 ) -> list[Row]:
     """One row per step of every episode with an advantage, in order.
 
@@ -119,19 +118,17 @@ def episode_rows(
         normalization: Decides the weights.
         longest_episode: `longest` of the global batch.
         overlong_filtering: Leave out episodes that a limit cut short.
-        step_weights: What each step's advantage is multiplied by, for every episode; unset is 1.
     """
     rows: list[Row] = []
     for index, (episode, advantage) in enumerate(zip(episodes, advantages, strict=True)):
         if advantage == 0.0 or not is_trained(episode, overlong_filtering):
             continue
         size = EpisodeSize.of(episode)
-        for number, step in enumerate(episode.steps):
+        for step in episode.steps:
             length = len(step.token_ids)
             if length:
                 weight = token_weight(length, size, normalization, longest_episode)
-                own = advantage if step_weights is None else advantage * step_weights[index][number]
-                rows.append(Row(step.prompt_ids, step.token_ids, step.logprobs, index, own, weight))
+                rows.append(Row(step.prompt_ids, step.token_ids, step.logprobs, index, advantage, weight))
     return rows
 
 

@@ -206,30 +206,6 @@ def tree_attention(
     return out.permute(2, 1, 0, 3).reshape(1, tokens, heads, width), None
 
 
-def packed_row_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    tree_cu_seqlens_q: torch.Tensor,
-    tree_cu_seqlens_k: torch.Tensor,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """`tree_attention` with the arguments of TRL's own function, which needs a FlashAttention-3 kernel.
-
-    Args:
-        tree_cu_seqlens_q: (segments + 1,) where segments begin.
-        tree_cu_seqlens_k: (segments + 1,) running sum of the lengths of the paths from root to segment.
-        module, query, key, value, attention_mask, kwargs: As for `tree_attention`.
-    """
-    boundaries = tree_cu_seqlens_q.tolist()
-    depths = (tree_cu_seqlens_k.diff() - tree_cu_seqlens_q.diff()).tolist()
-    tree = Tree.from_segments(boundaries, depths)
-    return tree_attention(module, query, key, value, attention_mask, tree=tree, **kwargs)
-
-
 def register_tree_attention(name: str = ATTENTION_NAME, function: Any = tree_attention) -> None:
     """Make `function` known to transformers under `name`, as one that needs no mask."""
     AttentionInterface.register(name, function)

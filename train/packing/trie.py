@@ -80,6 +80,23 @@ def pack_rows(rows: Sequence[Row]) -> Packed:
     )
 
 
+def packed_forward(model: Any, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probability (nats) and entropy of every completion token, rows one after the other: (M,) each.
+
+    The entropy is None where the model's fused head does not compute it. `use_tree_attention` has to be active, and
+    the model to have TRL's fused head (`trl.trainer.utils.add_fused_lm_head`).
+    """
+    outputs = model(
+        input_ids=packed.input_ids,
+        position_ids=packed.position_ids,
+        shift_labels=packed.shift_labels,
+        fused_lm_head=True,
+        tree=packed.tree,
+    )
+    entropies = None if outputs.entropy is None else outputs.entropy.flatten()[packed.token_index]
+    return outputs.log_probs.flatten()[packed.token_index], entropies
+
+
 def shared_prefixes(rows: Sequence[Row]) -> list[int]:
     """How many tokens of each row `pack_rows` shares with the row before it; 0 for the first.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from atommem.episode import Episode
 from atommem.errors import AtomMemError
@@ -38,6 +39,16 @@ class RolloutFailedError(TrainingFault):
 
 class CheckpointError(TrainingFault):
     """A checkpoint could not be written; the ones before it are untouched."""
+
+
+def recorded_command(arguments: Sequence[str]) -> dict[str, Any]:
+    """The command line of a run with the contents of its ``--config`` file, which may change later."""
+    rest, config = list(arguments), None
+    if "--config" in rest[:-1]:
+        index = rest.index("--config")
+        config = yaml.safe_load(Path(rest[index + 1]).read_text(encoding="utf-8"))
+        del rest[index : index + 2]
+    return {"arguments": rest, "config": config}
 
 
 def is_disk_full(error: BaseException) -> bool:

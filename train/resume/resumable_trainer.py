@@ -38,9 +38,8 @@ _GO_ON, _STOP, _BROKEN = 0, 1, 2
 class ResumableTrainer(Trainer):
     """Goes in front of a TRL trainer: ``class T(ResumableTrainer, GRPOTrainer)``.
 
-    - Checkpoints are written aside and renamed when they are complete (`atommem.train.resume.checkpoint_files`), with
-    the
-      ``atommem_config.json`` of `settings` and all training arguments in them.
+    - Checkpoints are written aside and renamed when they are complete (`atommem.train.resume.checkpoint_files`),
+      with the ``atommem_config.json`` of `settings` and all training arguments in them.
     - SIGTERM, SIGUSR1 and Ctrl-C end the run at the next step boundary, or in the middle of a rollout, with a
       checkpoint of the state before it; all ranks together. A second signal ends the process at once.
     - A NaN, an outage or a full disk ends the run with the data of the step (`atommem.train.resume.faults`).
@@ -90,6 +89,9 @@ class ResumableTrainer(Trainer):
                 self._fail(TrainingFault(f"the disk is full: {error}."), error)
             finally:
                 self.progress.close()
+
+    def close(self) -> None:
+        """Free what a subclass holds beyond the model. The trainer cannot train afterwards."""
 
     # Checkpoints --------------------------------------------------------------------------------
 

@@ -6,16 +6,14 @@ import secrets
 import shutil
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.pool import Adapter
-
-if TYPE_CHECKING:
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.rollout.backend import TrainingSide
 
 KEPT = 2
 """Versions on disk: vLLM may read the folder of the one before only when a late request asks for it."""
@@ -38,7 +36,7 @@ class AdapterPublisher:
         self._count = 0
         self._saved: deque[Adapter] = deque()
 
-    def save(self, trainer: MemoryGRPOTrainer) -> tuple[Adapter, list[Adapter]]:
+    def save(self, trainer: TrainingSide) -> tuple[Adapter, list[Adapter]]:
         """Save the current adapter; all ranks call it, and get the same name and the versions that are no more needed.
 
         Raises:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol, TypeVar
 
 from atommem.episode_runner import EpisodeRunner
 
-if TYPE_CHECKING:
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+Result = TypeVar("Result")
+
+
+class TrainingSide(Protocol):
+    """What a backend asks of the trainer.
+
+    Attributes:
+        accelerator: Its process, device and place among the ranks.
+        model: What is trained; `model_wrapped` is the same as it is prepared for distributed training.
+        args: TRL's settings.
+        _dist: TRL's access to parameters that are sharded.
+    """
+
+    accelerator: Any
+    model: Any
+    model_wrapped: Any
+    args: Any
+    _dist: Any
+
+    def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the event loop that the episodes run in."""
+        ...
 
 
 class Backend(Protocol):
@@ -21,7 +42,7 @@ class Backend(Protocol):
 
     runner: EpisodeRunner
 
-    def publish(self, trainer: MemoryGRPOTrainer) -> None:
+    def publish(self, trainer: TrainingSide) -> None:
         """Give the sampling side the trainer's current weights. Every rank calls it, before every rollout.
 
         Raises:
@@ -29,7 +50,7 @@ class Backend(Protocol):
         """
         ...
 
-    def rollout(self, trainer: MemoryGRPOTrainer) -> AbstractContextManager[None]:
+    def rollout(self, trainer: TrainingSide) -> AbstractContextManager[None]:
         """Entered on every rank around each rollout."""
         ...
 

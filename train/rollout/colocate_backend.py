@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from peft import PeftModel
 
@@ -15,12 +15,10 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.train.rollout.adapters import AdapterPublisher, check_servable
+from atommem.train.rollout.backend import TrainingSide
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.full_weights import named_weights
 from atommem.train.train_config import TrainConfig
-
-if TYPE_CHECKING:
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 
 
 class ColocateBackend:
@@ -43,7 +41,7 @@ class ColocateBackend:
         self._asleep = self._loaded = False
         self._measured: dict[str, float] = {}
 
-    def publish(self, trainer: MemoryGRPOTrainer) -> None:
+    def publish(self, trainer: TrainingSide) -> None:
         """Load the current weights, or the adapter, into the engine."""
         started = time.perf_counter()
         self._load_weights(trainer)
@@ -56,7 +54,7 @@ class ColocateBackend:
             self._measured["seconds/sync"] = time.perf_counter() - started
 
     @contextmanager
-    def rollout(self, trainer: MemoryGRPOTrainer) -> Iterator[None]:
+    def rollout(self, trainer: TrainingSide) -> Iterator[None]:
         """The engine awake. There may be several rollouts between two updates."""
         if self._asleep:
             if not self._loaded:
@@ -69,7 +67,7 @@ class ColocateBackend:
             self.policy.engine.sleep(2 if self._publisher is None else 1)
             self._asleep, self._loaded = True, False
 
-    def _load_weights(self, trainer: MemoryGRPOTrainer) -> None:
+    def _load_weights(self, trainer: TrainingSide) -> None:
         """The weights back in the engine's memory, and, where all are trained, the current ones."""
         engine = self.policy.engine
         if self._asleep:

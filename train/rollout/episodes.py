@@ -7,9 +7,10 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import EnvironmentConfig, make_environments
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Policy, Sampling
+from atommem.session import Agent
 from atommem.train.train_config import TrainConfig
 
 
@@ -29,21 +30,24 @@ class Rollouts:
     tokenizer: Any
     embedder: Embedder
     memory: MemoryConfig
-    environment: LongDocConfig
+    environment: EnvironmentConfig
 
     def runner(self, policy: Policy) -> EpisodeRunner:
         """The one loop around `policy`."""
         args = self.args
         return EpisodeRunner(
-            policy=policy,
-            embedder=self.embedder,
-            tokenizer=self.tokenizer,
-            environment_factory=LongDocEnvironments(self.tokenizer, self.environment),
-            memory=self.memory,
-            sampling=Sampling(
-                temperature=args.temperature, top_p=1.0, top_k=0, max_tokens=args.max_completion_length or 1024
+            Agent(
+                policy=policy,
+                embedder=self.embedder,
+                tokenizer=self.tokenizer,
+                environments=make_environments(self.environment, self.tokenizer),
+                memory=self.memory,
+                sampling=Sampling(
+                    temperature=args.temperature, top_p=1.0, top_k=0, max_tokens=args.max_completion_length or 1024
+                ),
+                chat_template_kwargs=args.template_kwargs,
+                keep_prompts=True,
             ),
             limits=Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds),
             max_in_flight=args.max_in_flight,
-            chat_template_kwargs=args.template_kwargs,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -11,9 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.pool import ServerPool
-
-if TYPE_CHECKING:
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.rollout.backend import TrainingSide
 
 USE_LORA = "Train a LoRA adapter instead (use_peft: true), with vLLM started with --enable-lora."
 SERVER_FLAGS = 'start it as VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config \'{"backend":"nccl"}\''
@@ -37,7 +35,7 @@ class FullWeights:
         self._connect = connect or connect_nccl
         self._clients: dict[str, Any] = {}
 
-    def publish(self, trainer: MemoryGRPOTrainer, pool: ServerPool) -> None:
+    def publish(self, trainer: TrainingSide, pool: ServerPool) -> None:
         """Stream every parameter to every server that is up.
 
         Raises:
@@ -73,7 +71,7 @@ class FullWeights:
             client.destroy()
         self._clients.clear()
 
-    def _ready(self, trainer: MemoryGRPOTrainer, pool: ServerPool) -> list[str] | ConfigError:
+    def _ready(self, trainer: TrainingSide, pool: ServerPool) -> list[str] | ConfigError:
         """The servers that are up and joined to this process; an error goes to all ranks as a value."""
         description = describe_weights(trainer)
         ready = []
@@ -136,7 +134,7 @@ def check_devices(url: str, server_info: dict[str, Any]) -> None:
         raise ConfigError(f"full weights go to {url} over NCCL, and this process has no GPU. {USE_LORA}")
 
 
-def describe_weights(trainer: MemoryGRPOTrainer) -> dict[str, Any]:
+def describe_weights(trainer: TrainingSide) -> dict[str, Any]:
     """Names, dtypes and (whole) shapes of what `named_weights` gives, in its order: no collective."""
     names, dtypes, shapes = [], [], []
     for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
@@ -146,7 +144,7 @@ def describe_weights(trainer: MemoryGRPOTrainer) -> dict[str, Any]:
     return {"names": names, "dtype_names": dtypes, "shapes": shapes}
 
 
-def named_weights(trainer: MemoryGRPOTrainer) -> Iterator[tuple[str, torch.Tensor]]:
+def named_weights(trainer: TrainingSide) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter, gathered whole from all ranks one at a time, under the name that vLLM loads it by.
 
     Raises:

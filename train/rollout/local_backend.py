@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from trl.models.utils import unwrap_model_for_generation
 
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import EnvironmentConfig
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.local import LocalPolicy
+from atommem.train.rollout.backend import TrainingSide
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.train_config import TrainConfig
-
-if TYPE_CHECKING:
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 
 
 class LocalBackend:
@@ -31,11 +29,11 @@ class LocalBackend:
     def __init__(self, runner: EpisodeRunner) -> None:
         self.runner = runner
 
-    def publish(self, trainer: MemoryGRPOTrainer) -> None:
+    def publish(self, trainer: TrainingSide) -> None:
         """Nothing to do."""
 
     @contextmanager
-    def rollout(self, trainer: MemoryGRPOTrainer) -> Iterator[None]:
+    def rollout(self, trainer: TrainingSide) -> Iterator[None]:
         """The model unwrapped, with its parameters gathered, and without gradients."""
         with (
             unwrap_model_for_generation(
@@ -56,11 +54,11 @@ class LocalBackend:
 
     async def close(self) -> None:
         """End the policy's thread."""
-        await self.runner.policy.close()
+        await self.runner.agent.policy.close()
 
 
 @contextmanager
-def _unsharded(trainer: MemoryGRPOTrainer) -> Iterator[None]:
+def _unsharded(trainer: TrainingSide) -> Iterator[None]:
     """Under FSDP2, every parameter in whole until the end: a forward pass would gather them, which is
     collective, and ranks run different numbers of forward passes.
     """
@@ -86,7 +84,7 @@ def local_backend(
     tokenizer: Any,
     embedder: Embedder,
     memory: MemoryConfig,
-    environment: LongDocConfig,
+    environment: EnvironmentConfig,
 ) -> Callable[[Any], LocalBackend]:
     """What `MemoryGRPOTrainer` calls with its model: a backend that samples from that very model.
 

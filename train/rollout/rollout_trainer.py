@@ -46,7 +46,7 @@ class RolloutTrainer(ResumableTrainer):
     def close(self) -> None:
         """Free what the backend and the embedder hold. The trainer cannot train afterwards."""
         self.run_async(self.backend.close())
-        self.run_async(self.backend.runner.embedder.close())
+        self.run_async(self.backend.runner.agent.embedder.close())
         self._loop.close()
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -103,7 +103,7 @@ class RolloutTrainer(ResumableTrainer):
         Raises:
             RolloutFailedError: Too many episodes failed.
         """
-        own = self._rollout_log.sums(episodes, self.backend.runner.activity)
+        own = self._rollout_log.sums(episodes, self.backend.runner.agent.activity)
         parts = gather_object([episode_sums(episodes) | own])
         sums = add_sums(parts)
         summary = means(sums) | rollout_means(sums, len(parts))
@@ -135,16 +135,16 @@ class RolloutTrainer(ResumableTrainer):
         """
         jobs = held_out_jobs(self.args, self.held_out)
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        runner = self.backend.runner
-        sampling = runner.sampling
-        runner.sampling = held_out_sampling(self.args, sampling)
+        agent = self.backend.runner.agent
+        sampling = agent.sampling
+        agent.sampling = held_out_sampling(self.args, sampling)
         try:
             self.publish()
             episodes = self.run_episodes(jobs[rank::ranks], "evaluation")
         finally:
-            runner.sampling = sampling
+            agent.sampling = sampling
         mine = [record_of(task, episode) for (task, _), episode in zip(jobs[rank::ranks], episodes, strict=True)]
         # Neither its time nor the backend's counters belong to the next update.
-        self._rollout_log.sums([], runner.activity)
+        self._rollout_log.sums([], agent.activity)
         self.backend.metrics()
         return report_held_out(self, gather_object(mine), metric_key_prefix)

@@ -7,7 +7,7 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import EnvironmentConfig
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
@@ -15,7 +15,7 @@ from atommem.train.train_config import TrainConfig
 
 
 def select_backend(
-    args: TrainConfig, tokenizer: Any, embedder: Embedder, memory: MemoryConfig, environment: LongDocConfig
+    args: TrainConfig, tokenizer: Any, embedder: Embedder, memory: MemoryConfig, environment: EnvironmentConfig
 ) -> Callable[[Any], Backend]:
     """What `MemoryGRPOTrainer` calls with its model: local, or by ``use_vllm`` and ``vllm_mode``.
 

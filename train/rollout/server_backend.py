@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from peft import PeftModel
 
@@ -16,12 +16,10 @@ from atommem.episode_stats import add_sums
 from atommem.errors import OutageError
 from atommem.servers.pool import ServerPool
 from atommem.train.rollout.adapters import AdapterPublisher
+from atommem.train.rollout.backend import TrainingSide
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.full_weights import FullWeights
 from atommem.train.train_config import TrainConfig
-
-if TYPE_CHECKING:
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 
 COUNTERS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:prompt_tokens_total")
 
@@ -29,7 +27,7 @@ COUNTERS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "
 class WeightSync(Protocol):
     """Brings the trainer's weights to the servers of a pool. All ranks call it together."""
 
-    def publish(self, trainer: MemoryGRPOTrainer, pool: ServerPool) -> None:
+    def publish(self, trainer: TrainingSide, pool: ServerPool) -> None:
         """Raises OutageError when no server takes them."""
         ...
 
@@ -49,7 +47,7 @@ class AdapterSync:
         self._publisher = publisher
         self._main = False
 
-    def publish(self, trainer: MemoryGRPOTrainer, pool: ServerPool) -> None:
+    def publish(self, trainer: TrainingSide, pool: ServerPool) -> None:
         """Save the adapter, have it loaded, forget what nobody asks for any more.
 
         Every rank loads it by itself: the second time is a no-op, and no rank needs to know which
@@ -87,7 +85,7 @@ class ServerBackend:
         self._measured: dict[str, float] = {}
         self._grown: dict[str, float] = {}
 
-    def publish(self, trainer: MemoryGRPOTrainer) -> None:
+    def publish(self, trainer: TrainingSide) -> None:
         """Give all servers the current weights.
 
         Raises:
@@ -99,7 +97,7 @@ class ServerBackend:
             self._measured["seconds/sync"] = time.perf_counter() - started
 
     @contextmanager
-    def rollout(self, trainer: MemoryGRPOTrainer) -> Iterator[None]:
+    def rollout(self, trainer: TrainingSide) -> Iterator[None]:
         """On the main process: what the servers counted meanwhile becomes metrics."""
         if not trainer.accelerator.is_main_process:
             yield

@@ -131,15 +131,12 @@ function stepView(episode, index) {
   const sources = episode.questions.filter((question) => question.step === index).flatMap((question) => question.sources ?? []);
   const isSource = (kind, entry = null) => sources.some((source) => source.kind === kind && (entry === null || source.entry_id === entry));
   const box = (content, source = false) => content ? el("pre", { class: source ? "box source" : "box", tabindex: "0" }, content) : el("p", { class: "empty" }, "empty");
-  const position = step.phase === "reading" ? `chunk ${step.position[0] + 1} of ${step.position[1]}` : `question ${step.question + 1}`;
   return [
-    el("p", { class: "note", id: "where" }, `Step ${index} of ${episode.steps.length - 1}: ${step.phase}, ${position}; ${plural(step.tokens, "token")} written, ended by ${step.finish}; ${step.size === 1 ? "1 entry" : `${step.size} entries`}${step.capacity === null ? "" : ` of at most ${step.capacity}`} in the store afterwards`),
+    el("p", { class: "note", id: "where" }, `Step ${index} of ${episode.steps.length - 1}: ${step.phase}${step.label ? `, ${step.label}` : ""}; ${plural(step.tokens, "token")} written, ended by ${step.finish}; ${step.size === 1 ? "1 entry" : `${step.size} entries`}${step.capacity === null ? "" : ` of at most ${step.capacity}`} in the store afterwards`),
     el("div", { class: "columns" },
       el("div", {}, el("h3", {}, "Shown to the model"),
         step.prompt === null ? null : [el("h4", {}, "Prompt, chat markup included"), box(text(step.prompt))],
-        step.chunk === null ? null : [el("h4", {}, "Chunk"), box(text(step.chunk), isSource("chunk"))],
-        step.tool === null ? null : [el("h4", {}, "Tool result"), box(text(step.tool))],
-        step.asked.length ? [el("h4", {}, step.asked.length > 1 ? "Questions" : "Question"), step.asked.map((number) => box(text(number)))] : null,
+        step.shown.map(([name, number], index) => [index && step.shown[index - 1][0] === name ? null : el("h4", {}, name[0].toUpperCase() + name.slice(1).replaceAll("_", " ")), box(text(number), isSource(name))]),
         step.prompt !== null && !text(step.scratchpad) ? null : [el("h4", {}, "Scratchpad"), box(text(step.scratchpad), isSource("scratchpad"))],
         step.prompt !== null && !step.query ? null : [el("h4", {}, "Query"), box(step.query ?? "")],
         step.prompt !== null && !step.retrieved.length ? null : [el("h4", {}, `Retrieved (${step.retrieved.length})`),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atommem.config import MemoryConfig
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import EnvironmentConfig, environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.eval.methods import Setup
 from atommem.policy.contract import Completion, Sampling
@@ -57,17 +57,17 @@ def right(prompt: str) -> str:
 
 
 def make_setup(
-    script: Callable[[str], str | Exception] = right, environment: LongDocConfig | None = None, **settings: object
+    script: Callable[[str], str | Exception] = right, environment: EnvironmentConfig | None = None, **settings: object
 ) -> tuple[Setup, TextPolicy]:
     """What a method runs over; `settings` are fields of `Setup`."""
     tokenizer = WordTokenizer()
     policy = TextPolicy(tokenizer, script)
-    config = environment or LongDocConfig(chunking="documents", max_reads=1)
+    config = environment or environment_config("longdoc", chunking="documents", max_reads=1)
     fields: dict[str, object] = {
         "policy": policy,
         "embedder": WordEmbedder(),
         "tokenizer": tokenizer,
-        "environments": LongDocEnvironments(tokenizer, config),
+        "environments": make_environments(config, tokenizer),
         "memory": MemoryConfig(retrieve_k=2),
         "sampling": Sampling(temperature=0.0, seed=0, max_tokens=64),
         **settings,

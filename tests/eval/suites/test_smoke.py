@@ -12,7 +12,7 @@ import torch
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.demo.recipe import FULL, PolicySize
 from atommem.demo.tiny_policy import make_model, make_tokenizer
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import environment_config
 from atommem.envs.synthetic.world import generate
 from atommem.eval import eval_cli, workbench
 from atommem.eval.methods import METHODS
@@ -61,7 +61,10 @@ def policy(tmp_path: Path) -> Path:
     make_model(PolicySize(width=16, layers=1, heads=2), tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_config(
-        folder, memory, EmbedderConfig("hashing", embedder_dim=64), LongDocConfig(chunking="documents", max_reads=0)
+        folder,
+        memory,
+        EmbedderConfig("hashing", embedder_dim=64),
+        environment_config("longdoc", chunking="documents", max_reads=0),
     )
     return folder
 

@@ -11,11 +11,12 @@ import torch
 from peft import LoraConfig
 
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.environment import make_environments
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
 from atommem.servers.pool import ServerPool
+from atommem.session import Agent
 from atommem.train.loops.asynchronous.samplers import AdapterTransfer, Sampler
 from atommem.train.loops.asynchronous.worker import LoopThread
 from atommem.train.resume.faults import RolloutFailedError
@@ -50,12 +51,14 @@ def server_sampler(cluster: Cluster, kept: int, patience: float = 5.0) -> Any:
             cluster.urls, tokenizer=tokenizer, patience=patience, backoff=0.01, transport=cluster.transport
         )
         runner = EpisodeRunner(
-            policy=pool,
-            embedder=HashingEmbedder(16),
-            tokenizer=tokenizer,
-            environment_factory=LongDocEnvironments(tokenizer, ENVIRONMENT),
-            memory=MEMORY,
-            sampling=Sampling(temperature=1.0, max_tokens=4),
+            Agent(
+                policy=pool,
+                embedder=HashingEmbedder(16),
+                tokenizer=tokenizer,
+                environments=make_environments(ENVIRONMENT, tokenizer),
+                memory=MEMORY,
+                sampling=Sampling(temperature=1.0, max_tokens=4),
+            )
         )
         return Sampler(loop, runner, AdapterTransfer(loop, pool, kept))
 

@@ -10,7 +10,7 @@ import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.packing import TreeRow
 
-from atommem.train.loops.asynchronous.async_config import FIXED
+from atommem.train.async_config import FIXED
 from atommem.train.loops.asynchronous.samplers import AdapterTransfer, CopyTransfer
 from atommem.train.loops.asynchronous.worker import RolloutWorker
 

@@ -15,7 +15,7 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, PolicyError
-from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import ROLLOUT_STATE, AsyncMemoryGRPOTrainer
 from atommem.train.loops.asynchronous.samplers import make_sampler

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.envs.longdoc.environment import LongDocConfig
+from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.train.dry_run.compute import decode_seconds, estimate_compute, forward_flops, training_flops
-from atommem.train.dry_run.data_shape import DataShape, EstimatingTokenizer, PromptShape, measure_data, measure_prompt
+from atommem.train.dry_run.data_shape import EstimatingTokenizer, PromptShape, TaskShape, measure_data, measure_prompt
 from atommem.train.dry_run.devices import Device
 from atommem.train.dry_run.dry_run_config import DryRunConfig
 from atommem.train.dry_run.workload import Workload, grpo_workload, sft_workload
 from tests.fakes import WordTokenizer
 from tests.train.dry_run.test_memory import LORA, MODEL
 
-DATA = DataShape("test", tasks=100, chunks=3, chunk_tokens=1000, questions=2, question_tokens=10)
+DATA = TaskShape("test", tasks=100, chunks=3, chunk_tokens=1000, questions=2, question_tokens=10)
 PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
 
 
-def grpo(data: DataShape = DATA, prompt: PromptShape = PROMPT, **changes: object) -> Workload:
+def grpo(data: TaskShape = DATA, prompt: PromptShape = PROMPT, **changes: object) -> Workload:
     settings: dict[str, object] = {
         "processes": 2,
         "episodes": 8,
@@ -95,10 +95,10 @@ def test_a_cold_start() -> None:
 
 def test_data_that_is_not_there_is_supposed() -> None:
     settings = DryRunConfig(dry_run_documents=50, dry_run_questions=2, dry_run_tasks=9)
-    data = measure_data("nowhere.parquet", LongDocConfig(chunk_tokens=4000), None, settings)
+    data = measure_data("nowhere.parquet", environment_config("longdoc", chunk_tokens=4000), None, settings)
     assert (data.tasks, data.chunks, data.chunk_tokens, data.questions) == (9, 2, 3500, 2)
     assert "nowhere.parquet is not there" in data.source
-    assert measure_data("no", LongDocConfig(chunking="documents"), None, settings).chunks == 50
+    assert measure_data("no", environment_config("longdoc", chunking="documents"), None, settings).chunks == 50
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -109,10 +109,10 @@ def test_data_that_is_there_is_counted(tmp_path: Path, suffix: str) -> None:
     ]
     path = tmp_path / f"tasks.{suffix}"
     save_tasks(tasks, path)
-    data = measure_data(str(path), LongDocConfig(chunking="documents"), WordTokenizer(), DryRunConfig())
+    data = measure_data(str(path), environment_config("longdoc", chunking="documents"), WordTokenizer(), DryRunConfig())
     assert (data.tasks, data.chunks, data.chunk_tokens) == (40, 2, 2)
     assert (data.questions, data.question_tokens) == (1.5, 3)
-    data = measure_data(str(path), LongDocConfig(chunk_tokens=2), WordTokenizer(), DryRunConfig())
+    data = measure_data(str(path), environment_config("longdoc", chunk_tokens=2), WordTokenizer(), DryRunConfig())
     assert data.chunks * data.chunk_tokens == 4
 
 

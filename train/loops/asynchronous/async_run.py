@@ -8,17 +8,15 @@ from trl import get_peft_config
 
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding import make_embedder
-from atommem.envs.longdoc.environment import LongDocConfig
-from atommem.envs.task_files import load_tasks
+from atommem.environment import EnvironmentConfig, find_environment
 from atommem.errors import ConfigError
-from atommem.train.loops.asynchronous.async_config import AsyncModelConfig, AsyncTrainConfig
+from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
 from atommem.train.loops.asynchronous.samplers import make_sampler
-from atommem.train.loops.grpo import episode_hooks
+from atommem.train.loops.launch import episode_hooks, launch
 from atommem.train.loops.models import load_tokenizer
-from atommem.train.resume.checkpoint import GenerationSettings, resume_folder, save_final
-from atommem.train.train_cli import finish, prepare_reporters
-from atommem.train.watch.callbacks import GRPO_COLUMNS, use_console
+from atommem.train.resume.checkpoint import GenerationSettings
+from atommem.train.watch.callbacks import GRPO_COLUMNS
 
 ASYNC_COLUMNS = (
     *(column for column in GRPO_COLUMNS if column[0] != "roll s"),
@@ -31,7 +29,7 @@ def run_async(
     args: AsyncTrainConfig,
     memory: MemoryConfig,
     embedder_config: EmbedderConfig,
-    environment: LongDocConfig,
+    environment: EnvironmentConfig,
     model_config: AsyncModelConfig,
 ) -> Path:
     """Train asynchronously and save the model; returns its folder.
@@ -47,26 +45,25 @@ def run_async(
             f"full weights go to one server, and vllm_server_base_url names {len(args.vllm_server_urls)}: give one, or "
             "train an adapter (use_peft)."
         )
-    tasks = load_tasks(args.data)
-    prepare_reporters(args)
-    resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
-    generation = GenerationSettings(args.max_completion_length, args.template_kwargs)
-    settings = [memory, embedder_config, environment, generation]
-    tokenizer = load_tokenizer(model_config)
-    args.model_init_kwargs = {"revision": model_config.model_revision, **(args.model_init_kwargs or {})}
-    trainer = AsyncMemoryGRPOTrainer(
-        model=model,
-        args=args,
-        tasks=tasks,
-        processing_class=tokenizer,
-        make_sampler=make_sampler(
-            args, model, tokenizer, make_embedder(embedder_config), memory, environment, model_config.use_peft
-        ),
-        on_episodes=episode_hooks(args, tasks, tokenizer, memory),
-        held_out=load_tasks(args.eval_data) if args.eval_data else (),
-        peft_config=get_peft_config(model_config),
-        settings=settings,
-    )
-    use_console(trainer, ASYNC_COLUMNS)
-    trainer.train(resume_from_checkpoint=resume)
-    return finish(trainer, save_final(trainer, settings))
+
+    def make() -> AsyncMemoryGRPOTrainer:
+        read_tasks = find_environment(environment.environment).read_tasks
+        tasks = read_tasks(args.data)
+        generation = GenerationSettings(args.max_completion_length, args.template_kwargs)
+        tokenizer = load_tokenizer(model_config)
+        args.model_init_kwargs = {"revision": model_config.model_revision, **(args.model_init_kwargs or {})}
+        return AsyncMemoryGRPOTrainer(
+            model=model,
+            args=args,
+            tasks=tasks,
+            processing_class=tokenizer,
+            make_sampler=make_sampler(
+                args, model, tokenizer, make_embedder(embedder_config), memory, environment, model_config.use_peft
+            ),
+            on_episodes=episode_hooks(args, tasks, tokenizer, memory),
+            held_out=read_tasks(args.eval_data) if args.eval_data else (),
+            peft_config=get_peft_config(model_config),
+            settings=[memory, embedder_config, environment, generation],
+        )
+
+    return launch(args, memory, make, ASYNC_COLUMNS)

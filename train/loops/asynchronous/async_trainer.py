@@ -31,7 +31,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 from atommem.envs.scoring.records import record_of
 from atommem.episode_stats import episode_sums, means
 from atommem.errors import ConfigError, OutageError
-from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_planning import plan_micro_batches
 from atommem.train.loops.asynchronous.attention import has_flash_attention_3, use_torch_tree_attention
 from atommem.train.loops.asynchronous.order import TaskOrder
@@ -39,8 +39,8 @@ from atommem.train.loops.asynchronous.reader import GroupReader
 from atommem.train.loops.asynchronous.samplers import Sampler
 from atommem.train.loops.asynchronous.updates import Group, Sample, make_update
 from atommem.train.loops.asynchronous.worker import RolloutWorker
+from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.advantages import zero_variance_fraction
-from atommem.train.objective.lm_head import tune_lm_head_for_cpu
 from atommem.train.packing.planning import pair_cost
 from atommem.train.packing.tree_attention import why_no_tree
 from atommem.train.resume.resumable_trainer import ResumableTrainer
@@ -207,7 +207,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         episodes = [episode for group in groups for episode in group.episodes]
         sums = episode_sums(episodes)
         # In the worker's thread: its clock is running there.
-        timed = self.rollout_worker.call(self._rollout_log.sums, episodes, self.rollout_worker.runner.activity)
+        timed = self.rollout_worker.call(self._rollout_log.sums, episodes, self.rollout_worker.runner.agent.activity)
         summary = means(sums) | rollout_means(timed, 1)
         rewards = [episode.reward for episode in episodes]
         summary["frac_reward_zero_std"] = zero_variance_fraction(rewards, self.args.num_generations)
@@ -296,7 +296,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         broken: Exception | None = None
         if self._reader is not None:
             jobs = held_out_jobs(self.args, self.held_out)
-            sampling = held_out_sampling(self.args, self.rollout_worker.runner.sampling)
+            sampling = held_out_sampling(self.args, self.rollout_worker.runner.agent.sampling)
             try:
                 episodes = self.rollout_worker.run_beside(jobs, sampling, lambda: self.stop_request.requested)
                 pairs = zip(jobs, episodes, strict=False)  # none where the run was asked to stop

@@ -14,14 +14,15 @@ import torch
 
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.environment import EnvironmentConfig, make_environments
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.completions import Completion
 from atommem.policy.contract import Policy, Sampling
 from atommem.policy.decoding import Row
 from atommem.policy.local import LocalPolicy
 from atommem.servers.pool import Adapter, ServerPool
-from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
+from atommem.session import Agent
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.worker import LoopThread
 
 
@@ -148,7 +149,7 @@ def make_sampler(
     tokenizer: Any,
     embedder: Embedder,
     memory: MemoryConfig,
-    environment: LongDocConfig,
+    environment: EnvironmentConfig,
     lora: bool,
 ) -> Callable[[Any], Sampler]:
     """What `AsyncMemoryGRPOTrainer` calls on its main process, with its device.
@@ -188,14 +189,17 @@ def make_sampler(
                 # One more than may be asked for: a version is loaded before the oldest one goes.
                 weights = AdapterTransfer(loop, pool, kept=args.max_staleness + 2)
         runner = EpisodeRunner(
-            policy=policy,
-            embedder=embedder,
-            tokenizer=tokenizer,
-            environment_factory=LongDocEnvironments(tokenizer, environment),
-            memory=memory,
-            sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=args.max_completion_length),
+            Agent(
+                policy=policy,
+                embedder=embedder,
+                tokenizer=tokenizer,
+                environments=make_environments(environment, tokenizer),
+                memory=memory,
+                sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=args.max_completion_length),
+                chat_template_kwargs=args.template_kwargs,
+                keep_prompts=True,
+            ),
             limits=Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds),
-            chat_template_kwargs=args.template_kwargs,
         )
         return Sampler(loop, runner, weights)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import queue
 import threading
 import time
@@ -195,11 +194,8 @@ class RolloutWorker:
         self, jobs: Sequence[tuple[Any, int]], sampling: Sampling, stopped: Callable[[], bool]
     ) -> list[Episode]:
         """Run one episode per (task, sample) beside those of training; blocks. No episode if `stopped` says so."""
-        runner = copy.copy(self.runner)
-        runner.policy, runner.sampling = (
-            _TaggedPolicy(self.runner.policy, lambda: self.version, self._note_progress),
-            sampling,
-        )
+        policy = _TaggedPolicy(self.runner.agent.policy, lambda: self.version, self._note_progress)
+        runner = self.runner.using(policy=policy, sampling=sampling)
         work = self.loop.spawn(runner.run_all(jobs))
         while not stopped():
             try:
@@ -262,9 +258,9 @@ class RolloutWorker:
         before, own = self._completions, 0
         for attempt in count():
             async with self._slots:
-                policy = _TaggedPolicy(self.runner.policy, lambda: self.version, self._note_completion)
-                runner = copy.copy(self.runner)
-                runner.policy, runner.sampling = policy, replace(runner.sampling, seed=seed)
+                agent = self.runner.agent
+                policy = _TaggedPolicy(agent.policy, lambda: self.version, self._note_completion)
+                runner = self.runner.using(policy=policy, sampling=replace(agent.sampling, seed=seed))
                 episode = await runner.run(task, sample)
             if not episode.failed:
                 return episode, policy.versions
@@ -277,8 +273,8 @@ class RolloutWorker:
         raise AssertionError("unreachable: count() does not end")
 
     async def _close(self) -> None:
-        await self.runner.policy.close()
-        await self.runner.embedder.close()
+        await self.runner.agent.policy.close()
+        await self.runner.agent.embedder.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

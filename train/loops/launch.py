@@ -1,0 +1,110 @@
+"""What every stage of ``atommem train`` does around its trainer: from checked settings to a saved model."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atommem.config import MemoryConfig
+from atommem.episode import Episode
+from atommem.errors import ConfigError
+from atommem.train.resume.checkpoint import resume_folder, save_final
+from atommem.train.rollout.rollout_trainer import EpisodesHook
+from atommem.train.watch.callbacks import Column, use_console
+from atommem.train.watch.sample_episodes import FOLDER, SampleEpisodes
+from atommem.train.watch.trace_writer import TraceWriter
+
+if TYPE_CHECKING:
+    from atommem.train.async_config import AsyncTrainConfig
+    from atommem.train.train_config import TrainConfig
+
+_REPORTERS = ("wandb", "trackio", "tensorboard")
+_WANDB_RUN = "wandb_run_id"
+
+
+def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], columns: Sequence[Column]) -> Path:
+    """Train, or go on training, and save the model; returns its folder.
+
+    Args:
+        args: The stage's settings.
+        memory: The memory's; those of a checkpoint that is resumed have to be the same.
+        make_trainer: Called once the output folder and the reporters are found to be in order.
+        columns: What the console shows of every update.
+
+    Raises:
+        AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
+    """
+    resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
+    prepare_reporters(args)
+    trainer = make_trainer()
+    use_console(trainer, columns)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    finally:
+        trainer.close()
+    folder = save_final(trainer, trainer.settings)
+    trainer.accelerator.print(f"saved to {folder}; evaluate it: atommem eval --policy {folder} --data FILE --out DIR")
+    return folder
+
+
+def prepare_reporters(args: Any) -> None:
+    """Check that what ``report_to`` names is installed, and keep wandb's files in the output folder.
+
+    Without an account wandb would ask for one, and wait: it runs offline; ``WANDB_MODE=online`` in the environment
+    sends them. A run that is resumed goes on in its run of wandb, whose id lies in the output folder.
+
+    Raises:
+        ConfigError: A service is not installed.
+    """
+    for name in args.report_to:
+        if name in _REPORTERS and find_spec(name) is None:
+            raise ConfigError(f"report_to names {name}, which is not installed: pip install {name}, or leave it out.")
+    if "wandb" in args.report_to:
+        Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("WANDB_MODE", "offline")
+        os.environ.setdefault("WANDB_DIR", str(args.output_dir))
+        os.environ.setdefault("WANDB_RESUME", "allow")
+        os.environ.setdefault("WANDB_RUN_ID", _wandb_run(args))
+
+
+def _wandb_run(args: Any) -> str:
+    """The id of this run in wandb: that of the run that is resumed, or a new one."""
+    path = Path(args.output_dir) / _WANDB_RUN
+    if args.resume_from_checkpoint not in (None, "false") and path.is_file():
+        return path.read_text(encoding="utf-8").strip()
+    run = secrets.token_hex(4)
+    if args.process_index == 0:  # the one that reports
+        path.write_text(run + "\n", encoding="utf-8")
+    return run
+
+
+def episode_hooks(
+    args: TrainConfig | AsyncTrainConfig, tasks: Sequence[Any], tokenizer: Any, memory: MemoryConfig
+) -> EpisodesHook:
+    """What is kept and shown of the episodes of every update."""
+    out = Path(args.output_dir)
+    hooks: list[EpisodesHook] = []
+    if args.save_traces:
+        hooks.append(TraceWriter(out / "traces", tasks, memory))
+    if args.log_episodes and args.process_index == 0:
+        hooks.append(
+            SampleEpisodes(
+                out / FOLDER,
+                tasks,
+                tokenizer,
+                memory,
+                count=args.log_episodes,
+                every=args.log_episodes_steps,
+                report_to=args.report_to,
+            )
+        )
+
+    def hook(update: int, episodes: Sequence[Episode]) -> None:
+        for one in hooks:
+            one(update, episodes)
+
+    return hook
