@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from atommem.environment import EnvironmentFactory, Observation, environment_config, make_environments
+from atommem.envs.longdoc.environment import chunk_observation, question_observation
+from atommem.envs.task import Question, Task
+from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Completion, Sampling
+from atommem.session import Agent
 
 
 class WordTokenizer:
@@ -87,3 +92,25 @@ class WordEmbedder:
 
     async def close(self) -> None:
         return None
+
+
+def longdoc(tokenizer: Any, **settings: Any) -> EnvironmentFactory:
+    """The long-document environment; a chunk is a document unless `settings` say otherwise."""
+    return make_environments(environment_config("longdoc", **{"chunking": "documents", **settings}), tokenizer)
+
+
+def make_episode_runner(**settings: Any) -> EpisodeRunner:
+    """A runner from the arguments of its agent and its own."""
+    own = {name: settings.pop(name) for name in ("limits", "max_in_flight") if name in settings}
+    return EpisodeRunner(Agent(**settings), **own)
+
+
+def reading(*questions: str, chunk: str = "", index: int = 0, count: int = 1) -> Observation:
+    """An observation of the long-document environment while it is read."""
+    task = Task("t", tuple(Question(text, ()) for text in questions))
+    return chunk_observation(task, [*[""] * index, chunk, *[""] * (count - index - 1)], index)
+
+
+def answering(question: str, reads_left: int = 0) -> Observation:
+    """An observation of it while a question is asked."""
+    return question_observation(Task("t", (Question(question, ()),)), 0, reads_left)

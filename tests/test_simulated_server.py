@@ -14,11 +14,11 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.episode import MemoryView, Observation, Retrieved
+from atommem.episode import MemoryView, Retrieved
 from atommem.policy.contract import Sampling
 from atommem.policy.server import ServerPolicy
 from atommem.prompts import PromptBuilder
-from tests.fakes import WordTokenizer
+from tests.fakes import WordTokenizer, answering, longdoc, reading
 
 pytest.importorskip("tokenizers")
 
@@ -35,19 +35,20 @@ def load() -> ModuleType:
 
 server = load()
 DIALECT = get_dialect("paper", "full")
-PROMPTS = PromptBuilder(WordTokenizer(), DIALECT, MemoryConfig())
+GRAMMAR = DIALECT.grammar()
+PROMPTS = PromptBuilder.of(WordTokenizer(), DIALECT, MemoryConfig(), longdoc(WordTokenizer()))
 
 
 def test_it_reads_and_answers_as_a_policy_does() -> None:
-    reading = PROMPTS.text(Observation("reading", ("Who?",), chunk="Ann sings. Bob hums.", chunk_count=1), MemoryView())
-    written = server.completion_of(reading)
-    assert written == server.completion_of(reading)
-    kinds = [action.kind for action in DIALECT.parse(written, "reading").actions]
+    shown = PROMPTS.text(reading("Who?", chunk="Ann sings. Bob hums."), MemoryView())
+    written = server.completion_of(shown)
+    assert written == server.completion_of(shown)
+    kinds = [action.kind for action in GRAMMAR.parse(written, "reading").actions]
     assert kinds == ["create", "scratchpad", "read"]
     view = MemoryView(retrieved=(Retrieved(1, 1, "Gerta sings.", 1.0),))
-    prompt = PROMPTS.text(Observation("answering", ("Who?",)), view)
-    answering = DIALECT.parse(server.completion_of(prompt), "answering")
-    assert [(action.kind, action.text) for action in answering.actions] == [("answer", "Gerta")]
+    prompt = PROMPTS.text(answering("Who?"), view)
+    closing = GRAMMAR.parse(server.completion_of(prompt), "answering")
+    assert [(action.kind, action.text) for action in closing.actions] == [("answer", "Gerta")]
     assert not answering.problems
 
 

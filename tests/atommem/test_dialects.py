@@ -3,21 +3,28 @@ from pathlib import Path
 import pytest
 import yaml
 
+from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_KINDS, ActionSpec, Body
 from atommem.config import MemoryConfig
-from atommem.dialects import dialect_names, get_dialect, load_templates, register_dialect
+from atommem.dialects import dialect_names, get_dialect, load_section, load_templates, register_dialect
 from atommem.dialects.templates import fill
+from atommem.environment import find_environment
 from atommem.errors import ConfigError, DialectError
 
+KINDS = (*MEMORY_KINDS, ANSWER, CALL)
 MINIMAL = {
     "system": "do {actions}",
-    "questions": "Q {questions}",
-    "chunk": "C {chunk}",
     "scratchpad": "S {text}",
     "query": "R {text}",
     "memory": "M {entries}",
     "entry": "{handle} {text}",
+}
+SECTION = {
+    "questions": "Q {questions}",
+    "question_line": "{number} {text}",
+    "chunk": "C {chunk}",
     "reading": "read",
     "answering": "answer",
+    "read_notice": "",
 }
 
 
@@ -45,19 +52,19 @@ def test_unknown_dialect_names_the_known_ones() -> None:
 
 
 def test_a_third_party_registers_a_dialect() -> None:
-    tags = {kind: f"x_{kind}" for kind in str}
+    tags = {kind: f"x_{kind}" for kind in KINDS}
     register_dialect("test_third_party", tags)
     register_dialect("test_third_party", tags)  # the same again is no conflict
     assert get_dialect("test_third_party").tags["create"] == "x_create"
     with pytest.raises(DialectError, match="other tags"):
-        register_dialect("test_third_party", {kind: f"y_{kind}" for kind in str})
+        register_dialect("test_third_party", {kind: f"y_{kind}" for kind in KINDS})
 
 
 def test_a_dialect_needs_a_tag_of_its_own_for_every_action() -> None:
     with pytest.raises(DialectError, match="no tag for delete"):
-        register_dialect("test_gap", {kind: str(kind) for kind in str if kind != "delete"})
+        register_dialect("test_gap", {kind: kind for kind in KINDS if kind != "delete"})
     with pytest.raises(DialectError, match="one tag for two actions"):
-        register_dialect("test_same", dict.fromkeys(str, "same"))
+        register_dialect("test_same", dict.fromkeys(KINDS, "same"))
 
 
 def test_templates_come_from_a_file(tmp_path: Path) -> None:
@@ -68,8 +75,9 @@ def test_templates_come_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"chunk": None}, "missing field chunk"),
-        ({"chunk": "no place for it"}, r"chunk lacks \{chunk\}"),
+        ({"system": None}, "missing field system"),
+        ({"query": "no place for it"}, r"query lacks \{text\}"),
+        ({"actions": {"create": 3}}, r"actions\.create is int"),
         ({"entry": "{text}"}, r"entry lacks \{handle\}"),
         ({"colour": "red"}, "unknown field colour"),
         ({"chat": "yes please"}, "field chat is str, expected bool"),
@@ -78,6 +86,48 @@ def test_templates_come_from_a_file(tmp_path: Path) -> None:
 def test_a_broken_template_file_names_the_field(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(DialectError, match=message):
         load_templates(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ({"chunk": None}, "pieces lacks chunk"),
+        ({"chunk": "no place for it"}, r"piece chunk lacks \\{chunk\\}"),
+        ({"colour": "red"}, "unknown piece colour"),
+    ],
+)
+def test_a_broken_section_names_the_piece(tmp_path: Path, pieces: dict[str, object], message: str) -> None:
+    section = {name: text for name, text in {**SECTION, **pieces}.items() if text is not None}
+    path = write(tmp_path, environments={"longdoc": {"pieces": section}})
+    with pytest.raises(DialectError, match=message):
+        load_section(path, find_environment("longdoc"))
+
+
+def test_a_file_without_a_section_takes_the_environments_own(tmp_path: Path) -> None:
+    longdoc = find_environment("longdoc")
+    assert load_section(write(tmp_path), longdoc) == load_section("full", longdoc)
+    (tmp_path / "plain").mkdir()
+    assert load_section(write(tmp_path / "plain", chat=False), longdoc) == load_section("compact", longdoc)
+
+
+def test_actions_of_an_environment_bring_their_tags() -> None:
+    dialect = get_dialect("paper")
+    flag, tool = ActionSpec("flag", Body.TEXT), ActionSpec("search", Body.ARGUMENTS)
+    grammar = dialect.grammar([ANSWER_ACTION, flag, tool])
+    text = '<flag>x</flag><tool_call>{"name": "search", "arguments": {"q": 1}}</tool_call>'
+    assert [(action.kind, action.arguments) for action in grammar.parse(text).actions] == [
+        ("flag", None),
+        ("search", {"q": 1}),
+    ]
+    assert dialect.grammar().parse(text).actions == ()
+    for clash in (ActionSpec("delete_memory", Body.TEXT), ActionSpec("x", Body.TEXT, tag="final_answer")):
+        with pytest.raises(DialectError, match="for two actions"):
+            dialect.grammar([ANSWER_ACTION, clash])
+
+
+def test_a_dialect_of_whole_completions_has_to_know_the_phases() -> None:
+    with pytest.raises(DialectError, match="has acting as well"):
+        get_dialect("memagent", "memagent").grammar([ANSWER_ACTION], ("reading", "acting"))
 
 
 def test_a_file_that_is_no_mapping_or_no_yaml_is_refused(tmp_path: Path) -> None:

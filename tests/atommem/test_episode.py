@@ -12,7 +12,7 @@ from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
 
 TASK = Task(
     "t1",
@@ -28,14 +28,12 @@ def runner(texts: list[str | Exception], **settings: object) -> EpisodeRunner:
         "policy": ListPolicy(tokenizer, texts),
         "embedder": WordEmbedder(),
         "tokenizer": tokenizer,
-        "environment_factory": make_environments(
-            environment_config("longdoc", chunking="documents", max_reads=1), tokenizer
-        ),
+        "environments": make_environments(environment_config("longdoc", chunking="documents", max_reads=1), tokenizer),
         "memory": MemoryConfig(),
         "sampling": Sampling(seed=3),
         **settings,
     }
-    return EpisodeRunner(**arguments)  # type: ignore[arg-type]
+    return make_episode_runner(**arguments)
 
 
 async def test_an_episode_from_empty_memory_to_the_reward() -> None:
@@ -49,7 +47,7 @@ async def test_an_episode_from_empty_memory_to_the_reward() -> None:
     assert [item.text for item in third.view.retrieved] == ["Ann lives in Rome"]
     assert [step.store_size for step in episode.steps] == [1, 1, 1]
     assert [o.kind for o in first.operations] == ["create", "scratchpad"]
-    prompts = run.policy.prompts  # type: ignore[attr-defined]
+    prompts = run.agent.policy.prompts  # type: ignore[attr-defined]
     assert "Ann lives in Rome." in prompts[0]
     assert "Bob sings." in prompts[1]
     assert "Rome." not in prompts[2]
@@ -59,8 +57,8 @@ async def test_an_episode_from_empty_memory_to_the_reward() -> None:
 async def test_tokens_are_kept_as_they_were_sampled() -> None:
     run = runner(["x", "y", ANSWER])
     episode = await run.run(TASK)
-    for step, prompt in zip(episode.steps, run.policy.prompts, strict=True):  # type: ignore[attr-defined]
-        assert run.tokenizer.decode(step.prompt_ids, skip_special_tokens=False) == prompt
+    for step, prompt in zip(episode.steps, run.agent.policy.prompts, strict=True):  # type: ignore[attr-defined]
+        assert run.agent.tokenizer.decode(step.prompt_ids, skip_special_tokens=False) == prompt
         assert len(step.token_ids) == len(step.logprobs)
         assert step.token_ids[-1] == 0
 
@@ -82,7 +80,7 @@ async def test_an_outage_is_not_a_wrong_answer() -> None:
 
 async def test_an_outage_of_the_embedder_fails_the_episode_too() -> None:
     run = runner(["<create_memory>x</create_memory>"])
-    run.embedder.fail = OutageError("no embeddings")  # type: ignore[attr-defined]
+    run.agent.embedder.fail = OutageError("no embeddings")  # type: ignore[attr-defined]
     episode = await run.run(TASK)
     assert episode.error == "no embeddings"
     # The completion had arrived: it counts, though nothing that it says was done.
@@ -121,7 +119,7 @@ class StuckPolicy(ListPolicy):
 
 async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() -> None:
     run = runner([], limits=Limits(max_seconds=0.05))
-    run.policy = policy = StuckPolicy(run.tokenizer, ["x", "y"])  # type: ignore[arg-type]
+    run.agent.policy = policy = StuckPolicy(run.agent.tokenizer, ["x", "y"])  # type: ignore[arg-type]
     episode = await run.run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (StopReason.TIME_LIMIT, 0.0, 2)
     assert policy.cancelled
@@ -140,27 +138,27 @@ def test_limits_that_are_not_positive_are_refused() -> None:
 async def test_requests_of_a_task_say_that_they_belong_together() -> None:
     run = runner(["x", "y", ANSWER])
     await run.run(TASK)
-    assert {s.affinity for s in run.policy.samplings} == {"t1"}  # type: ignore[attr-defined]
+    assert {s.affinity for s in run.agent.policy.samplings} == {"t1"}  # type: ignore[attr-defined]
 
 
 async def test_the_last_completion_gets_only_the_tokens_that_are_left() -> None:
     run = runner(["a b", "c d", ANSWER], limits=Limits(max_tokens=100), sampling=Sampling(max_tokens=98))
     await run.run(TASK)
-    assert [s.max_tokens for s in run.policy.samplings] == [98, 97, 94]  # type: ignore[attr-defined]
+    assert [s.max_tokens for s in run.agent.policy.samplings] == [98, 97, 94]  # type: ignore[attr-defined]
 
 
 async def test_every_request_has_its_own_seed_and_the_same_one_in_a_rerun() -> None:
     async def seeds(sample: int) -> list[int]:
         run = runner(["x", "y", ANSWER])
         await run.run(TASK, sample)
-        return [s.seed for s in run.policy.samplings]  # type: ignore[attr-defined]
+        return [s.seed for s in run.agent.policy.samplings]  # type: ignore[attr-defined]
 
     first, again, other = await seeds(0), await seeds(0), await seeds(1)
     assert first == again
     assert len({*first, *other}) == 6
     run = runner(["x", "y", ANSWER], sampling=Sampling())
     await run.run(TASK)
-    assert {s.seed for s in run.policy.samplings} == {None}  # type: ignore[attr-defined]
+    assert {s.seed for s in run.agent.policy.samplings} == {None}  # type: ignore[attr-defined]
 
 
 class TurnPolicy:
@@ -185,7 +183,7 @@ class TurnPolicy:
 
 async def test_no_episode_waits_for_another() -> None:
     run = runner([])
-    run.policy = policy = TurnPolicy(run.tokenizer)  # type: ignore[arg-type]
+    run.agent.policy = policy = TurnPolicy(run.agent.tokenizer)  # type: ignore[arg-type]
     slow = replace(TASK, id="s", questions=(Question("slow?", ("Rome",)),))
     ended: list[int] = []
 
@@ -202,7 +200,7 @@ async def test_no_episode_waits_for_another() -> None:
 
 async def test_in_flight_is_bounded() -> None:
     run = runner([], max_in_flight=3)
-    run.policy = policy = TurnPolicy(run.tokenizer)  # type: ignore[arg-type]
+    run.agent.policy = policy = TurnPolicy(run.agent.tokenizer)  # type: ignore[arg-type]
     await run.run_all([(TASK, i) for i in range(12)])
     assert policy.most_in_flight == 3
     with pytest.raises(ConfigError, match="max_in_flight is 0"):
@@ -212,7 +210,7 @@ async def test_in_flight_is_bounded() -> None:
 async def test_groups_go_through_a_bounded_run_one_after_the_other() -> None:
     """The episodes of a group read the same chunk at about the same time: the prefix cache still holds it."""
     run = runner([], max_in_flight=4)
-    run.policy = policy = TurnPolicy(run.tokenizer)  # type: ignore[arg-type]
+    run.agent.policy = policy = TurnPolicy(run.agent.tokenizer)  # type: ignore[arg-type]
     tasks = [replace(TASK, id=f"t{i}") for i in range(5)]
     open_groups: dict[str, int] = {}
     seen: list[int] = []
@@ -257,12 +255,14 @@ async def test_a_judge_that_is_gone_fails_the_episode() -> None:
 
 async def test_a_scripted_policy_sees_the_prompt_and_ends_like_a_model() -> None:
     run = runner([])
-    run.policy = ScriptedPolicy(run.tokenizer, lambda prompt: ANSWER if "turns left" in prompt else "", eos_token_id=0)
+    run.agent.policy = ScriptedPolicy(
+        run.agent.tokenizer, lambda prompt: ANSWER if "turns left" in prompt else "", eos_token_id=0
+    )
     episode = await run.run(TASK)
     assert episode.reward == 1.0
     assert episode.steps[-1].token_ids[-1] == 0
-    run.sampling = Sampling(max_tokens=1)
-    run.policy = ScriptedPolicy(run.tokenizer, lambda prompt: "one two three")
+    run.agent.sampling = Sampling(max_tokens=1)
+    run.agent.policy = ScriptedPolicy(run.agent.tokenizer, lambda prompt: "one two three")
     episode = await run.run(TASK)
     assert (episode.steps[0].text, episode.steps[0].finish_reason) == ("one", "length")
 
@@ -270,7 +270,7 @@ async def test_a_scripted_policy_sees_the_prompt_and_ends_like_a_model() -> None
 async def test_time_is_noted_by_what_was_waited_for() -> None:
     run = runner(["<create_memory>Ann lives in Rome</create_memory>", "<read_memory>Ann</read_memory>", ANSWER])
     await run.run(TASK)
-    seconds = run.activity.take()
+    seconds = run.agent.activity.take()
     assert seconds.keys() == {"generate", "embed", "retrieve"}
     assert all(value > 0 for value in seconds.values())
 
@@ -289,7 +289,7 @@ async def test_prompts_that_threads_encode_are_the_same() -> None:
     for threads in (0, 1):
         tokenizer = Noting()
         run = runner(["x", "y", ANSWER], tokenizer=tokenizer, encode_threads=threads)
-        run.policy.tokenizer = tokenizer  # type: ignore[attr-defined]
+        run.agent.policy.tokenizer = tokenizer  # type: ignore[attr-defined]
         episode = await run.run(TASK)
         found.append([step.prompt_ids for step in episode.steps])
         assert sum(name.startswith("atommem-prompts") for name in tokenizer.threads) == 3 * threads

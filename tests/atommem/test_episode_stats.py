@@ -12,7 +12,7 @@ from atommem.episode_stats import add_sums, episode_sums, means, summarize_episo
 def step(kinds: list[str], outcomes: list[tuple[str, Outcome]], problems: int, size: int) -> Step:
     return Step(
         index=0,
-        observation=Observation("reading", ("q?",)),
+        observation=Observation("reading"),
         view=MemoryView(),
         prompt_ids=[1, 2, 3],
         token_ids=[4, 5],

@@ -12,14 +12,14 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, register_dialect
 from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import MemoryView, Observation, Outcome, StopReason
+from atommem.episode import MemoryView, Outcome, StopReason
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import DialectError
 from atommem.parsing import parse_whole
 from atommem.policy.contract import Sampling
 from atommem.session import Agent
 from tests.atommem.test_prompts import READING, builder
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, answering
 
 TASK = Task(
     "t1",
@@ -50,8 +50,8 @@ async def test_two_chunks_and_an_answer() -> None:
     assert [step.view.scratchpad for step in episode.steps] == ["", "Ann: Rome", "Ann lives in Rome; Bob sings"]
     assert [step.store_size for step in episode.steps] == [0, 0, 0]
     assert [[o.kind for o in step.operations] for step in episode.steps] == [[PAD], [PAD], []]
-    assert run.embedder.calls == []  # type: ignore[attr-defined]
-    prompts = run.policy.prompts  # type: ignore[attr-defined]
+    assert run.agent.embedder.calls == []  # type: ignore[attr-defined]
+    prompts = run.agent.policy.prompts  # type: ignore[attr-defined]
     assert "Ann lives in Rome." in prompts[0]
     assert "Your memory so far:\n(nothing yet)" in prompts[0]
     assert "Ann: Rome" in prompts[1]
@@ -132,8 +132,8 @@ def test_without_a_store_the_prompt_has_no_trace_of_one() -> None:
     assert "the scratchpad: a short note" in prompts.system
     for word in ("store", "query", "entries", "Memory 2"):
         assert word not in text
-    answering = prompts.text(Observation("answering", ("Who?",), reads_left=2), MemoryView("SCRATCH"))
-    assert answering.endswith("Answer the question in the box.\n[assistant]")
+    closing = prompts.text(answering("Who?", 2), MemoryView("SCRATCH"))
+    assert closing.endswith("Answer the question in the box.\n[assistant]")
 
 
 def test_without_a_scratchpad_the_prompt_has_no_trace_of_one() -> None:
@@ -154,6 +154,6 @@ def test_places_have_to_be_explained_completely(tmp_path: Path) -> None:
 
 async def test_a_disabled_action_is_recorded_as_such() -> None:
     run = runner(["Ann: Rome", "x", r"\boxed{Rome}"])
-    run.memory.disabled_actions.append("scratchpad")
+    run.agent.memory.disabled_actions.append("scratchpad")
     episode = await run.run(TASK)
     assert [o.outcome for step in episode.steps for o in step.operations] == [Outcome.DISABLED] * 2

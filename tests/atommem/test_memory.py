@@ -6,22 +6,22 @@ from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.episode import Outcome
 from atommem.errors import OutageError
-from atommem.memory.working import Memory
+from atommem.memory.working import WorkingMemory
 from tests.fakes import WordEmbedder, WordTokenizer
 
 CREATE, READ, UPDATE = "create", "read", "update"
 DELETE, SCRATCHPAD = "delete", "scratchpad"
 
 
-def memory(**settings: object) -> Memory:
-    return Memory(WordEmbedder(), WordTokenizer(), MemoryConfig(**settings), " [cut]")  # type: ignore[arg-type]
+def memory(**settings: object) -> WorkingMemory:
+    return WorkingMemory(WordEmbedder(), WordTokenizer(), MemoryConfig(**settings), " [cut]")  # type: ignore[arg-type]
 
 
-def texts(m: Memory) -> dict[int, str]:
+def texts(m: WorkingMemory) -> dict[int, str]:
     return {entry.id: entry.text for entry in m.store.entries()}
 
 
-def shown(m: Memory) -> list[tuple[int, str]]:
+def shown(m: WorkingMemory) -> list[tuple[int, str]]:
     return [(item.handle, item.text) for item in m.view().retrieved]
 
 
@@ -144,7 +144,7 @@ async def test_being_shown_counts_as_use() -> None:
 
 async def test_episodes_do_not_see_each_other() -> None:
     embedder, tokenizer = WordEmbedder(), WordTokenizer()
-    memories = [Memory(embedder, tokenizer, MemoryConfig()) for _ in range(16)]
+    memories = [WorkingMemory(embedder, tokenizer, MemoryConfig()) for _ in range(16)]
     await asyncio.gather(
         *(m.apply([Action(CREATE, f"mine {i}"), Action(READ, "mine")], 0) for i, m in enumerate(memories))
     )

@@ -15,7 +15,7 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Operation, Outcome
 from atommem.errors import TraceError
 from atommem.memory.operations import Contents, replay
-from atommem.memory.working import Memory
+from atommem.memory.working import WorkingMemory
 from tests.fakes import WordTokenizer
 
 CREATE, READ, UPDATE, DELETE, SCRATCHPAD = (
@@ -86,7 +86,7 @@ def test_the_log_of_a_memory_replays_to_its_contents(
 ) -> None:
     async def use() -> None:
         config = MemoryConfig(capacity=capacity, retention=retention, retrieve_k=2, scratchpad_tokens=2)
-        memory = Memory(HashingEmbedder(16), WordTokenizer(), config)
+        memory = WorkingMemory(HashingEmbedder(16), WordTokenizer(), config)
         log: list[Operation] = []
         for step, actions in enumerate(steps):
             log.extend(await memory.apply(actions, step))

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import pytest
 
-from atommem.actions import Action, Problem
+from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, Action, ActionSpec, Body, Problem
 from atommem.dialects import get_dialect
-from atommem.parsing import TagSet, parse
+from atommem.parsing import Grammar
 
-PAPER = get_dialect("paper")
-RELEASED = get_dialect("released")
-
-
-@dataclass(frozen=True)
-class Tags:
-    tags: Mapping[str, str]
-
-
-SHORT = Tags({"create": "c", "scratchpad": "s", "update": "u", "answer": "a"})
+SEARCH = ActionSpec(
+    "search", Body.ARGUMENTS, schema={"required": ["query"], "properties": {"query": {"type": "string"}}}
+)
+VISIT = ActionSpec("visit", Body.ARGUMENTS, tag="visit")
+PAPER = get_dialect("paper").grammar([ANSWER_ACTION, SEARCH])
+RELEASED = get_dialect("released").grammar()
+SPECS = {spec.name: spec for spec in (*MEMORY_ACTIONS, ANSWER_ACTION)}
 
 
-def outline(text: str, dialect: TagSet = SHORT) -> list[str]:
+def grammar(**tags: str) -> Grammar:
+    return Grammar({tag: SPECS[name] for name, tag in tags.items()})
+
+
+SHORT = grammar(create="c", scratchpad="s", update="u", answer="a")
+
+
+def outline(text: str, dialect: Grammar = SHORT, thinking: bool = False) -> list[str]:
     """What was parsed, in the order of the text: ``create one``, ``update 3 new``, ``!empty c``."""
-    parsed = parse(text, dialect)
+    parsed = dialect.parse(text, thinking=thinking)
 
     def line(item: Action | Problem) -> str:
         if isinstance(item, Problem):
@@ -42,7 +43,8 @@ def test_every_action_of_the_paper_dialect() -> None:
         "I note this. <create_memory>Ana lives in Brin.</create_memory>\n"
         "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo moved.</update_memory> "
         "<delete_memory>Memory 1</delete_memory><update_scratchpad>plan</update_scratchpad>"
-        '<tool_call>{"name": "search"}</tool_call><final_answer>It is \\boxed{Brin}.</final_answer>'
+        '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+        "<final_answer>It is \\boxed{Brin}.</final_answer>"
     )
     assert outline(text, PAPER) == [
         "create Ana lives in Brin.",
@@ -50,7 +52,7 @@ def test_every_action_of_the_paper_dialect() -> None:
         "update 2 Bo moved.",
         "delete 1",
         "scratchpad plan",
-        'tool {"name": "search"}',
+        'search {"name": "search", "arguments": {"query": "x"}}',
         "answer Brin",
     ]
 
@@ -66,13 +68,13 @@ def test_one_tag_means_what_its_dialect_says() -> None:
 
 def test_spans_cut_the_elements_out() -> None:
     text = "ab<c> x </c>cd<u>none</u><s>y<c>z</c></s>"
-    parsed = parse(text, SHORT)
+    parsed = SHORT.parse(text)
     assert [text[item.start : item.end] for item in parsed.actions] == ["<c> x </c>", "<s>y<c>z</c></s>"]
     assert [text[item.start : item.end] for item in parsed.problems] == ["<u>none</u>", "<c>"]
 
     # Ended by an opening tag, by a wrong closing tag, by thinking, by the end of the text.
     text = "<c>a<u>1: b</s><u><c>c</s><think></u></think></a><u>d<think>e"
-    parsed = parse(text, SHORT)
+    parsed = SHORT.parse(text)
     assert [text[item.start : item.end] for item in parsed.actions] == ["<c>a", "<c>c</s>"]
     assert [text[item.start : item.end] for item in parsed.problems] == [
         *("<u>1: b</s>", "<u>", "</a>", "<u>d", "<think>e")
@@ -162,15 +164,17 @@ def test_closed_bodies_are_opaque(text: str, expected: list[str]) -> None:
         ("<THINK><c>no</c></Think><c>yes</c>", ["create yes"]),
         ("<c>yes</c><think><c>no</c>", ["create yes", "!unclosed_thinking think"]),
         ("<think>", ["!unclosed_thinking think"]),
-        # The prompt opened the block.
-        ("<c>no</c><s>no</think><c>yes</c>", ["create yes"]),
-        ("<think>no</think><c>no</c></think><c>yes</c>", ["create yes"]),
         ("<think>a<think>b</think><c>yes</c>", ["create yes"]),
         ("<c>one</c><think>no</think><c>two</c><think>no</think>", ["create one", "create two"]),
-        # It ends an element that it interrupts, whether or not it is closed itself.
-        ("<c>one<think>no</think>two</c>", ["create one", "!stray_close c"]),
-        ("<c>one<think>no</c>", ["create one", "!unclosed_thinking think"]),
-        ("<u>1: one<think></c></think>two</u>", ["!unclosed u", "!stray_close u"]),
+        # Quoted in an element it is text, and voids nothing before it.
+        ("<c>one</c><c>a </think> tag</c>", ["create one", "create a </think> tag"]),
+        ("<c>the <think> tag</c><c>two</c>", ["create the <think> tag", "create two"]),
+        # What closes nothing is no thinking: the prompt did not open it.
+        ("<c>one</c></think><c>two</c>", ["create one", "!stray_close think", "create two"]),
+        # It ends an element that has no closing tag of its own.
+        ("<c>one<think>no</think>", ["create one"]),
+        ("<c>one<think>no<c>two</c>", ["create one", "!unclosed_thinking think"]),
+        ("<u>1: one<think>no</think>two", ["!unclosed u"]),
     ],
 )
 def test_thinking_is_not_parsed(text: str, expected: list[str]) -> None:
@@ -178,10 +182,25 @@ def test_thinking_is_not_parsed(text: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<c>no</c><s>no</think><c>yes</c>", ["create yes"]),
+        ("I think.</THINK><c>yes</c>", ["create yes"]),
+        ("a</think><c>one</c><think>b</think><c>two</c>", ["create one", "create two"]),
+        # Cut off in its thoughts: nothing acts.
+        ("<c>no</c>", ["!unclosed_thinking think"]),
+        ("", ["!unclosed_thinking think"]),
+    ],
+)
+def test_a_prompt_that_opened_thinking(text: str, expected: list[str]) -> None:
+    assert outline(text, thinking=True) == expected
+
+
+@pytest.mark.parametrize(
     "head",
     [
-        *("Memory 3: ", "memory 3 ", "MEMORY 3:", "3: ", "3:", "3 : ", "3 ", "3\n", "[3] ", "[3]: ", "(3) ", "3) "),
-        *("#3 ", "# 3 : ", "Memory #3: ", "Memory [3]: ", "[Memory 3] ", "[ 3 ] ", "3. ", "3, ", "3 - ", "Memory3: "),
+        *("Memory 3: ", "memory 3 ", "MEMORY 3:", "3: ", "3:", "3 : ", "[3] ", "[3]: ", "(3) "),
+        *("#3 ", "# 3 : ", "Memory #3: ", "Memory [3]: ", "[Memory 3] ", "[ 3 ] ", "Memory 3 - ", "Memory3: "),
         *("entry 3: ", "[ memory 3 ] : ", "003: ", "Memory\n3\n:\n"),
     ],
 )
@@ -194,6 +213,9 @@ def test_handles(head: str) -> None:
     "body",
     [
         *("new text", "Memory: new text", "Memory three: x", "-3: x", "3rd place", "3.5 million", "3,000", "x 3: y"),
+        # The beginning of a sentence or list, a range: which entry is meant cannot be told.
+        *("1 January 1990 is", "3 apples", "3) apples", "3. Rome", "3, Rome", "3 - Rome", "3-5: x", "Memory 3-5: x"),
+        *("Memory 3, 4: x", "memory 3 and 4: x", "[3], [4]: x", "Memory 3 to 5: x", "3/4: x"),
         *("1234567890: x", "9" * 5000, "[", "#", "Memory", ":", "\u0663: x", "memory of 3: x", "a" + "1" * 9, "3_"),
     ],
 )
@@ -203,11 +225,7 @@ def test_missing_handles(body: str) -> None:
 
 
 def test_text_after_a_handle() -> None:
-    assert outline("<u>3: -5 degrees</u><u>3 -5</u><u>2: 7: x</u>") == [
-        "update 3 -5 degrees",
-        "update 3 -5",
-        "update 2 7: x",
-    ]
+    assert outline("<u>3: -5 degrees</u><u>2: 7: x</u>") == ["update 3 -5 degrees", "update 2 7: x"]
     assert outline("<u>Memory 3:</u><u>3</u><u>123456789 : x</u>") == ["!empty u", "!empty u", "update 123456789 x"]
     deletes = [f"<delete_memory>{body}</delete_memory>" for body in ("3: old", "1, 2", "1 2", "1. x", "1:2")]
     assert outline("".join(deletes), PAPER) == ["delete 3", *["!missing_handle delete_memory"] * 3, "delete 1"]
@@ -248,13 +266,51 @@ def test_word_level_tokenizers_put_blanks_everywhere() -> None:
 
 def test_any_character_may_stand_in_a_body() -> None:
     body = "\x00 \ud800 \U0001f600 \u202e < > & </ <c"
-    assert parse(f"<c>{body}</c>", SHORT).actions[0].text == body
+    assert SHORT.parse(f"<c>{body}</c>").actions[0].text == body
 
 
 def test_tag_names_are_taken_literally() -> None:
-    odd = Tags({"create": "a.b", "read": "\u00c9tude", "scratchpad": "c"})
+    odd = grammar(create="a.b", read="\u00c9tude", scratchpad="c")
     text = "<a.b>1</A.B><axb>2</axb><\u00c9tude>3</\u00c9tude><c>4</c>"
     assert outline(text, odd) == ["create 1", "read 3", "scratchpad 4"]
-    kelvin = Tags({"create": "k"})
+    kelvin = grammar(create="k")
     assert outline("<\u212a>x</\u212a>", kelvin) == []
-    assert outline("<c>x</c></think>", Tags({})) == []
+    assert outline("<c>x</c></think>", Grammar({})) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('{"name": "search", "arguments": {"query": "x"}}', None),
+        ('{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}', None),
+        ("search x", "not_json"),
+        ("[1]", "not_json"),
+        ('{"name": "search", "arguments": {"query": NaN}}', "not_json"),
+        ('{"name": "search", "arguments": {"query": 1e999}}', "not_json"),
+        ("[" * 100_000, "not_json"),
+        ('{"name": "find", "arguments": {}}', "unknown_tool"),
+        ('{"arguments": {}}', "unknown_tool"),
+        ('{"name": "search"}', "bad_arguments"),
+        ('{"name": "search", "arguments": {"query": 3}}', "bad_arguments"),
+        ('{"name": "search", "arguments": [1]}', "bad_arguments"),
+    ],
+)
+def test_calls(body: str, expected: str | None) -> None:
+    parsed = PAPER.parse(f"<tool_call>{body}</tool_call>")
+    if expected is None:
+        assert [(action.kind, action.arguments) for action in parsed.actions] == [("search", {"query": "x"})]
+    else:
+        assert [problem.reason for problem in parsed.problems] == [expected]
+        assert parsed.problems[0].detail
+
+
+def test_several_calls_and_arguments_in_a_tag_of_their_own() -> None:
+    own = get_dialect("paper").grammar([SEARCH, VISIT])
+    call = '<tool_call>{"name": "search", "arguments": {"query": "%s"}}</tool_call>'
+    parsed = own.parse(call % "a" + call % "b" + '<visit>{"page": 3}</visit><visit>3</visit>')
+    assert [(action.kind, dict(action.arguments or {})) for action in parsed.actions] == [
+        ("search", {"query": "a"}),
+        ("search", {"query": "b"}),
+        ("visit", {"page": 3}),
+    ]
+    assert [problem.reason for problem in parsed.problems] == ["not_json"]

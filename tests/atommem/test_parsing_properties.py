@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.parsing import parse
 from tests.atommem.test_parsing import PAPER, SHORT, outline
 
+TAGS = {spec.name: tag for tag, spec in SHORT.tags.items()}
 PIECES = st.sampled_from(
     [
         *(f"<{slash}{tag}>" for slash in ("", "/") for tag in ("c", "s", "u", "a", "think", "S")),
@@ -24,70 +24,54 @@ TEXTS = st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text())
 @settings(max_examples=300, deadline=None)
 @given(TEXTS)
 def test_every_string_has_a_consistent_result(text: str) -> None:
-    parsed = parse(text, SHORT)
+    parsed = SHORT.parse(text)
     end = 0
     for action in parsed.actions:
         assert end <= action.start < action.end <= len(text)
         end = action.end
-        tag = f"<{SHORT.tags[action.kind]}>"
+        tag = f"<{TAGS[action.kind]}>"
         assert text[action.start : action.start + len(tag)].lower() == tag
         assert action.text == action.text.strip()
         assert action.text in text[action.start : action.end]
         assert action.text or action.kind == "scratchpad"
         assert (action.handle is not None) == (action.kind == "update")
-        assert "<think>" not in text[action.start : action.end].lower()
     starts = [problem.start for problem in parsed.problems]
     assert starts == sorted(starts)
     assert all(0 <= item.start < item.end <= len(text) for item in parsed.problems)
-    # Every opening tag outside of thinking is accounted for, once.
-    visible = text.lower().rpartition("</think>")[2] if "<think>" not in text.lower() else ""
-    opening = sum(visible.count(f"<{tag}>") for tag in SHORT.tags.values())
-    if visible:
+    # Without thinking, every opening tag is accounted for, once.
+    if "think>" not in text.lower():
+        opening = sum(text.lower().count(f"<{tag}>") for tag in TAGS.values())
         strays = sum(problem.reason == "stray_close" for problem in parsed.problems)
         assert len(parsed.actions) + len(parsed.problems) - strays == opening
 
 
-def visible_segments(text: str) -> list[str]:
-    """The grammar's thinking rule, read off the text from left to right: what lies between thoughts."""
-    segments: list[str] = []
-    rest = text
-    while match := re.search("</?think>", rest, re.IGNORECASE):
-        before, rest = rest[: match.start()], rest[match.end() :]
-        if match[0][1] == "/":
-            segments = []
-            continue
-        segments.append(before)
-        end = re.search("</think>", rest, re.IGNORECASE)
-        if end is None:
-            return [*segments, ""]
-        rest = rest[end.end() :]
-    return [*segments, rest]
-
-
 def reference_tags(text: str) -> list[str]:
-    """What becomes of each tag outside of thinking, by searching the rest of the text every time."""
-    segments = visible_segments(text)
+    """What becomes of each tag, by searching the rest of the text every time."""
+    tag = re.compile("<(/?)([csua]|think)>", re.IGNORECASE)
     outcome = []
-    for number, segment in enumerate(segments):
-        at = 0
-        while match := re.compile("<(/?)([csua])>", re.IGNORECASE).search(segment, at):
-            at, name = match.end(), match[2].lower()
-            if match[1]:
-                outcome.append("stray")
-                continue
-            own = re.compile(f"<(/?){name}>", re.IGNORECASE).search(segment, at)
-            after = re.compile("<(/?)[csua]>", re.IGNORECASE).search(segment, at)
-            if own and own[1]:
-                outcome.append(f"closed {name} {segment[at : own.start()].strip()}")
-                nested = re.findall("<[csua]>", segment[at : own.start()], re.IGNORECASE)
-                outcome.extend(["nested"] * len(nested))
-                at = own.end()
-            elif after or number < len(segments) - 1:
-                body = segment[at : after.start() if after else None].strip()
-                outcome.append(f"closed {name} {body}" if body and name in "cs" else "unclosed")
-                at = len(segment) if after is None else after.end() if after[1] else after.start()
-            else:
-                outcome.append("unclosed")
+    at = 0
+    while match := tag.search(text, at):
+        at, name = match.end(), match[2].lower()
+        own = re.compile(f"<(/?){name}>", re.IGNORECASE).search(text, at)
+        after = tag.search(text, at)
+        if match[1]:
+            outcome.append("stray")
+        elif name == "think":
+            end = re.compile("</think>", re.IGNORECASE).search(text, at)
+            if end is None:
+                return [*outcome, "unclosed_thinking"]
+            at = end.end()
+        elif own and own[1]:
+            outcome.append(f"closed {name} {text[at : own.start()].strip()}")
+            nested = re.findall("<[csua]>", text[at : own.start()], re.IGNORECASE)
+            outcome.extend(["nested"] * len(nested))
+            at = own.end()
+        elif after:
+            body = text[at : after.start()].strip()
+            outcome.append(f"closed {name} {body}" if body and name in "cs" else "unclosed")
+            at = after.end() if after[1] and after[2].lower() != "think" else after.start()
+        else:
+            outcome.append("unclosed")
     return outcome
 
 
@@ -101,9 +85,7 @@ def test_against_a_reference_that_searches_again_for_every_tag(text: str) -> Non
             _, name, body = line.split(" ", 2)
             expected += outline(f"<{name}>{body}</{name}>")[:1]
         else:
-            expected.append({"stray": "!stray_close", "nested": "!nested", "unclosed": "!unclosed"}[line])
-    if len(visible_segments(text)) > 1 and "</think>" not in text.lower().rpartition("<think>")[2]:
-        expected.append("!unclosed_thinking")
+            expected.append("!stray_close" if line == "stray" else f"!{line}")
     found = [
         line.split(" ")[0] if line.startswith(("!stray", "!nested", "!unclosed")) else line for line in outline(text)
     ]
@@ -113,8 +95,8 @@ def test_against_a_reference_that_searches_again_for_every_tag(text: str) -> Non
 @settings(max_examples=100, deadline=None)
 @given(TEXTS, st.text(alphabet="ab<>c/ ", max_size=20))
 def test_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
-    def shape(prefix: str) -> list[tuple[object, ...]]:
-        parsed = parse(prefix + text, SHORT)
+    def shape(prefix: str, thinking: bool = False) -> list[tuple[object, ...]]:
+        parsed = SHORT.parse(prefix + text, thinking=thinking)
         shift = len(prefix)
         return [
             *((a.kind, a.text, a.handle, a.start - shift, a.end - shift) for a in parsed.actions),
@@ -122,8 +104,7 @@ def test_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
         ]
 
     assert shape(f"<think>{thought}</think>") == shape("")
-    if "</think>" not in text.lower().partition("<think>")[0]:
-        assert shape(f"{thought}</think>") == shape("")
+    assert shape(f"{thought}</think>", thinking=True) == shape("")
 
 
 BODIES = st.text(alphabet="abc <>/{}\\\n:.", min_size=1).filter(lambda body: body.strip() and "c>" not in body)
@@ -133,9 +114,9 @@ ELEMENTS = st.tuples(st.sampled_from(["create", "scratchpad"]), BODIES.filter(la
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ELEMENTS), st.text(alphabet="xyz <>\n"))
 def test_what_is_well_formed_is_read_back(elements: list[tuple[str, str]], between: str) -> None:
-    tags = PAPER.tags
+    tags = {spec.name: tag for tag, spec in PAPER.tags.items()}
     text = between.join(f"<{tags[kind]}>{body}</{tags[kind]}>" for kind, body in elements)
-    parsed = parse(text, PAPER)
+    parsed = PAPER.parse(text)
     assert [(action.kind, action.text) for action in parsed.actions] == [
         (kind, body.strip()) for kind, body in elements
     ]
@@ -149,6 +130,6 @@ def test_what_is_well_formed_is_read_back(elements: list[tuple[str, str]], betwe
 def test_a_hundred_kilobytes_of_garbage_are_quick(unit: str, frame: str) -> None:
     text = frame.replace("{}", unit * (100_000 // len(unit)))
     start = time.process_time()
-    parse(text, PAPER)
+    PAPER.parse(text)
     # scripts/bench_parser.py holds 50 ms; quadratic time would be tens of seconds.
     assert time.process_time() - start < 1.0

@@ -2,17 +2,18 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.episode import MemoryView, Observation, Retrieved
+from atommem.episode import MemoryView, Retrieved
 from atommem.prompts import PromptBuilder
-from tests.fakes import WordTokenizer
+from tests.fakes import WordTokenizer, answering, longdoc, reading
 
-READING = Observation("reading", ("Who?",), chunk="THE CHUNK", chunk_index=1, chunk_count=3)
+READING = reading("Who?", chunk="THE CHUNK", index=1, count=3)
 VIEW = MemoryView("SCRATCH", "QUERY", (Retrieved(1, 7, "ENTRY", 0.5),), size=2, capacity=5)
 
 
 def builder(**settings: object) -> PromptBuilder:
     config = MemoryConfig(**settings)  # type: ignore[arg-type]
-    return PromptBuilder(WordTokenizer(), get_dialect(config.dialect, config.templates), config)
+    tokenizer = WordTokenizer()
+    return PromptBuilder.of(tokenizer, get_dialect(config.dialect, config.templates), config, longdoc(tokenizer))
 
 
 def order(text: str, *parts: str) -> None:
@@ -53,13 +54,13 @@ def test_disabled_actions_leave_the_instructions(dialect: str) -> None:
 
 
 def test_empty_memory_and_several_questions() -> None:
-    text = builder().text(Observation("reading", ("First?", "Second?"), chunk="c", chunk_count=1), MemoryView())
+    text = builder().text(reading("First?", "Second?", chunk="c"), MemoryView())
     assert "1. First?\n2. Second?" in text
     assert text.count("(empty)") == 3
 
 
 def test_answering_shows_one_question_no_chunk_and_the_turns_left() -> None:
-    text = builder().text(Observation("answering", ("Second?",), reads_left=2), VIEW)
+    text = builder().text(answering("Second?", 2), VIEW)
     assert "Second?" in text
     assert "Part " not in text.split("[user]")[1]
     assert "turns left for that: 2" in text
@@ -70,11 +71,6 @@ def test_compact_templates_have_no_chat_markup_and_no_instructions() -> None:
     assert prompts.text(READING, VIEW) == (
         "question Who? chunk THE CHUNK scratchpad SCRATCH query QUERY memory 1 : ENTRY capacity 2 of 5 act"
     )
-
-
-def test_a_tool_result_is_shown_where_the_chunk_would_be() -> None:
-    observation = Observation("reading", ("Who?",), tool_result="42 pages")
-    order(builder().text(observation, VIEW), "Who?", "42 pages", "SCRATCH")
 
 
 def test_build_encodes_the_text() -> None:

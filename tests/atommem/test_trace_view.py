@@ -12,7 +12,6 @@ from atommem.actions import Action, Problem, ProblemReason
 from atommem.episode import (
     Episode,
     MemoryView,
-    Observation,
     Operation,
     Outcome,
     Retrieved,
@@ -22,6 +21,7 @@ from atommem.episode import (
 from atommem.errors import ConfigError, TraceError
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import main, render_trace
+from tests.fakes import answering
 
 QUESTION = "Who runs the [old] mill?"
 LONG_CHUNK = "Start of the chunk. " + "x " * 3000 + "End of the chunk."
@@ -32,7 +32,7 @@ def make_episode() -> Episode:
     reading = "Notes. <create_memory>The mill is Ada's</create_memory> <read_memory>mill owner"
     first = Step(
         index=0,
-        observation=Observation("reading", (QUESTION,), chunk=LONG_CHUNK, chunk_index=0, chunk_count=2),
+        observation=reading(QUESTION, chunk=LONG_CHUNK, count=2),
         view=MemoryView(capacity=20),
         prompt_ids=[1] * 9,
         token_ids=[1, 2, 3],
@@ -48,7 +48,7 @@ def make_episode() -> Episode:
     view = MemoryView("keep going", "mill owner", (Retrieved(1, 0, "The mill is Ada's", 0.875),), 1, 20)
     second = Step(
         index=1,
-        observation=Observation("answering", (QUESTION,), question_index=0, question_count=1, reads_left=1),
+        observation=answering(QUESTION, 1),
         view=view,
         prompt_ids=[1] * 5,
         token_ids=[4],

@@ -19,6 +19,7 @@ from atommem.envs.synthetic.world import generate
 from atommem.policy.contract import Sampling
 from atommem.prompts import PromptBuilder
 from atommem.tokens import token_offsets
+from tests.fakes import make_episode_runner
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +33,12 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Rec
     assert settings.memory.capacity == recipe.world.capacity
     tokenizer = make_tokenizer(recipe.world, settings.memory)
     policy = ExpertPolicy(Expert(get_prose("compact"), dialect_of(settings)), tokenizer, tokenizer.eos_token_id)
-    runner = policy.runner(
+    runner = make_episode_runner(
+        policy=policy,
+        tokenizer=tokenizer,
         embedder=make_embedder(settings.embedder),
-        environment_factory=make_environments(settings.environment, tokenizer),
+        environments=make_environments(settings.environment, tokenizer),
+        keep_prompts=True,
         memory=settings.memory,
         sampling=Sampling(seed=0),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atommem.envs.scoring.fact_recall import fact_recall, facts_of
 from atommem.envs.scoring.records import record_of
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Phase, Retrieved, Step, StopReason
+from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
 
 TASK = Task(
     "t",
@@ -27,8 +27,8 @@ def op(kind: str, entry: int | None, before: str | None, after: str | None, **mo
     return Operation(0, kind, more.get("outcome", Outcome.APPLIED), entry, before=before, after=after)
 
 
-def step(index: int, phase: Phase, question: int, view: MemoryView, *operations: Operation) -> Step:
-    observation = Observation(phase, ("?",), question_index=question)
+def step(index: int, phase: str, question: int, view: MemoryView, *operations: Operation) -> Step:
+    observation = Observation(phase, question=question if phase == "answering" else None)
     return Step(index, observation, view, [], [], [], "", "stop", (), (), operations, 0)
 
 

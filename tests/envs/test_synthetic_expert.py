@@ -10,17 +10,16 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.expert import Expert, Faults
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import PROSES, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
-from atommem.episode import Episode, MemoryView, Observation, Outcome, Retrieved
+from atommem.episode import Episode, MemoryView, Outcome, Retrieved
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from tests.fakes import WordTokenizer
+from tests.fakes import WordTokenizer, longdoc, make_episode_runner, reading
 
 
 def play(
@@ -36,11 +35,11 @@ def play(
 ) -> list[Episode]:
     tokenizer = WordTokenizer()
     expert = Expert(get_prose(config.prose), get_dialect(dialect, templates), faults)
-    runner = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id).runner(
+    runner = make_episode_runner(
+        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
+        tokenizer=tokenizer,
         embedder=HashingEmbedder(2048),
-        environment_factory=make_environments(
-            environment_config("longdoc", chunking="documents", max_reads=4), tokenizer
-        ),
+        environments=longdoc(tokenizer, max_reads=4),
         memory=MemoryConfig(dialect=dialect, templates=templates, capacity=capacity, disabled_actions=list(disabled)),
         sampling=Sampling(seed=seed),
     )
@@ -149,7 +148,7 @@ def test_what_a_view_of_the_whole_store_does_not_show_is_not_looked_for(
     prose = get_prose("compact")
     shown = (Retrieved(1, 1, "Linvin Fengate home", 0.5),)
     view = MemoryView(query="Linvin", retrieved=shown, size=size, capacity=capacity)
-    observation = Observation("reading", ("Copperclock made home ?",), "Brenani struck")
+    observation = reading("Copperclock made home ?", chunk="Brenani struck")
     text = Expert(prose, get_dialect("paper")).act(observation, view)
     assert ("<read_memory> Brenani </read_memory>" in text) == looked_for
     assert ("Brenani struck" in text) == looked_for
@@ -161,15 +160,14 @@ def test_completions_end_as_a_models_do_and_replay_from_a_script() -> None:
     assert all(step.token_ids[-1] == WordTokenizer.eos_token_id for step in episode.steps)
     tokenizer = WordTokenizer()
     texts = iter([step.text for step in episode.steps])
-    runner = ExpertPolicy(Expert(get_prose("plain"), get_dialect("paper")), tokenizer).runner(
+    runner = make_episode_runner(
+        policy=ScriptedPolicy(tokenizer, lambda prompt: next(texts)),
+        tokenizer=tokenizer,
         embedder=HashingEmbedder(2048),
-        environment_factory=make_environments(
-            environment_config("longdoc", chunking="documents", max_reads=4), tokenizer
-        ),
+        environments=longdoc(tokenizer, max_reads=4),
         memory=MemoryConfig(),
         sampling=Sampling(),
     )
-    runner.policy = ScriptedPolicy(tokenizer, lambda prompt: next(texts))
     (task,) = generate(WorldConfig(), 1, seed=11)
     assert asyncio.run(runner.run(task)).answers == episode.answers
 

@@ -62,7 +62,7 @@ async def test_the_order_in_which_episodes_end_changes_nothing_but_the_order_of_
 
     runner, policy = make_runner()
     await evaluate(TASKS, runner, progress=False)  # this tokenizer hands out its ids as words come up
-    runner.policy = Late(policy.tokenizer)
+    runner.agent.policy = Late(policy.tokenizer)
     found = []
     for runner.max_in_flight in (1, 4, 10):
         out = tmp_path / str(runner.max_in_flight)

@@ -9,6 +9,7 @@ from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
 from atommem.eval.reporting.fates import Fate, Losses, fate_by_facts, fate_by_words
 from atommem.eval.reporting.inspection import AnswerTrail, Inspection, Source, answer_trails, holds
+from tests.fakes import reading
 
 CREATE, UPDATE, DELETE, PAD = "create", "update", "delete", "scratchpad"
 
@@ -22,9 +23,9 @@ def step(
     answer: str | None = None,
     size: int = 0,
 ) -> Step:
-    observation = Observation("reading", ("q",), chunk="The chunk says Lorne.")
+    observation = reading("q", chunk="The chunk says Lorne.")
     if question is not None:
-        observation = Observation("answering", ("q",), question_index=question)
+        observation = Observation("answering", question=question)
     view = MemoryView(
         scratchpad, "query", tuple(Retrieved(place, entry, text, 0.5) for place, (entry, text) in enumerate(shown, 1))
     )

@@ -12,7 +12,7 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError, PolicyError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from tests.fakes import WordEmbedder, WordTokenizer
+from tests.fakes import WordEmbedder, WordTokenizer, make_episode_runner
 
 
 def make_task(name: str, *, right: bool = True, questions: int = 1, source: str = "hotpotqa") -> Task:
@@ -90,12 +90,10 @@ def make_runner(**settings: object) -> tuple[EpisodeRunner, ToyPolicy]:
         "policy": policy,
         "embedder": WordEmbedder(),
         "tokenizer": tokenizer,
-        "environment_factory": make_environments(
-            environment_config("longdoc", chunking="documents", max_reads=1), tokenizer
-        ),
+        "environments": make_environments(environment_config("longdoc", chunking="documents", max_reads=1), tokenizer),
         "memory": MemoryConfig(),
         "sampling": Sampling(temperature=0.0, seed=0),
         "max_in_flight": 1,
         **settings,
     }
-    return EpisodeRunner(**arguments), policy  # type: ignore[arg-type]
+    return make_episode_runner(**arguments), policy  # type: ignore[arg-type]

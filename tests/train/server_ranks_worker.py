@@ -33,7 +33,7 @@ def train(folder: Path, down: list[str]) -> dict[str, Any]:
         cluster[name].up = False
     pool = ServerPool(cluster.urls, tokenizer=WordTokenizer(), patience=0.2, transport=cluster.transport)
     runner = WrittenRunner(mixed_episode)
-    runner.policy = pool  # type: ignore[assignment]
+    runner.agent.policy = pool  # type: ignore[assignment]
     publisher = AdapterPublisher(folder / "adapters")
     backend = ServerBackend(runner, pool, AdapterSync(publisher))  # type: ignore[arg-type]
     trainer = MemoryGRPOTrainer(

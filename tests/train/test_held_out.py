@@ -59,7 +59,7 @@ def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureF
         load_best_model_at_end=True,
         save_total_limit=1,
     )
-    sampling = trainer.backend.runner.sampling
+    sampling = trainer.backend.runner.agent.sampling
     trainer.train()
     logged = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "eval_em" in entry]
     assert [entry["step"] for entry in logged] == [2, 4, 5], "and in the end"
@@ -76,7 +76,7 @@ def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureF
         "training metrics stay theirs"
     )
     # Seeds of training: those of the update, whether or not there was an evaluation before it.
-    assert trainer.backend.runner.sampling.temperature == sampling.temperature
+    assert trainer.backend.runner.agent.sampling.temperature == sampling.temperature
 
     best = max(logged, key=lambda entry: entry["eval_em"])["step"]
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
@@ -89,7 +89,7 @@ async def test_the_scores_are_those_of_atommem_eval(tmp_path: Path, temperature:
     trainer = make(tmp_path, eval_temperature=temperature, num_generations_eval=samples)
     metrics = await asyncio.to_thread(trainer.evaluate)
     runner = trainer.backend.runner
-    runner.sampling = replace(runner.sampling, temperature=1.0 if temperature is None else 0.0, seed=3)
+    runner.agent.sampling = replace(runner.agent.sampling, temperature=1.0 if temperature is None else 0.0, seed=3)
     result = await evaluate(held_out(), runner, samples_per_task=samples, progress=False)
     summary = result.summary()
     for name in ("em", "f1"):
@@ -111,14 +111,14 @@ def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
     """A mean over what an outage left over would choose the best checkpoint by chance."""
     trainer = make(tmp_path, max_steps=2, eval_steps=1)
     runner = trainer.backend.runner
-    complete = runner.policy.complete
+    complete = runner.agent.policy.complete
 
     async def gone(prompt_ids: list[int], sampling: Any) -> Any:
         if trainer.state.global_step == 1:
             raise OutageError("no server answers")
         return await complete(prompt_ids, sampling)
 
-    runner.policy.complete = gone  # type: ignore[method-assign]
+    runner.agent.policy.complete = gone  # type: ignore[method-assign]
     with pytest.raises(RolloutFailedError, match="24 of 24 episodes of the evaluation failed"):
         trainer.train()
     trainer.close()

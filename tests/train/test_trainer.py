@@ -293,7 +293,7 @@ def test_close_frees_policy_and_embedder(tmp_path: Path) -> None:
         async def close(self) -> None:
             closed.append(self.name)
 
-    runner.policy, runner.embedder = Held("policy"), Held("embedder")  # type: ignore[assignment]
+    runner.agent.policy, runner.agent.embedder = Held("policy"), Held("embedder")  # type: ignore[assignment]
     trainer.close()
     assert closed == ["policy", "embedder"]
 

@@ -90,7 +90,7 @@ def make_step(prompt_ids: list[int], token_ids: list[int]) -> Step:
     """A step with these tokens and nothing else."""
     return Step(
         index=0,
-        observation=Observation("reading", ("q",)),
+        observation=Observation("reading"),
         view=MemoryView(),
         prompt_ids=prompt_ids,
         token_ids=token_ids,

@@ -37,7 +37,7 @@ def test_a_copy_samples_from_the_merged_weights(tmp_path: Path) -> None:
     trainer.train()
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if "lora_B" in name}
     assert any(p.abs().max() > 0 for p in before.values())  # it has learned something
-    copy = dict(trainer.rollout_worker.runner.policy.model.named_parameters())
+    copy = dict(trainer.rollout_worker.runner.agent.policy.model.named_parameters())
     merged = dict(trainer.model.merge_and_unload().named_parameters())
     assert copy.keys() == merged.keys()
     for name, parameter in merged.items():

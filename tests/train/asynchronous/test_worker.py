@@ -69,7 +69,7 @@ def test_seeds_are_those_of_the_order() -> None:
     with running_worker(runner, max_staleness=1) as worker:
         groups(worker, 2)
     assert runner.runs == [("t0", 0, 0), ("t0", 1, 0), ("t1", 0, 1), ("t1", 1, 1)]
-    assert runner.sampling.seed is None  # each episode has its own copy of the settings
+    assert runner.agent.sampling.seed is None  # each episode has its own copy of the settings
 
 
 def test_it_goes_on_where_a_run_stopped() -> None:
@@ -148,5 +148,5 @@ def test_stopping_closes_the_policy() -> None:
     runner = FakeRunner(right)
     with running_worker(runner) as worker:
         groups(worker, 1)
-    assert runner.policy.closed
+    assert runner.agent.policy.closed
     assert not worker.loop.loop.is_running()

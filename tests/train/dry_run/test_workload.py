@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.train.dry_run.compute import decode_seconds, estimate_compute, forward_flops, training_flops
-from atommem.train.dry_run.data_shape import EstimatingTokenizer, PromptShape, TaskShape, measure_data, measure_prompt
+from atommem.train.dry_run.data_shape import EstimatingTokenizer, PromptShape, TaskShape, data_shape, measure_prompt
 from atommem.train.dry_run.devices import Device
 from atommem.train.dry_run.dry_run_config import DryRunConfig
 from atommem.train.dry_run.workload import Workload, grpo_workload, sft_workload
-from tests.fakes import WordTokenizer
+from tests.fakes import WordTokenizer, longdoc
 from tests.train.dry_run.test_memory import LORA, MODEL
 
-DATA = TaskShape("test", tasks=100, chunks=3, chunk_tokens=1000, questions=2, question_tokens=10)
+DATA = TaskShape("test", 100, 30, stream_steps=3, stream_tokens=1000, questions=2, question_tokens=10, reads=3)
 PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
 
 
@@ -29,7 +28,6 @@ def grpo(data: TaskShape = DATA, prompt: PromptShape = PROMPT, **changes: object
         "processes": 2,
         "episodes": 8,
         "group": 4,
-        "max_reads": 3,
         "completion_tokens": 20,
         "max_completion_tokens": 200,
         "micro_batch_tokens": 5000,
@@ -68,7 +66,7 @@ def test_what_is_not_shared_counts_for_every_episode() -> None:
 
 def test_limits() -> None:
     assert grpo(max_steps=7).updates == 7
-    assert grpo(max_reads=0).answering_steps == 2
+    assert grpo(replace(DATA, reads=0)).answering_steps == 2
     with pytest.raises(ConfigError, match="3 processes x per_device_train_batch_size 6 are 18 episodes: no multiple"):
         grpo(processes=3, episodes=6)
     with pytest.raises(ConfigError, match="100 tasks are fewer than the 200 groups"):
@@ -95,10 +93,10 @@ def test_a_cold_start() -> None:
 
 def test_data_that_is_not_there_is_supposed() -> None:
     settings = DryRunConfig(dry_run_documents=50, dry_run_questions=2, dry_run_tasks=9)
-    data = measure_data("nowhere.parquet", environment_config("longdoc", chunk_tokens=4000), None, settings)
-    assert (data.tasks, data.chunks, data.chunk_tokens, data.questions) == (9, 2, 3500, 2)
+    data = data_shape("nowhere.parquet", longdoc(WordTokenizer(), chunking="tokens", chunk_tokens=4000), settings)
+    assert (data.tasks, data.stream_steps, data.stream_tokens, data.questions) == (9, 2, 3500, 2)
     assert "nowhere.parquet is not there" in data.source
-    assert measure_data("no", environment_config("longdoc", chunking="documents"), None, settings).chunks == 50
+    assert data_shape("no", longdoc(WordTokenizer()), settings).stream_steps == 50
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -109,23 +107,25 @@ def test_data_that_is_there_is_counted(tmp_path: Path, suffix: str) -> None:
     ]
     path = tmp_path / f"tasks.{suffix}"
     save_tasks(tasks, path)
-    data = measure_data(str(path), environment_config("longdoc", chunking="documents"), WordTokenizer(), DryRunConfig())
-    assert (data.tasks, data.chunks, data.chunk_tokens) == (40, 2, 2)
+    data = data_shape(str(path), longdoc(WordTokenizer()), DryRunConfig())
+    assert (data.tasks, data.stream_steps, data.stream_tokens) == (40, 2, 2)
     assert (data.questions, data.question_tokens) == (1.5, 3)
-    data = measure_data(str(path), environment_config("longdoc", chunk_tokens=2), WordTokenizer(), DryRunConfig())
-    assert data.chunks * data.chunk_tokens == 4
+    data = data_shape(str(path), longdoc(WordTokenizer(), chunking="tokens", chunk_tokens=2), DryRunConfig())
+    assert data.stream_steps * data.stream_tokens == 4
 
 
 def test_prompts_are_built_and_counted() -> None:
-    prompt = measure_prompt(MemoryConfig(retrieve_k=2, scratchpad_tokens=100), WordTokenizer(), {})
+    prompt = measure_prompt(MemoryConfig(retrieve_k=2, scratchpad_tokens=100), longdoc(WordTokenizer()), {})
     assert prompt.reading > 200
     assert (prompt.memory, prompt.longest_memory) == (2 * 50 + 15 + 25, 2 * 50 + 15 + 100)
     alone = measure_prompt(
-        MemoryConfig(scratchpad_tokens=100, disabled_actions=["create", "read"], layout="paper"), WordTokenizer(), {}
+        MemoryConfig(scratchpad_tokens=100, disabled_actions=["create", "read"], layout="paper"),
+        longdoc(WordTokenizer()),
+        {},
     )
     assert (alone.memory, alone.is_chunk_first) == (25, False)
     assert alone.reading < prompt.reading
-    memagent = measure_prompt(MemoryConfig(dialect="memagent", templates="memagent"), EstimatingTokenizer(), {})
+    memagent = measure_prompt(MemoryConfig(dialect="memagent", templates="memagent"), longdoc(EstimatingTokenizer()), {})
     assert memagent.longest_memory == 1024
 
 
