@@ -50,7 +50,9 @@ def test_a_typing_mistake_is_answered_with_the_nearest_name_and_the_list() -> No
     assert message.startswith("config is 'qwen3_8b_hotpot': there is no such file; did you mean qwen3_8b_hotpotqa?")
     assert "smollm2_cpu" in message
     assert "fsdp2" not in message
-    with pytest.raises(ConfigError, match=r"suite is '/nowhere/smoke\.yaml': there is no such file; did you mean smoke"):
+    with pytest.raises(
+        ConfigError, match=r"suite is '/nowhere/smoke\.yaml': there is no such file; did you mean smoke"
+    ):
         find_file("suite", "/nowhere/smoke.yaml", "eval")
 
 
