@@ -194,6 +194,21 @@ def test_a_policy_is_trained_evaluated_traced_compared_and_reported(python: Path
     run([*atommem, "report", before, after, "--out", "runs/report"], folder)
 
 
+def test_without_the_extras_the_core_works_and_says_what_is_missing(wheel: Path, folder: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path, wheel)
+    packages = next((tmp_path / "lib").glob("python*/site-packages"))
+    heavy = ["torch", "transformers", "trl", "peft", "accelerate", "datasets", "pyarrow", "matplotlib", "scipy"]
+    (packages / "without.pth").write_text(f"import sys; sys.modules.update(dict.fromkeys({heavy}))\n")
+    atommem: list[str | Path] = [python.with_name("atommem")]
+    run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
+    run([*atommem, "data", "show", "core.jsonl"], folder)
+    for command in ("configs", "demo --help", "train --help", "trace --help", "compare --help", "report --help"):
+        run([*atommem, *command.split()], folder)
+    for command, package in (("train --config smollm2_cpu", "trl"), ("demo --quick", "torch")):
+        with pytest.raises(AssertionError, match=rf"needs the package {package}: pip install 'atommem\[train\]'"):
+            run([*atommem, *command.split()], folder)
+
+
 def test_an_editable_install_follows_the_links(checkout: Path, folder: Path, tmp_path: Path) -> None:
     python = environment(tmp_path, "--editable", checkout)
     code = "import atommem.train.train_cli as ours; print(ours.__file__)"
