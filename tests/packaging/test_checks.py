@@ -43,15 +43,15 @@ def test_every_room_s_coverage_is_printed_after_the_tests(checkout: Path) -> Non
     assert result.stdout.splitlines() == ["10 passed in 1s", *(f"coverage of {room}: 100.0%" for room in ROOMS)]
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", ["atommem", "train"])
 def test_one_room_below_the_bar_fails_though_the_total_is_above(checkout: Path, room: str) -> None:
     (checkout / room / "module.py").write_text("value = 1\n" * 8 + "if value > 1:\n    value = 3\n")  # 90% is enough
     assert run(checkout).returncode == 0
     (checkout / room / "module.py").write_text("value = 1\n" * 7 + "if value > 1:\n    value = 2\n    value = 3\n")
     result = run(checkout)
     assert result.returncode == 1
-    assert f"coverage of {room}: 80.0%" in result.stdout
-    assert f"{room}/module.py" in result.stdout, "what is missing is listed"
+    assert f"coverage of {room}:\n" in result.stdout
+    assert f"{room}/module.py 10 2 80.0% 9-10" in " ".join(result.stdout.split()), "what is missing is listed"
     assert "at least 90%" in result.stderr
     assert run(checkout, "-k", "some").returncode == 0
 
