@@ -6,9 +6,10 @@ The core knows none of them by import: the rooms above it (and third parties) br
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Any
 
-from atommem.errors import AtomMemError
+from atommem.errors import AtomMemError, ConfigError
 
 _SUMMARIES = {
     "demo": "train a tiny policy with GRPO from nothing, on CPU, and show what it learned",
@@ -18,31 +19,29 @@ _SUMMARIES = {
     "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
     "report": "evaluations as tables, plots and a page for the browser",
     "trace": "replay an episode step by step in the terminal",
+    "configs": "list the shipped recipes, suites and launchers, or print the path of one",
 }
-
-
-def _usage(names: list[str]) -> str:
-    lines = [f"  {name:<8} {_SUMMARIES.get(name, '')}".rstrip() for name in names]
-    return "usage: atommem COMMAND ...\n\ncommands:\n" + "\n".join(lines) + "\n\n`atommem COMMAND --help` tells more."
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; returns the exit status (2: a wrong call or an `AtomMemError`)."""
     argv = sys.argv[1:] if argv is None else argv
-    commands = {entry.name: entry for entry in entry_points(group="atommem.commands")}
-    names = sorted(commands, key=lambda name: (list(_SUMMARIES).index(name) if name in _SUMMARIES else 99, name))
+    commands = _commands()
     if not argv or argv[0] in ("-h", "--help"):
-        print(_usage(names))
+        print(_usage(commands))
         return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        print(f"atommem {version('atommem')}")
+        return 0
     if argv[0] not in commands:
-        print(f"atommem: unknown command {argv[0]!r}\n\n{_usage(names)}", file=sys.stderr)
+        print(f"atommem: unknown command {argv[0]!r}\n\n{_usage(commands)}", file=sys.stderr)
         return 2
     try:
-        command = commands[argv[0]].load()
+        command = _load(commands[argv[0]])
         return int(command(argv[1:]) or 0)
     except ModuleNotFoundError as error:
-        # A missing package of ours is a bug and keeps its traceback; a missing extra is a matter of installing.
-        if error.name is None or error.name.split(".")[0] in ("atommem", "envs", "train", "eval", "demo"):
+        # A missing module of ours is a bug and keeps its traceback; a missing extra is a matter of installing.
+        if error.name is None or error.name.split(".")[0] == "atommem":
             raise
         print(f"atommem {argv[0]} needs the package {error.name}: pip install 'atommem[train]'.", file=sys.stderr)
         return 2
@@ -52,6 +51,45 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\natommem {argv[0]}: interrupted", file=sys.stderr)
         return 130
+
+
+def _commands() -> dict[str, EntryPoint]:
+    """Every command by its name, ours first; nothing is imported, so that a broken one leaves the others alone."""
+    found = entry_points(group="atommem.commands")
+    commands = {entry.name: entry for entry in sorted(found, key=_is_ours)}  # another's cannot take our name
+    order = [*_SUMMARIES, *sorted(commands)]
+    return {name: commands[name] for name in sorted(commands, key=order.index)}
+
+
+def _is_ours(entry: EntryPoint) -> bool:
+    return entry.module.split(".")[0] == "atommem"
+
+
+def _load(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:  # whatever another's module does when it is imported
+        if _is_ours(entry):
+            raise
+        package = "an unknown package" if entry.dist is None else f"the package {entry.dist.name}"
+        raise ConfigError(
+            f"this command comes with {package} and cannot be loaded ({entry.value}: {type(error).__name__}: {error}). "
+            "Upgrade or uninstall it."
+        ) from error
+
+
+def _usage(commands: dict[str, EntryPoint]) -> str:
+    lines = [f"  {name:<8} {_SUMMARIES.get(name, _origin(entry))}".rstrip() for name, entry in commands.items()]
+    return (
+        "usage: atommem COMMAND ...    or: atommem --version\n\ncommands:\n"
+        + "\n".join(lines)
+        + "\n\n`atommem COMMAND --help` tells more."
+    )
+
+
+def _origin(entry: EntryPoint) -> str:
+    """Where another's command comes from."""
+    return "" if entry.dist is None else f"({entry.dist.name} {entry.dist.version})"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from atommem.errors import ConfigError
 from atommem.eval.budget import Budget
 from atommem.eval.methods import METHODS
 from atommem.eval.policies import is_server
+from atommem.shipped import with_config_path
 
 _CHECKPOINT_FIELDS = ("max_tokens", "chat_template_kwargs")
 
@@ -122,18 +123,20 @@ def parse_arguments(
     """
     from trl import TrlParser
 
+    argv = with_config_path(argv, "eval")
     try:
         ahead = read_ahead([*(["--policy", policy] if policy is not None else []), *argv], "policy", settings)
         parser = TrlParser(
             (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class),
             prog="atommem eval",
-            description="Evaluate a policy on a task file. All flags can also be given in a YAML file: --config FILE. "
-            "Many evaluations that make one report: --suite FILE, whose own flags atommem eval --suite --help tells.",
+            description="Evaluate a policy on a task file. All flags can also be given in a YAML file: --config FILE, "
+            "or the name of one of ours (atommem configs). Many evaluations that make one report: --suite FILE or NAME, "
+            "whose own flags atommem eval --suite --help tells.",
             allow_abbrev=False,
         )
         stored = {name: ahead.stored[name] for name in _CHECKPOINT_FIELDS if name in ahead.stored}
         parser.set_defaults_with_config(**{**ahead.defaults, **stored, **(settings or {})})
-        configs: Configs = parser.parse_args_and_config(list(argv))
+        configs: Configs = parser.parse_args_and_config(argv)
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{error} (see atommem eval --help)") from error
     return configs

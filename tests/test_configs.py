@@ -32,9 +32,9 @@ def stage_of(path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configs name other files from the repository's root."""
-    monkeypatch.chdir(ROOT)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configs name each other so that they are found from any folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 def test_no_yaml_is_left_out() -> None:
@@ -88,7 +88,7 @@ def test_recipes_of_the_paper_differ_in_nothing_but_what_they_are_about() -> Non
         assert {name for name, value in other.items() if value != full[name]} <= OWN, path
         text = path.read_text()
         assert "--docs 200 --questions 1-10" in text
-        assert f"--config configs/train/{path.name}" in text
+        assert f"--config {path.stem}" in text
 
 
 def test_what_the_special_recipes_switch() -> None:
@@ -120,7 +120,7 @@ def test_accelerate_reads_the_launchers(name: str, kind: str, processes: int, ma
     assert (config.num_processes, config.num_machines, config.mixed_precision) == (processes, machines, "bf16")
     launch = read_launch(str(path), None)
     assert (launch.name, launch.processes, launch.machines) == (kind, processes, machines)
-    assert f"--config_file configs/accelerate/{name}.yaml" in path.read_text()
+    assert f"--config_file $(atommem configs {name})" in path.read_text()
 
 
 def test_activations_are_checkpointed_in_one_place() -> None:
@@ -148,4 +148,4 @@ def test_suites_are_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
     assert evaluate(["--suite", str(path), "--list", "--benchmarks", str(ROOT)]) == 0
     assert " cells, " in capsys.readouterr().out
-    assert f"--suite configs/eval/{path.name}" in path.read_text()
+    assert f"--suite {path.stem}" in path.read_text()

@@ -12,6 +12,7 @@ from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.environment import EnvironmentConfig
 from atommem.envs.checkpoint_settings import Ahead, read_ahead
 from atommem.errors import ConfigError
+from atommem.shipped import with_config_path
 
 if TYPE_CHECKING:
     from trl import ModelConfig
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 STAGES = ("grpo", "sft", "async")
 _RESUME = ["--resume_from_checkpoint", "auto"]
-USAGE = """usage: atommem train [grpo|sft|async] [--config FILE.yaml] [--FIELD VALUE ...]
+USAGE = """usage: atommem train [grpo|sft|async] [--config FILE|NAME] [--FIELD VALUE ...]
 
 stages:
   grpo   reinforcement learning on a task file (the default)
@@ -31,10 +32,10 @@ of a run:
   plot RUN     scores, action rates and store size over training (RUN: its output folder)
   replay DIR   repeat the update that stopped a GRPO run on the episodes that it had (DIR: failed/step-N)
 
-A flag wins over the YAML file, that over the atommem_config.json of the model folder (a cold-started
-model keeps its memory settings), that over the defaults. --resume continues from the last checkpoint in
---output_dir, if there is one. --dry_run checks every setting and estimates memory and hours, without weights
-or GPU. `atommem train STAGE --help` lists all fields.
+`atommem configs` lists the names of recipes. A flag wins over the YAML file, that over the atommem_config.json
+of the model folder (a cold-started model keeps its memory settings), that over the defaults. --resume continues
+from the last checkpoint in --output_dir, if there is one. --dry_run checks every setting and estimates memory and
+hours, without weights or GPU. `atommem train STAGE --help` lists all fields.
 
 exit status: 0 done; 75 stopped by SIGTERM, SIGUSR1 or Ctrl-C, --resume continues; 2 a setting is wrong, or the
 run cannot go on (the message says why and where its data is)."""
@@ -61,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         return replay(arguments, parse_grpo)
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}: give one of {', '.join(STAGES)} (see atommem train --help).")
+    arguments = with_config_path(arguments, "train")
     if _dry_run(stage, arguments):
         return 0
     # One word for what a requeued job wants, in a form that a YAML file can say as well.
@@ -176,7 +178,7 @@ def _parse(argv: Sequence[str], config_class: type, stage: str, model_class: typ
         parser = TrlParser(
             (config_class, MemoryConfig, EmbedderConfig, own, model_class or ModelConfig, DryRunConfig),
             prog=f"atommem train {stage}",
-            description="All fields can also be given in a YAML file: --config FILE.",
+            description="All fields can also be given in a YAML file: --config FILE or NAME (atommem configs).",
             allow_abbrev=False,
         )
         parser.set_defaults_with_config(**_defaults(ahead))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from atommem.errors import DialectError
+from atommem.errors import ConfigError, DialectError
+from atommem.shipped import find_file
 
 if TYPE_CHECKING:
     from atommem.environment import EnvironmentFactory
@@ -90,15 +91,18 @@ class Section:
 
 @lru_cache(maxsize=32)
 def load_templates(name: str) -> Templates:
-    """Read a template set: ``full``, ``compact``, ``memagent``, or a file's path.
+    """Read a template set: ``full``, ``compact``, ``memagent``, a file's path, or a file of ``configs/templates``.
 
     Raises:
         DialectError: No such set or file, not YAML, an unknown or missing field, or a piece
             without the placeholder that it is for.
     """
-    path = Path(__file__).with_name(f"{name}.yaml") if name in SHIPPED else Path(name)
-    if not path.is_file():
-        raise DialectError(f"no template set or file {name!r}: give {', '.join(SHIPPED)}, or the path of a YAML file.")
+    path = Path(__file__).with_name(f"{name}.yaml")
+    if name not in SHIPPED:
+        try:
+            path = find_file("templates", name, "templates")
+        except ConfigError as error:
+            raise DialectError(f"no template set {name!r}: give {', '.join(SHIPPED)}, or a file. {error}") from error
     templates: Templates = _record(Templates, path, _read(path))
     for piece, placeholder in _REQUIRED.items():
         text = getattr(templates, piece)

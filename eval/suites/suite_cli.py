@@ -68,13 +68,14 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="atommem eval",
-        description="Run all evaluations that a suite's file describes (configs/eval/), and report them together. "
+        description="Run all evaluations that a suite's file describes, and report them together. "
         "Every flag of atommem eval may be given too: it wins over the suite's settings, but not over a row's.",
         epilog="Suites, their files and the report: docs/evaluation.md",
         allow_abbrev=False,
     )
     # The file may be missing in `--suite --help`.
-    parser.add_argument("--suite", type=Path, nargs="?", required=True, metavar="FILE", help="The suite's file (YAML).")
+    suite_help = "The suite's file (YAML), or the name of one of ours (atommem configs)."
+    parser.add_argument("--suite", type=Path, nargs="?", required=True, metavar="FILE", help=suite_help)
     parser.add_argument("--out", type=Path, help="Folder for cells and report; an interrupted suite continues in it.")
     parser.add_argument(
         "--benchmarks",
@@ -111,7 +112,7 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
         if name in _INSTEAD:
             raise ConfigError(f"{name} is for a single evaluation: {_INSTEAD[name]}.")
     if given.suite is None:
-        raise ConfigError("--suite is given without its file: name one, such as configs/eval/smoke.yaml.")
+        raise ConfigError("--suite is given without its file: give a path, or a name such as smoke.")
     if given.out is None and not given.list:
         raise ConfigError("--out is missing: name the folder for cells and report, or give --list.")
     if given.benchmarks is not None and not given.benchmarks.is_dir():

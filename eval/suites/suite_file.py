@@ -19,6 +19,7 @@ from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS
 from atommem.eval.suites.checks import check_fields, check_settings, fits
 from atommem.eval.suites.suite import BenchmarkData, Column, FileData, Row, Suite, SyntheticData
+from atommem.shipped import find_file
 
 _SUITE = ("title", "settings", "data", "rows", "grid", "seeds", "reference", "efficiency")
 _BENCHMARK = (
@@ -45,12 +46,12 @@ _NOT_OF_A_ROW = (
 
 
 def load_suite(path: str | Path) -> Suite:
-    """Read a suite's file.
+    """Read a suite's file, at a path or of a shipped suite's name.
 
     Raises:
         ConfigError: It cannot be read, has an unknown field, lacks one, or a value is wrong; the message says where.
     """
-    path = Path(path)
+    path = find_file("suite", path, "eval")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

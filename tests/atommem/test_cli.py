@@ -1,15 +1,20 @@
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, version
+from pathlib import Path
 
 import pytest
 
 from atommem import cli
 
+COMMANDS = ["demo", "data", "train", "eval", "compare", "report", "trace"]
+
 
 def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     out = capsys.readouterr().out
-    assert all(name in out for name in ("demo", "data", "train", "eval", "trace"))
+    assert all(name in out for name in COMMANDS)
     assert cli.main(["--help"]) == 0
 
 
@@ -18,15 +23,94 @@ def test_unknown_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown command 'fly'" in capsys.readouterr().err
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"atommem {version('atommem')}\n"
+
+
 def test_an_error_of_ours_is_a_message_not_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["trace", "/nowhere/at/all.jsonl"]) == 2
     assert "/nowhere/at/all.jsonl" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["demo", "data", "train", "eval", "trace"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "atommem.cli", command, "--help"], capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
     assert "usage" in result.stdout.lower()
+
+
+Add = Callable[[str, str, str], None]
+
+
+@pytest.fixture
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
+    """Installs a package with a module and a command of it: ``add(command, entry point's value, module's text)``."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(command: str, value: str, text: str) -> None:
+        (tmp_path / "flights.py").write_text(text)
+        info = tmp_path / "flights-2.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flights\nVersion: 2.0\n")
+        (info / "entry_points.txt").write_text(f"[atommem.commands]\n{command} = {value}\n")
+        sys.modules.pop("flights", None)
+
+    return install
+
+
+def test_a_command_from_outside(add: Add, capsys: pytest.CaptureFixture[str]) -> None:
+    add("fly", "flights:main", "def main(argv):\n    print('up', *argv)\n")
+    assert cli.main(["fly", "north"]) == 0
+    assert capsys.readouterr().out == "up north\n"
+    assert cli.main(["--help"]) == 0
+    assert "  fly      (flights 2.0)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "reason"),
+    [
+        ("gone.away:main", "", "ModuleNotFoundError: No module named 'gone'"),
+        ("flights:main", "", "AttributeError"),
+        ("flights:main", "import not_installed", "ModuleNotFoundError: No module named 'not_installed'"),
+        ("flights:main", "1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_command_from_outside_that_cannot_be_loaded_breaks_no_other(
+    add: Add, value: str, text: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add("fly", value, text)
+    assert cli.main(["fly"]) == 2
+    err = capsys.readouterr().err
+    assert "atommem fly: this command comes with the package flights and cannot be loaded" in err
+    assert reason in err
+    assert cli.main(["--help"]) == 0
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["trace", "--help"])
+    assert stopped.value.code == 0
+
+
+def test_a_command_from_outside_cannot_take_the_name_of_ours(add: Add, capsys: pytest.CaptureFixture[str]) -> None:
+    add("trace", "flights:main", "def main(argv):\n    print('not ours')\n")
+    assert cli.main(["trace", "/nowhere.jsonl"]) == 2
+    assert "not ours" not in capsys.readouterr().out
+
+
+def run_ours(module: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    entry = EntryPoint("fly", f"{module}:main", "atommem.commands")
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry])
+    return cli.main(["fly"])
+
+
+def test_a_missing_module_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"atommem\.gone"):
+        run_ours("atommem.gone", monkeypatch)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "atommem.trace_view", raising=False)
+    assert run_ours("atommem.trace_view", monkeypatch) == 2
+    assert "atommem fly needs the package rich.console: pip install" in capsys.readouterr().err

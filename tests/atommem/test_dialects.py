@@ -139,7 +139,7 @@ def test_a_file_that_is_no_mapping_or_no_yaml_is_refused(tmp_path: Path) -> None
     path.write_text("a: [1, 2\n")
     with pytest.raises(DialectError, match="not valid YAML"):
         load_templates(str(path))
-    with pytest.raises(DialectError, match="no template set or file"):
+    with pytest.raises(DialectError, match="no template set"):
         load_templates(str(tmp_path / "nowhere.yaml"))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from atommem.errors import ConfigError
+from atommem.shipped import find_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
     """The launch that an accelerate config describes.
 
     Args:
-        path: The file; unset is one node with the model on every device.
+        path: The file, or a shipped one's name; unset is one node with the model on every device.
         processes: Wins over the file's, as ``accelerate launch --num_processes`` does.
 
     Raises:
@@ -105,9 +105,7 @@ def _fsdp(path: str, config: Any, count: int) -> Launch:
 def _load(path: str) -> Any:
     from accelerate.commands.config.config_args import load_config_from_file
 
-    if not Path(path).is_file():
-        raise ConfigError(f"dry_run_launcher is {path!r}: there is no such file.")
     try:
-        return load_config_from_file(path)
+        return load_config_from_file(str(find_file("dry_run_launcher", path, "accelerate")))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is no accelerate config: {error}") from error

@@ -260,7 +260,7 @@ def _warnings(plan: Plan, args: Any, dtype: str, memory: MemoryConfig, embedder:
     if plan.memory.peak > plan.device.memory:
         found.append(
             f"the peak of {plan.memory.peak / 1e9:.1f} GB exceeds the {plan.device.memory / 1e9:.0f} GB of "
-            f"{plan.device.name}: share the model among more processes (configs/accelerate/fsdp2.yaml), use LoRA "
+            f"{plan.device.name}: share the model among more processes (the launcher fsdp2), use LoRA "
             "(use_peft), or lower micro_batch_tokens, rollout_batch_tokens or vllm_gpu_memory_utilization, whichever "
             "part is the largest."
         )

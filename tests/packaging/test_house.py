@@ -1,0 +1,82 @@
+"""What `lint-imports` and ruff are asked to hold is held: each rule, broken on purpose in a copy, is reported."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("envs", "train", "eval", "demo")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree as a checkout has it: rooms at top level, links to them inside of the package."""
+    copy = tmp_path_factory.mktemp("house")
+    for name in ("atommem", *ROOMS):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    return copy
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    """`lint-imports`, with a new cache each time: two edits within a second would look the same to it."""
+    command = "import sys; from importlinter.cli import lint_imports_command as main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", command, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_house_is_as_it_says(copy: Path) -> None:
+    result = lint_imports(copy)
+    assert result.returncode == 0, result.stdout
+    assert " 0 broken." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "reported"),
+    [
+        ("atommem/errors.py", "import atommem.envs.task", "atommem.errors is not allowed to import atommem.envs"),
+        ("atommem/errors.py", "from atommem.train import train_config", "not allowed to import atommem.train"),
+        ("envs/task.py", "from atommem.eval import runner", "atommem.envs is not allowed to import atommem.eval"),
+        ("train/train_config.py", "import atommem.eval.runner", "atommem.train is not allowed to import atommem.eval"),
+        ("eval/runner.py", "def f():\n    import atommem.train.train_cli", "atommem.eval is not allowed to import"),
+        ("atommem/actions.py", "import atommem.episode_runner", "atommem.actions is not allowed to import"),
+        ("atommem/memory/store.py", "import torch", "atommem.memory.store -> torch"),
+        ("envs/task.py", "def f():\n    import transformers", "atommem.envs.task -> transformers"),
+        ("envs/task.py", "import atommem.envs.task_files", "No cycles are allowed in atommem.envs"),
+        ("atommem/loft.py", "import atommem.errors", "atommem.loft"),
+    ],
+)
+def test_an_arrow_that_points_up_a_circle_and_a_module_without_floor(
+    copy: Path, module: str, line: str, reported: str
+) -> None:
+    path = copy / module
+    before = path.read_text() if path.exists() else None
+    path.write_text(f"{before or ''}\n{line}\n")
+    try:
+        result = lint_imports(copy)
+    finally:
+        path.unlink() if before is None else path.write_text(before)
+    assert result.returncode == 1, result.stdout
+    assert reported in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("file", ["atommem/x.py", "train/x.py", "tests/test_x.py", "scripts/bench_x.py"])
+def test_ruff_refuses_the_bare_name_of_a_room(file: str) -> None:
+    forms = ("import {}", "import {}.x", "from {} import x", "from {}.x import y")
+    lines = [form.format(room) for room in (*ROOMS, "serve") for form in forms]
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "TID251", "--output-format", "concise"]
+    result = subprocess.run(
+        [*command, "--stdin-filename", file, "-"],
+        input="\n".join(lines) + "\n",
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    for number, line in enumerate(lines, 1):
+        assert f"{file}:{number}:" in result.stdout, line
