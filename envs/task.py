@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from atommem.description import QuestionDescription, TaskDescription
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -38,3 +40,12 @@ class Task:
     context: str | None = None
     source: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def describe_task(task: Task) -> TaskDescription:
+    """What records, reports and traces say of `task`."""
+    questions = (
+        QuestionDescription(item.text, item.answers, item.id, str(item.metadata.get("category", "")))
+        for item in task.questions
+    )
+    return TaskDescription(task.id, task.source, tuple(questions))

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
 
+from atommem.envs.scoring.fact_recall import fact_recall
 from atommem.envs.scoring.records import record_of
+from atommem.envs.task import describe_task
 from atommem.episode import Episode
 from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import OutageError
@@ -143,7 +145,10 @@ class RolloutTrainer(ResumableTrainer):
             episodes = self.run_episodes(jobs[rank::ranks], "evaluation")
         finally:
             runner.sampling = sampling
-        mine = [record_of(task, episode) for (task, _), episode in zip(jobs[rank::ranks], episodes, strict=True)]
+        mine = [
+            record_of(describe_task(task), episode, fact_recall(task, episode))
+            for (task, _), episode in zip(jobs[rank::ranks], episodes, strict=True)
+        ]
         # Neither its time nor the backend's counters belong to the next update.
         self._rollout_log.sums([], runner.activity)
         self.backend.metrics()

@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from atommem.config import MemoryConfig
+from atommem.envs.task import describe_task
 from atommem.episode import Episode, Step
 from atommem.memory.operations import Contents
 from atommem.trace import Trace
 from atommem.trace_view import render_trace
-from atommem.train.watch.trace_writer import task_header
 
 FOLDER = "samples"
 TABLES = ("wandb", "trackio")
@@ -118,7 +118,7 @@ class SampleEpisodes:
         with (self.folder / f"step-{update}.txt").open("w", encoding="utf-8") as file:
             console = Console(file=file, width=120, color_system=None, legacy_windows=False)
             for episode in episodes:
-                header = task_header(self._tasks[episode.task_id])
+                header = describe_task(self._tasks[episode.task_id]).to_json()
                 console.print(render_trace(Trace(header, {"memory": asdict(self.memory)}, episode, True)))
                 console.print()
 

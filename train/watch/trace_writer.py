@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.config import MemoryConfig
+from atommem.envs.task import describe_task
 from atommem.episode import Episode
 from atommem.trace import write_trace
 
@@ -31,10 +32,4 @@ class TraceWriter:
         for episode in episodes:
             index, task = self._tasks[episode.task_id]
             path = self.folder / f"step-{update + 1}" / f"task-{index}.{episode.sample}.jsonl"
-            write_trace(path, episode, task_header(task), {"memory": asdict(self.memory)})
-
-
-def task_header(task: Any) -> dict[str, Any]:
-    """What the reader of a trace should know of its task."""
-    questions = [{"text": item.text, "golds": list(item.answers)} for item in task.questions]
-    return {"id": task.id, "source": task.source, "questions": questions}
+            write_trace(path, episode, describe_task(task).to_json(), {"memory": asdict(self.memory)})

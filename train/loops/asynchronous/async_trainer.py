@@ -28,7 +28,9 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.async_grpo.packing import TreeRow
 
+from atommem.envs.scoring.fact_recall import fact_recall
 from atommem.envs.scoring.records import record_of
+from atommem.envs.task import describe_task
 from atommem.episode_stats import episode_sums, means
 from atommem.errors import ConfigError, OutageError
 from atommem.train.loops.asynchronous.async_config import AsyncTrainConfig
@@ -300,7 +302,12 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             try:
                 episodes = self.rollout_worker.run_beside(jobs, sampling, lambda: self.stop_request.requested)
                 pairs = zip(jobs, episodes, strict=False)  # none where the run was asked to stop
-                payload = [[record_of(task, episode) for (task, _), episode in pairs]]
+                payload = [
+                    [
+                        record_of(describe_task(task), episode, fact_recall(task, episode))
+                        for (task, _), episode in pairs
+                    ]
+                ]
             except Exception as error:  # whatever it is, it ends the run on every rank
                 broken = error
         self.meet(broken)
