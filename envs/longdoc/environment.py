@@ -13,7 +13,7 @@ from atommem.actions import Action, ActionKind, first
 from atommem.config import check_choice
 from atommem.environment import Score, StepResult
 from atommem.envs.longdoc.chunking import chunk_task
-from atommem.envs.scoring.answers import REWARDS, Judge, score_answers
+from atommem.envs.scoring.answers import Judge, check_reward, score_answers
 from atommem.envs.scoring.judge import LLMJudge
 from atommem.envs.task import Task
 from atommem.episode import Observation, StopReason
@@ -34,7 +34,7 @@ class LongDocConfig:
     max_reads: int = field(
         default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
     )
-    reward: str = field(default="em", metadata={"help": "em, f1, sub_em or judge: the mean over a task's questions."})
+    reward: str = field(default="em", metadata={"help": "em, f1 or judge: the mean over a task's questions."})
     judge_url: str | None = field(
         default=None, metadata={"help": "OpenAI-compatible server of a model that judges every answer."}
     )
@@ -42,7 +42,7 @@ class LongDocConfig:
 
     def __post_init__(self) -> None:
         check_choice("chunking", self.chunking, ("tokens", "documents"))
-        check_choice("reward", self.reward, REWARDS)
+        check_reward(self.reward)
         if (self.judge_url is None) != (self.judge_model is None):
             raise ConfigError(
                 f"judge_url is {self.judge_url!r} and judge_model {self.judge_model!r}: give both or none."
@@ -139,10 +139,11 @@ class LongDocEnvironment:
         """Start on `task`.
 
         Raises:
-            ConfigError: The task has no question.
+            ConfigError: The task has no question, or the reward is none for it.
         """
         if not task.questions:
             raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
+        check_reward(self._config.reward, task.source)
         self._task = task
         self._chunks = self._shared.chunks(task)
         self._answers = []

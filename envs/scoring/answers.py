@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from atommem.config import check_choice
 from atommem.environment import Score
 from atommem.envs.scoring.locomo_scores import LOCOMO_SOURCE, locomo_exact_match, locomo_f1
 from atommem.envs.scoring.metrics import exact_match, f1, f1_rule, sub_exact_match
 from atommem.envs.task import Question, Task
+from atommem.errors import ConfigError
 
-REWARDS = ("em", "f1", "sub_em", "judge")
+REWARDS = ("em", "f1", "judge")
+_LISTING = "pays for an answer that lists candidates, which training would teach: it stays a metric"
 
 
 class Judge(Protocol):
@@ -29,6 +32,22 @@ class Judge(Protocol):
         ...
 
 
+def check_reward(reward: str, source: str = "") -> None:
+    """Refuse a metric as the reward (of tasks of `source`) that can be had without knowing the answer.
+
+    Raises:
+        ConfigError: It can, or there is no such metric.
+    """
+    if reward == "sub_em":
+        raise ConfigError(f"reward is 'sub_em': sub_em {_LISTING}. Give one of {', '.join(REWARDS)}.")
+    if reward == "f1" and source == LOCOMO_SOURCE:
+        raise ConfigError(
+            f"reward is 'f1' and a task's source {source!r}: LoCoMo's F1 of multi-hop questions holds each part of the "
+            f"gold answer against its best match and {_LISTING}. Give em or judge."
+        )
+    check_choice("reward", reward, REWARDS)
+
+
 def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
     """``em``, ``f1`` and ``sub_em`` of one answer, by the rules of the benchmark `source`."""
     if source == LOCOMO_SOURCE:
@@ -44,12 +63,14 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
     Args:
         task: Its questions and golds.
         answers: One per question; None where none was given.
-        reward: Which metric is the reward: one of `REWARDS`.
+        reward: Which metric is the reward (`check_reward`).
         judge: Asked about every answer that was given, where there is one; its metric is ``judge``.
 
     Raises:
+        ConfigError: This metric is no reward for this task.
         OutageError: The judge is out of reach, or its verdict cannot be read.
     """
+    check_reward(reward, task.source)
     scores = []
     for question, answer in zip(task.questions, answers, strict=True):
         score = score_question(question, answer, task.source)

@@ -148,11 +148,11 @@ def test_exact_match_and_abstention() -> None:
 
 async def test_a_task_is_scored_by_the_rules_of_its_categories(tmp_path: Path) -> None:
     (task,) = load_tasks(write_json(tmp_path / "x.json", [conversation()]))
-    environments = LongDocEnvironments(WordTokenizer(), LongDocConfig(reward="f1"))
+    environments = LongDocEnvironments(WordTokenizer(), LongDocConfig())
     score = await environments.score(task, ["bowl, kilns", "2021", "likely no", None, "not mentioned"])
     assert [item["f1"] for item in score.question_metrics] == [1.0, 1.0, 0.5, 0.0, 1.0]
     assert [item["em"] for item in score.question_metrics] == [0.0, 1.0, 0.0, 0.0, 1.0]
-    assert score.reward == pytest.approx(3.5 / 5)
+    assert (score.reward, score.metrics["f1"]) == (pytest.approx(2 / 5), pytest.approx(3.5 / 5))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_the_command_takes_memagents_files_unchanged(
     _, policy = make_setup(answer)
     monkeypatch.setattr(workbench, "open_policy", lambda config: policy)
     out = tmp_path / "out"
-    command = ["--policy", "toy", "--data", str(data), "--out", str(out), "--method", method, "--reward", "sub_em"]
+    command = ["--policy", "toy", "--data", str(data), "--out", str(out), "--method", method]
     assert eval_cli.main([*command, "--embedder", "hashing", "--max_reads", "0", "--max_in_flight", "2"]) == 0
     summary = json.loads((out / "summary.json").read_text())
     em = summary["metrics"]["em"]
