@@ -50,6 +50,7 @@ class HttpEmbedder:
         self.model = model
         self._client = ServerClient(
             base_url,
+            service="embedder",
             timeout=timeout,
             retries=retries,
             max_in_flight=max_in_flight,

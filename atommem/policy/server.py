@@ -59,6 +59,7 @@ class ServerPolicy:
         self.tokenizer = tokenizer
         self._client = ServerClient(
             base_url,
+            service="policy",
             timeout=timeout,
             retries=retries,
             max_in_flight=max_in_flight,

@@ -68,7 +68,7 @@ class LongDocEnvironments:
         self.config = config
         self.judge: Judge | None = None
         if config.judge_url is not None and config.judge_model is not None:
-            client = ServerClient(config.judge_url, timeout=120.0, retries=5, max_in_flight=64)
+            client = ServerClient(config.judge_url, service="judge", timeout=120.0, retries=5, max_in_flight=64)
             self.judge = LLMJudge(client, config.judge_model)
         self._chunks: OrderedDict[int, tuple[Task, list[str]]] = OrderedDict()
         self._lock = threading.Lock()

@@ -34,7 +34,9 @@ class Server:
 
     def judge(self) -> LLMJudge:
         transport = httpx.MockTransport(self)
-        client = ServerClient("http://judge", timeout=5, retries=1, max_in_flight=4, backoff=0.0, transport=transport)
+        client = ServerClient(
+            "http://judge", service="judge", timeout=5, retries=1, max_in_flight=4, backoff=0.0, transport=transport
+        )
         return LLMJudge(client, "m")
 
 
