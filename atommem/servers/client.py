@@ -27,7 +27,10 @@ _TOO_LONG = re.compile(
     r"|inputs?`? (tokens|must have less)",
     re.IGNORECASE,
 )
-_FILTERED = re.compile(r"content[ _-]?(filter|policy|management)|moderation|flagged|safety", re.IGNORECASE)
+_FILTERED = re.compile(
+    r"content[ _-]?(filter|policy|management)|moderation|flagged|safety|prohibited|inappropriate|data_inspection",
+    re.IGNORECASE,
+)
 
 
 class RefusedError(Exception):
