@@ -23,13 +23,15 @@ class StepResult:
 class Score:
     """The terminal reward, in [0, 1], with the answers and the metrics that it came from.
 
-    `question_metrics` holds the scores of each question by itself; `metrics` their means.
+    `question_metrics` holds the scores of each question by itself; `metrics` their means. `question_notes` says in
+    words how each was scored (a judge's verdict). Records and reports take all of it as it is.
     """
 
     reward: float
     answers: tuple[str | None, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     question_metrics: tuple[dict[str, float], ...] = ()
+    question_notes: tuple[str, ...] = ()
 
 
 class Environment(Protocol):

@@ -154,6 +154,7 @@ class Episode:
         reward: In [0, 1]; None exactly when `stop_reason` is FAILED.
         metrics: Further scores (``em``, ``f1``, ...), empty when failed.
         question_metrics: The scores of each question, empty when failed.
+        question_notes: How each was scored, in words; empty where nothing is to be said.
         error: What failed, when `stop_reason` is FAILED.
         seconds: Wall-clock of the whole episode.
     """
@@ -165,6 +166,7 @@ class Episode:
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     question_metrics: tuple[dict[str, float], ...] = ()
+    question_notes: tuple[str, ...] = ()
     stop_reason: StopReason = StopReason.FAILED
     error: str | None = None
     seconds: float = 0.0

@@ -208,6 +208,7 @@ def set_score(episode: Episode, score: Score) -> None:
     """Note in `episode` how it was scored."""
     episode.reward, episode.answers = score.reward, score.answers
     episode.metrics, episode.question_metrics = dict(score.metrics), score.question_metrics
+    episode.question_notes = score.question_notes
 
 
 def request_sampling(sampling: Sampling, episode: Episode, index: int) -> Sampling:

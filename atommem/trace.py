@@ -60,6 +60,7 @@ def write_trace(
         "reward": episode.reward,
         "metrics": episode.metrics,
         **({"question_metrics": list(episode.question_metrics)} if episode.question_metrics else {}),
+        **({"question_notes": list(episode.question_notes)} if any(episode.question_notes) else {}),
         "stop_reason": episode.stop_reason,
         "error": episode.error,
         "seconds": round(episode.seconds, 4),
@@ -119,6 +120,7 @@ def _trace(header: dict[str, Any], records: list[dict[str, Any]]) -> Trace:
             episode.reward = record["reward"]
             episode.metrics = record["metrics"]
             episode.question_metrics = tuple(record.get("question_metrics", ()))
+            episode.question_notes = tuple(record.get("question_notes", ()))
             episode.stop_reason = StopReason(record["stop_reason"])
             episode.error = record["error"]
             episode.seconds = record["seconds"]

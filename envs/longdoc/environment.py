@@ -14,16 +14,16 @@ from atommem.config import check_choice
 from atommem.environment import Score, StepResult
 from atommem.envs.longdoc.chunking import chunk_task
 from atommem.envs.scoring.answers import Judge, check_reward, score_answers
-from atommem.envs.scoring.judge import LLMJudge
+from atommem.envs.scoring.judge import make_judge
+from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.task import Task
 from atommem.episode import Observation, StopReason
 from atommem.errors import ConfigError
-from atommem.servers.client import ServerClient
 from atommem.tokens import Tokenizer
 
 
 @dataclass
-class LongDocConfig:
+class LongDocConfig(JudgeConfig):
     """How a document is cut, and how an episode is asked and scored."""
 
     chunking: str = field(
@@ -35,18 +35,11 @@ class LongDocConfig:
         default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
     )
     reward: str = field(default="em", metadata={"help": "em, f1 or judge: the mean over a task's questions."})
-    judge_url: str | None = field(
-        default=None, metadata={"help": "OpenAI-compatible server of a model that judges every answer."}
-    )
-    judge_model: str | None = field(default=None, metadata={"help": "Name of the judge's model on its server."})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("chunking", self.chunking, ("tokens", "documents"))
         check_reward(self.reward)
-        if (self.judge_url is None) != (self.judge_model is None):
-            raise ConfigError(
-                f"judge_url is {self.judge_url!r} and judge_model {self.judge_model!r}: give both or none."
-            )
         if self.reward == "judge" and self.judge_url is None:
             raise ConfigError("reward is judge: give judge_url and judge_model as well.")
         if self.chunk_tokens < 1:
@@ -66,10 +59,7 @@ class LongDocEnvironments:
     def __init__(self, tokenizer: Tokenizer, config: LongDocConfig) -> None:
         self.tokenizer = tokenizer
         self.config = config
-        self.judge: Judge | None = None
-        if config.judge_url is not None and config.judge_model is not None:
-            client = ServerClient(config.judge_url, service="judge", timeout=120.0, retries=5, max_in_flight=64)
-            self.judge = LLMJudge(client, config.judge_model)
+        self.judge: Judge | None = make_judge(config)
         self._chunks: OrderedDict[int, tuple[Task, list[str]]] = OrderedDict()
         self._lock = threading.Lock()
         # One thread: the episodes of a group ask for the same chunks at the same time.
@@ -107,7 +97,8 @@ class LongDocEnvironments:
         """Score the answers to a task, one per question (None: no answer).
 
         Raises:
-            OutageError: The judge is out of reach, or its verdict cannot be read.
+            OutageError: The judge is out of reach.
+            JudgeError: The judge cannot judge at all.
         """
         return await score_answers(task, answers, self.config.reward, self.judge)
 

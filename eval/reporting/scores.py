@@ -19,6 +19,7 @@ LABELS = {
     "f1": "F1",
     "sub_em": "sub-EM",
     "judge": "Judge",
+    "judge_unreadable": "Judge unreadable",
     "reward": "Reward",
     "fact_entered": "Fact entered",
     "fact_kept": "Fact kept",
