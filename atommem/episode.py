@@ -113,7 +113,7 @@ class Episode:
         reward: In [0, 1]; None exactly when `stop_reason` is FAILED.
         metrics: Further scores (``em``, ``f1``, ...), empty when failed.
         question_metrics: The scores of each question, empty when failed.
-        question_notes: In words, how each was scored (a judge's verdict); empty where there is nothing to say.
+        question_notes: How each was scored, in words; empty where nothing is to be said.
         error: What failed, when `stop_reason` is FAILED.
         seconds: Wall-clock of the whole episode.
     """

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from atommem.environment import Environment, Score, StopReason, Turn
+from atommem.environment import Environment, EnvironmentFactory, Score, StopReason, Turn
 from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.session import Agent, Session, TurnTimeoutError
@@ -63,6 +63,11 @@ class EpisodeRunner:
         self.agent = agent
         self.limits = limits or Limits()
         self.max_in_flight = max_in_flight
+
+    @property
+    def environments(self) -> EnvironmentFactory:
+        """What the episodes run in."""
+        return self.agent.environments
 
     def using(self, **changes: Any) -> EpisodeRunner:
         """This runner with another `policy`, `sampling`, ... of its agent; all else is shared."""

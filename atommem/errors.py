@@ -33,6 +33,10 @@ class UnknownModelError(PolicyError):
     """The server does not serve a model of the name that was asked for."""
 
 
+class JudgeError(AtomMemError):
+    """The judge of answers refuses every request, or too many of its verdicts cannot be read."""
+
+
 class OutageError(AtomMemError):
     """Something outside the policy failed (server gone, time-out) and its retries are used up.
 

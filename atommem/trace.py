@@ -61,7 +61,7 @@ def write_trace(
         "reward": episode.reward,
         "metrics": episode.metrics,
         **({"question_metrics": list(episode.question_metrics)} if episode.question_metrics else {}),
-        **({"question_notes": list(episode.question_notes)} if episode.question_notes else {}),
+        **({"question_notes": list(episode.question_notes)} if any(episode.question_notes) else {}),
         "stop_reason": episode.stop_reason,
         "error": episode.error,
         "seconds": round(episode.seconds, 4),

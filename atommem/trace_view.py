@@ -215,6 +215,8 @@ def _end(trace: Trace) -> RenderableType:
         lines.append(_field(f"answer {number}", "(none)" if answer is None else answer, "magenta"))
         if number <= len(questions) and questions[number - 1][1]:
             lines.append(_field("gold", " | ".join(questions[number - 1][1]), "green"))
+        if number <= len(episode.question_notes) and episode.question_notes[number - 1]:
+            lines.append(_field("note", episode.question_notes[number - 1]))
     lines.append(_field("reward", "none" if episode.reward is None else f"{episode.reward:g}", "bold"))
     lines += [_field(name, f"{value:g}") for name, value in episode.metrics.items()]
     lines.append(_field("stop reason", str(episode.stop_reason)))

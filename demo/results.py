@@ -90,7 +90,7 @@ def results_table(results: Mapping[str, EvalResult]) -> Table:
     for heading in actions.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in results.items():
-        estimate = result.summary()["em"]
+        estimate = result.summary()["metrics"].get("em")
         scored = ("-", "-") if estimate is None else (f"{estimate['mean']:.3f}", _interval(estimate))
         rates = _rates(result)
         table.add_row(LABELS[name], *scored, *(f"{rates[action]:.2f}" for action in actions))

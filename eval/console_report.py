@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from atommem.actions import MEMORY_KINDS
+from atommem.eval.reporting.scores import label, main_score, ordered
 
 _PER_STEP = (
     *((f"{kind} / step", f"actions/{kind}") for kind in (*MEMORY_KINDS, "answer")),
@@ -43,47 +44,49 @@ def report_table(summary: Mapping[str, Any]) -> Table:
         table.add_column(name, justify="right")
     for section in (_scores, _episodes, _rates, _costs, _truncation, _endings):
         rows = list(section(columns))
-        for label, *cells in rows:
-            table.add_row(label, *cells)
+        for heading, *cells in rows:
+            table.add_row(heading, *cells)
         if rows:
             table.add_section()
     return table
 
 
 def _scores(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    for label, key in (("EM [95% interval]", "em"), ("F1 [95% interval]", "f1")):
-        yield [label, *(_interval(summary[key]) for summary in columns.values())]
-    for name in sorted({name for summary in columns.values() for name in summary["metrics"]}):
-        yield [name, *(_interval(summary["metrics"].get(name)) for summary in columns.values())]
+    found = {name for summary in columns.values() for name in (summary["metric"], *summary["metrics"])}
+    names = ordered(found)
+    for place, name in enumerate(names):
+        heading = label(name) if place else f"{label(name)} [95% interval]"
+        yield [heading, *(_interval(summary["metrics"].get(name)) for summary in columns.values())]
     for category in sorted({name for summary in columns.values() for name in summary.get("by_category", {})}):
-        parts = [summary.get("by_category", {}).get(category, {}) for summary in columns.values()]
-        for label, key in (("EM", "em"), ("F1", "f1")):
-            yield [f"{label}, {category}", *(_interval(part.get(key)) for part in parts)]
+        parts = [summary.get("by_category", {}).get(category, {}).get("metrics", {}) for summary in columns.values()]
+        for name in names:
+            if name in {"f1", *(summary["metric"] for summary in columns.values())}:
+                yield [f"{label(name)}, {category}", *(_interval(part.get(name)) for part in parts)]
 
 
 def _episodes(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    yield ["tasks / questions scored", *(_counts(summary["em"]) for summary in columns.values())]
+    yield ["tasks / questions scored", *(_counts(main_score(summary)) for summary in columns.values())]
     yield ["episodes", *(str(summary["episodes"]) for summary in columns.values())]
     yield ["  of these failed (not scored)", *(str(summary["failed"]) for summary in columns.values())]
 
 
 def _rates(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    for label, key in (*_PER_STEP, *_PER_STEP_IF_ANY):
+    for heading, key in (*_PER_STEP, *_PER_STEP_IF_ANY):
         values = [summary["means"].get(key) for summary in columns.values()]
-        if any(values) or (label, key) in _PER_STEP:
-            yield [label, *(_number(value, 3) for value in values)]
+        if any(values) or (heading, key) in _PER_STEP:
+            yield [heading, *(_number(value, 3) for value in values)]
 
 
 def _costs(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    for label, key in _PER_EPISODE:
-        yield [f"{label} / episode", *(_number(summary["means"].get(key), 1) for summary in columns.values())]
+    for heading, key in _PER_EPISODE:
+        yield [f"{heading} / episode", *(_number(summary["means"].get(key), 1) for summary in columns.values())]
 
 
 def _truncation(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    for label, key in _SHARES_OF_TEXT:
+    for heading, key in _SHARES_OF_TEXT:
         values = [summary["means"].get(key) for summary in columns.values()]
         if any(value is not None for value in values):
-            yield [label, *("-" if value is None else f"{value:.1%}" for value in values)]
+            yield [heading, *("-" if value is None else f"{value:.1%}" for value in values)]
 
 
 def _endings(columns: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -91,8 +94,8 @@ def _endings(columns: Mapping[str, Any]) -> Iterator[list[str]]:
     for key in keys:
         values = [summary["means"].get(key) for summary in columns.values()]
         if any(values):
-            label = f"ended: {key.removeprefix('stop/').replace('_', ' ')}"
-            yield [label, *("-" if value is None else f"{value:.1%}" for value in values)]
+            heading = f"ended: {key.removeprefix('stop/').replace('_', ' ')}"
+            yield [heading, *("-" if value is None else f"{value:.1%}" for value in values)]
 
 
 def _interval(estimate: Mapping[str, float] | None) -> str:

@@ -130,7 +130,7 @@ def parse_arguments(
             (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class),
             prog="atommem eval",
             description="Evaluate a policy on a task file. All flags can also be given in a YAML file: --config FILE, "
-            "or the name of one of ours (atommem configs). Many evaluations that make one report: --suite FILE or NAME, "
+            "or the name of one of ours (`atommem configs`). Many that make one report: --suite FILE or NAME, "
             "whose own flags atommem eval --suite --help tells.",
             allow_abbrev=False,
         )

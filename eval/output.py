@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from atommem.description import TaskDescription
 from atommem.envs.scoring.records import EpisodeRecord
-from atommem.envs.task import Task
 from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
 from atommem.eval.budget import Usage
@@ -71,11 +71,9 @@ class OutputFolder:
     ) -> None:
         self._file.close()
 
-    def add(self, task: Task, episode: Episode, record: EpisodeRecord) -> None:
+    def add(self, task: TaskDescription, episode: Episode, record: EpisodeRecord) -> None:
         """Store an episode for good: first its trace, then its line."""
-        questions = [{"text": question.text, "golds": list(question.answers)} for question in task.questions]
-        header = {"id": task.id, "source": task.source, "questions": questions}
-        write_trace(self.trace_path(record), episode, header, self.manifest)
+        write_trace(self.trace_path(record), episode, task.to_json(), self.manifest)
         self._file.write(json.dumps(record.to_json()).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -11,8 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from atommem.envs.scoring.records import EpisodeRecord, EvalResult, record_of
-from atommem.envs.task import Task
+from atommem.envs.scoring.records import EpisodeRecord, EvalResult, main_metric, record_of
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, DataError
@@ -22,7 +21,7 @@ from atommem.eval.output import OutputFolder, usage_of
 
 
 async def evaluate(
-    tasks: Sequence[Task],
+    tasks: Sequence[Any],
     runner: Method,
     out: str | Path | None = None,
     *,
@@ -80,9 +79,11 @@ async def evaluate(
 
         def on_episode(index: int, episode: Episode) -> None:
             task = pending[index][0]
-            record = records[(task.id, episode.sample)] = record_of(task, episode)
+            description = runner.environments.describe(task)
+            record = record_of(description, episode, runner.environments.diagnose(task, episode))
+            records[(task.id, episode.sample)] = record
             if folder is not None:
-                folder.add(task, episode, record)
+                folder.add(description, episode, record)
             # The trace holds the steps; in memory those of thousands of episodes would add up to gigabytes.
             episode.steps.clear()
             bar.add(record)
@@ -102,7 +103,7 @@ async def evaluate(
 
 
 def make_manifest(
-    tasks: Sequence[Task], runner: Method, samples_per_task: int, settings: Mapping[str, Any]
+    tasks: Sequence[Any], runner: Method, samples_per_task: int, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Everything that a score depends on and that can be written down, as JSON values."""
     return {
@@ -135,10 +136,11 @@ def tasks_digest(tasks: Sequence[Any]) -> str:
 
 
 class _Bar:
-    """Progress: episodes done, failed, exact match so far, time left."""
+    """Progress: episodes done, failed, the main score so far, time left."""
 
     def __init__(self, total: int, done: Collection[EpisodeRecord], *, show: bool) -> None:
-        self._em: list[float] = []
+        self._metric = "em"
+        self._scores: list[float] = []
         self._failed = 0
         self._bar = tqdm(total=total, desc="eval", unit="episode", disable=not show, dynamic_ncols=True)
         for record in done:
@@ -155,16 +157,18 @@ class _Bar:
 
     def add(self, record: EpisodeRecord) -> None:
         self._count(record)
-        em = sum(self._em) / len(self._em) if self._em else float("nan")
-        self._bar.set_postfix(failed=self._failed, em=f"{em:.3f}", refresh=False)
+        mean = sum(self._scores) / len(self._scores) if self._scores else float("nan")
+        self._bar.set_postfix({"failed": self._failed, self._metric: f"{mean:.3f}"}, refresh=False)
         self._bar.update()
 
     def _count(self, record: EpisodeRecord) -> None:
         self._failed += record.failed
-        self._em.extend(question.em for question in record.questions)
+        if not record.failed:
+            self._metric = main_metric([record])
+            self._scores += record.scores(self._metric)
 
 
-def _check_ids(tasks: Sequence[Task]) -> None:
+def _check_ids(tasks: Sequence[Any]) -> None:
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:

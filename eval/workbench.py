@@ -10,6 +10,7 @@ from typing import Any
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, make_environments
+from atommem.envs.scoring.judge_config import judge_settings
 from atommem.eval.eval_config import Configs, EvalConfig
 from atommem.eval.methods import make_method
 from atommem.eval.methods.baseline import Method, Setup
@@ -79,7 +80,7 @@ class Workbench:
             "policy": identity,
             # The same server may come back at another address.
             "embedder": {**asdict(embedder_config), "embedder_url": None},
-            "environment": {**asdict(environment), "judge_url": None},
+            "environment": {**asdict(environment), **judge_settings(environment)},
             "chat_template_kwargs": config.template_kwargs,
             "method": {"name": config.method},
         }

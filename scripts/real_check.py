@@ -63,8 +63,8 @@ def check_eval(folder: Path, tasks: int) -> dict[str, Any]:
         "actions": sum(len(step.actions) for step in steps),
         "operations": sum(len(step.operations) for step in steps),
         "skipped": skipped,
-        "em": _mean([question["em"] for question in scored]),
-        "f1": _mean([question["f1"] for question in scored]),
+        "em": _mean([question["metrics"]["em"] for question in scored]),
+        "f1": _mean([question["metrics"]["f1"] for question in scored]),
         "problems": problems,
     }
 

@@ -98,7 +98,7 @@ def test_gold_sentence() -> None:
 async def make_eval(folder: Path, ending: str = "answered", error: str | None = None) -> Path:
     """A folder as `atommem eval` writes it, with one episode."""
     await load("gold_demonstrations").demonstrate([TASK], WordTokenizer(), folder / "traces", chunk_tokens=21)
-    questions = [] if ending == "failed" else [{"em": 1.0, "f1": 1.0}]
+    questions = [] if ending == "failed" else [{"metrics": {"em": 1.0, "f1": 1.0}}]
     record = {"task_id": "t0", "stop_reason": ending, "error": error, "questions": questions}
     (folder / "episodes.jsonl").write_text(json.dumps(record) + "\n")
     return folder

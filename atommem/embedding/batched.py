@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from atommem.embedding.counted import EmbeddingCounts
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.micro_batching import RequestBatcher, Waiting
 
@@ -41,6 +42,12 @@ class MicroBatcher:
     def dim(self) -> int:
         """Length of the vectors."""
         return self.embedder.dim
+
+    @property
+    def counts(self) -> EmbeddingCounts:
+        """Of the wrapped embedder: texts that were cut or could not be embedded."""
+        found: EmbeddingCounts = getattr(self.embedder, "counts", EmbeddingCounts())
+        return found
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1.

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from atommem.embedding.counted import EmbeddingCounts, unit_rows
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError
 from atommem.servers.client import RefusedError, ServerClient
@@ -21,7 +23,8 @@ class HttpEmbedder:
     """Embeds with ``POST /v1/embeddings``. The constructor asks the server once, for the dimension.
 
     Queries and entries are sent as they are: OpenAI's protocol has no place for a query instruction.
-    Texts beyond the model's longest input are cut by servers that can (vLLM), and refused by others.
+    A text that the server refuses for its length or its contents is cut in half until it takes it; `counts` says how
+    often. No text ends a run.
 
     Args:
         base_url: The server, with or without the closing ``/v1``.
@@ -48,14 +51,17 @@ class HttpEmbedder:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.model = model
+        self.counts = EmbeddingCounts()
         self._client = ServerClient(
             base_url,
+            service="embedder",
             timeout=timeout,
             retries=retries,
             max_in_flight=max_in_flight,
             backoff=backoff,
             transport=transport,
         )
+        self._dim = 0
         # In a thread with an event loop of its own: the constructor may run inside one.
         with ThreadPoolExecutor(max_workers=1) as thread:
             self._dim = thread.submit(asyncio.run, self._ask_dim()).result()
@@ -74,54 +80,86 @@ class HttpEmbedder:
         """
         if not texts:
             return np.empty((0, self._dim), dtype=np.float32)
-        vectors = await self._post(texts)
-        if vectors.shape[1] != self._dim:
-            raise ConfigError(
-                f"{self._client.base_url} returned vectors of length {vectors.shape[1]}, before of {self._dim}: "
-                "is it serving one model only?"
-            )
-        return vectors
+        return await self._embed(list(texts))
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
 
     async def _ask_dim(self) -> int:
-        dim = int((await self._post(["dimension"])).shape[1])
-        await self._client.close()
-        return dim
-
-    async def _post(self, texts: Sequence[str]) -> Vectors:
-        body = {"model": self.model, "input": list(texts), "encoding_format": "float"}
         try:
-            try:
-                reply = await self._client.post("/v1/embeddings", body)
-            except RefusedError as error:
-                if not error.too_long:
-                    raise
-                # Models write long entries; vLLM cuts those when asked to, others do not know the field.
-                reply = await self._client.post("/v1/embeddings", body | {"truncate_prompt_tokens": -1})
+            vectors = await self._post(["dimension"])
         except RefusedError as error:
-            raise ConfigError(
-                f"The embedding server {self._client.base_url} refused {len(texts)} texts for model {self.model!r} "
-                f"({error}): check embedder_url and embedder_model."
-            ) from error
+            raise self._refused(error) from error
+        finally:
+            await self._client.close()
+        if unit_rows(vectors)[1]:
+            raise ConfigError(f"{self._client.base_url} returned a vector that is zero or not finite: check its model.")
+        return int(vectors.shape[1])
+
+    async def _embed(self, texts: list[str]) -> Vectors:
         try:
-            return _unit_vectors(reply, len(texts))
+            found = await self._post(texts)
+        except RefusedError as error:
+            if not error.of_input:
+                raise self._refused(error) from error
+            if len(texts) == 1:
+                return await self._embed_beginning(texts[0], error)
+            # One text is refused with all that were sent beside it: find it.
+            half = len(texts) // 2
+            return np.concatenate(await asyncio.gather(self._embed(texts[:half]), self._embed(texts[half:])))
+        vectors, lost = unit_rows(found)
+        self.counts.add(len(texts), lost)
+        return vectors
+
+    async def _embed_beginning(self, text: str, error: RefusedError) -> Vectors:
+        """Of a text that was refused: as much as the server takes, at least half of its window; else a makeshift."""
+        attempts: list[tuple[str, dict[str, Any]]] = [(text, {"truncate_prompt_tokens": -1})] if error.too_long else []
+        attempts += [(text[: len(text) >> cut], {}) for cut in range(1, len(text).bit_length())]
+        for shorter, settings in attempts:
+            try:
+                vectors, lost = unit_rows(await self._post([shorter], settings))
+            except RefusedError as again:
+                if not again.of_input:
+                    raise self._refused(again) from again
+                continue
+            self.counts.add_cut(text)
+            self.counts.add(1, lost)
+            return vectors
+        self.counts.add(1, 1, str(error))
+        return np.eye(1, self._dim, dtype=np.float32)
+
+    async def _post(self, texts: list[str], settings: dict[str, Any] | None = None) -> npt.NDArray[np.float32]:
+        """Vectors as the server returns them. Raises RefusedError, and what `embed` does."""
+        body = {"model": self.model, "input": texts, "encoding_format": "float"}
+        reply = await self._client.post("/v1/embeddings", body | (settings or {}))
+        try:
+            vectors = _vectors(reply, len(texts))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self._client.base_url}/v1/embeddings returned no embeddings of {len(texts)} texts "
                 f"({type(error).__name__}: {error}): is it an embedding server?"
             ) from error
+        if self._dim and vectors.shape[1] != self._dim:
+            raise ConfigError(
+                f"{self._client.base_url} returned vectors of length {vectors.shape[1]}, before of {self._dim}: "
+                "is it serving one model only?"
+            )
+        return vectors
+
+    def _refused(self, error: RefusedError) -> ConfigError:
+        return ConfigError(
+            f"The embedding server {self._client.base_url} refused to embed with model {self.model!r} ({error}): check "
+            "embedder_url, embedder_model and the key (ATOMMEM_EMBEDDER_API_KEY)."
+        )
 
 
-def _unit_vectors(reply: Any, count: int) -> Vectors:
-    """The vectors of a reply in the order of the request, normalised. Raises ValueError and the like."""
+def _vectors(reply: Any, count: int) -> npt.NDArray[np.float32]:
+    """The vectors of a reply in the order of the request. Raises ValueError and the like."""
     items = sorted(reply["data"], key=lambda item: item["index"])
     if [item["index"] for item in items] != list(range(count)):
         raise ValueError(f"the indices are {[item['index'] for item in items][:8]}...")
     vectors = np.array([item["embedding"] for item in items], dtype=np.float32)
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    if vectors.ndim != 2 or not np.all(np.isfinite(norms)) or not np.all(norms > 0):
-        raise ValueError("a vector is empty, zero or not finite")
-    return np.asarray(vectors / norms, dtype=np.float32)
+    if vectors.ndim != 2 or not vectors.shape[1]:
+        raise ValueError("a vector is empty")
+    return vectors

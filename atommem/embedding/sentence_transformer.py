@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from atommem.embedding.counted import EmbeddingCounts, unit_rows
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError
+from atommem.untrusted import clean
 
 
 class SentenceTransformerEmbedder:
     """Embeds in a worker thread, so that the event loop stays free.
 
     Queries get the model's own query prompt and entries its document prompt, where it defines them
-    (Qwen3-Embedding's instruction for queries, say). Texts beyond the model's longest input are cut.
+    (Qwen3-Embedding's instruction for queries, say). Texts beyond the model's longest input are cut, which
+    `counts` counts.
 
     Args:
         model: A hub name or a folder.
@@ -44,6 +47,7 @@ class SentenceTransformerEmbedder:
             ) from error
         self._dim = int(self._model.get_embedding_dimension())
         self._batch_size = batch_size
+        self.counts = EmbeddingCounts()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-embedder")
 
     @property
@@ -62,7 +66,18 @@ class SentenceTransformerEmbedder:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, texts: list[str], kind: TextKind) -> Vectors:
+        texts = [clean(text) for text in texts]
+        window = self._model.max_seq_length
+        for text in texts:
+            # No token is shorter than a byte: short texts need no counting.
+            if window is not None and len(text.encode()) > window and self._tokens(text) > window:
+                self.counts.add_cut(text)
         encode = self._model.encode_query if kind == "query" else self._model.encode_document
-        vectors = np.asarray(encode(texts, batch_size=self._batch_size, show_progress_bar=False), dtype=np.float32)
+        encoded = np.asarray(encode(texts, batch_size=self._batch_size, show_progress_bar=False), dtype=np.float32)
         # Normalised here, in float32: a model in half precision would be off by 1e-3.
-        return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+        vectors, lost = unit_rows(encoded)
+        self.counts.add(len(texts), lost)
+        return vectors
+
+    def _tokens(self, text: str) -> int:
+        return len(self._model.tokenizer(text, truncation=False, verbose=False)["input_ids"])

@@ -34,8 +34,9 @@ class Completion:
 
     `logprobs[i]` is the log-probability (nats) of `token_ids[i]` under the model's own, unscaled
     distribution (vLLM's ``raw_logprobs``); at temperature 1 that is what it was sampled from. The
-    closing end-of-sequence token is included in both, as it is trained on. A policy that is spoken to in messages may
-    have neither; its numbers of tokens then say what the server counted.
+    closing end-of-sequence token is included in both, as it is trained on. Both are empty where a server
+    returns text only (`atommem.policy.chat`); then `prompt_tokens` and `completion_tokens` are its counts.
+    ``content_filter`` says that the model or its provider refused, and `text` is empty.
     """
 
     token_ids: list[int]
@@ -47,7 +48,11 @@ class Completion:
 
 
 class Policy(Protocol):
-    """Maps a prompt to a completion."""
+    """Maps a prompt to a completion.
+
+    One with an attribute ``speaks_chat`` that is true has ``complete_chat(messages, sampling)`` instead, which takes
+    the messages that the prompt is made of (`atommem.policy.chat.ChatPolicy`).
+    """
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion.

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.completions import check_request, make_completion
 from atommem.policy.contract import Completion, Sampling
 from atommem.servers.client import RefusedError, ServerClient
+from atommem.servers.served import Served, only_model
 
 if TYPE_CHECKING:
     import httpx
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """What is asked for, and how long prompt and completion may be together (None is unknown)."""
-
-    name: str
-    context_length: int | None
 
 
 class ServerPolicy:
@@ -59,13 +51,14 @@ class ServerPolicy:
         self.tokenizer = tokenizer
         self._client = ServerClient(
             base_url,
+            service="policy",
             timeout=timeout,
             retries=retries,
             max_in_flight=max_in_flight,
             backoff=backoff,
             transport=transport,
         )
-        self._served = None if model is None else _Served(model, None)
+        self._served = None if model is None else Served(model, None)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion.
@@ -76,7 +69,7 @@ class ServerPolicy:
             UnknownModelError: The server does not know the model's name.
             PolicyError: The server refused the request, or its answer lacks what training needs.
         """
-        served = self._served or await self._ask_model()
+        served = await self._model()
         check_request(prompt_ids, sampling, served.context_length)
         body = {
             "model": served.name,
@@ -117,29 +110,20 @@ class ServerPolicy:
             OutageError: The server is out of reach.
             PolicyError: It does not serve exactly one model.
         """
-        return (self._served or await self._ask_model()).name
+        return (await self._model()).name
 
     def use_model(self, name: str) -> None:
         """Ask for this model from now on (an adapter that was loaded, say); requests in flight keep theirs."""
-        self._served = _Served(name, None if self._served is None else self._served.context_length)
+        self._served = Served(name, None if self._served is None else self._served.context_length)
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""
         await self._client.close()
 
-    async def _ask_model(self) -> _Served:
-        """The one model that the server lists. Episodes that start together may ask at the same time: harmless."""
-        try:
-            reply = await self._client.get("/v1/models")
-            models = {str(item["id"]): item.get("max_model_len") for item in reply["data"]}
-        except RefusedError as error:
-            raise PolicyError(f"{self._client.base_url} does not list its models ({error}): name the model.") from error
-        except (KeyError, TypeError) as error:
-            raise PolicyError(f"{self._client.base_url}/v1/models returned no list: name the model.") from error
-        if len(models) != 1:
-            raise PolicyError(f"{self._client.base_url} serves {len(models)} models ({', '.join(models)}): name one.")
-        name, length = next(iter(models.items()))
-        self._served = _Served(name, length)
+    async def _model(self) -> Served:
+        """Episodes that start together may ask the server at the same time: harmless."""
+        if self._served is None:
+            self._served = await only_model(self._client)
         return self._served
 
     def _read(self, reply: Any) -> Completion:

@@ -1,10 +1,9 @@
-"""JSON over HTTP to an inference server, with retries: shared by the server policy and the HTTP embedder."""
+"""JSON over HTTP to an inference server, with retries: shared by policies, embedder and judge."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
 from collections.abc import Callable
@@ -14,29 +13,67 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from atommem.errors import ConfigError, OutageError
+from atommem.servers.keys import Service, api_key, is_loopback
+from atommem.untrusted import clean
 
 if TYPE_CHECKING:
     import httpx
 
 _Answer = TypeVar("_Answer")
-RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 MAX_WAIT_SECONDS = 30.0
 
-_TOO_LONG = re.compile(r"maximum (context|model) length", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"maximum model length|context (length|size|window)|prompt is too long|too large to process|input token count"
+    r"|inputs?`? (tokens|must have less)",
+    re.IGNORECASE,
+)
+_FILTERED = re.compile(
+    r"content[ _-]?(filter|policy|management)|moderation|flagged|safety|prohibited|inappropriate|data_inspection",
+    re.IGNORECASE,
+)
 
 
 class RefusedError(Exception):
-    """The server answered a request with a 4xx: no retry helps. Callers turn it into one of their errors."""
+    """The server answered a request with a 3xx or 4xx: no retry helps. Callers turn it into one of their errors.
 
-    def __init__(self, status: int, message: str) -> None:
+    Attributes:
+        status, message: HTTP's, and the server's words.
+        code, param: OpenAI's ``error.code`` and ``error.param``, where the server gives them.
+    """
+
+    def __init__(self, status: int, message: str, code: str = "", param: str = "") -> None:
         super().__init__(f"HTTP {status}: {message}")
         self.status = status
         self.message = message
+        self.code = code
+        self.param = param
+
+    @property
+    def retried(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status in (408, 429) or self.status >= 500
+
+    @property
+    def of_input(self) -> bool:
+        """Whether it may be about what this one request says, rather than about who asks, or for what."""
+        return self.status in (400, 413, 422, 500)
 
     @property
     def too_long(self) -> bool:
-        """Whether the server said that the input exceeds the model's context (vLLM's and OpenAI's words)."""
-        return self.status == 400 and _TOO_LONG.search(self.message) is not None
+        """Whether the server said that the input exceeds what it takes (vLLM, OpenAI, llama.cpp, TEI, TGI)."""
+        if self.status == 413 or self.code == "context_length_exceeded":
+            return True
+        return self.of_input and _TOO_LONG.search(self.message) is not None
+
+    @property
+    def filtered(self) -> bool:
+        """Whether a content filter refused the input."""
+        return self.of_input and _FILTERED.search(f"{self.code} {self.message}") is not None
+
+    @property
+    def of_access(self) -> bool:
+        """Whether every request would be refused alike: the key, its rights, the account, or the model's name."""
+        return self.status in (401, 402, 403, 404)
 
 
 @dataclass(slots=True)
@@ -51,11 +88,12 @@ class ServerClient:
     """Calls one OpenAI-compatible server.
 
     Retried with exponential back-off and jitter (or after the server's Retry-After): connections
-    that fail or break, time-outs, HTTP 408, 429 and 5xx. An API key is taken from the environment
-    variable OPENAI_API_KEY, if it is set. May be used from several event loops.
+    that fail or break, time-outs, HTTP 408, 429 and 5xx. Redirects are refusals: a key is never carried to another
+    host. May be used from several event loops.
 
     Args:
         base_url: The server, with or without the closing ``/v1``.
+        service: Whose API key is sent (`atommem.servers.keys.api_key`).
         timeout: Seconds that a request may take.
         retries: How often a request is repeated after its first failure.
         max_in_flight: Most requests at the same time; the others wait.
@@ -63,13 +101,14 @@ class ServerClient:
         transport: An httpx transport, for tests.
 
     Raises:
-        ConfigError: `base_url` is no http(s) URL.
+        ConfigError: `base_url` is no http(s) URL, or its key may not be sent there.
     """
 
     def __init__(
         self,
         base_url: str,
         *,
+        service: Service,
         timeout: float,
         retries: int,
         max_in_flight: int,
@@ -79,6 +118,7 @@ class ServerClient:
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"The server's URL is {base_url!r}: give one that begins with http:// or https://.")
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._key = api_key(service, self.base_url)
         self._timeout = timeout
         self._retries = retries
         self._max_in_flight = max_in_flight
@@ -121,25 +161,28 @@ class ServerClient:
 
         connection = self._connection()
         url, trouble, wait = self.base_url + path, "", 0.0
+        content = None if body is None else _encoded(body)
         for attempt in range(self._retries + 1):
             if attempt:
                 await asyncio.sleep(wait)
             wait = min(MAX_WAIT_SECONDS, self._backoff * 2**attempt) * random.uniform(0.5, 1.5)
             try:
                 async with connection.slots:
-                    response = await _send(connection.client, method, url, body)
+                    response = await _send(connection.client, method, url, content)
             except httpx.TransportError as error:
                 trouble = f"{type(error).__name__}: {error}".rstrip(": ")
                 continue
-            if response.status_code in RETRIED_STATUSES or response.status_code >= 500:
-                trouble = f"HTTP {response.status_code}: {_message(response)}"
+            refusal = None if response.is_success else _refusal(response)
+            # llama.cpp answers a text that is too long with 500.
+            if refusal is not None and refusal.retried and not refusal.too_long:
+                trouble = str(refusal)
                 wait = max(wait, _retry_after(response))
                 continue
-            if not response.is_success:
-                raise RefusedError(response.status_code, _message(response))
+            if refusal is not None:
+                raise refusal
             try:
                 return read(response)
-            except json.JSONDecodeError:
+            except ValueError:  # no JSON, or no UTF-8
                 trouble = f"an answer that is not JSON: {response.text[:200]!r}"
         raise OutageError(
             f"{method} {url} failed {self._retries + 1} times, last with {trouble}: "
@@ -155,9 +198,8 @@ class ServerClient:
         connection = self._connections.get(loop)
         if connection is None:
             self._connections = {known: c for known, c in self._connections.items() if not known.is_closed()}
-            key = os.environ.get("OPENAI_API_KEY")
             client = httpx.AsyncClient(
-                headers={"Authorization": f"Bearer {key}"} if key else None,
+                headers={"Authorization": f"Bearer {self._key}"} if self._key else None,
                 # Requests queue at the semaphore, which is fair, and never time out there.
                 timeout=httpx.Timeout(self._timeout, pool=None),
                 transport=self._transport or self._own_transport(),
@@ -172,7 +214,7 @@ class ServerClient:
         return None if _behind_proxy(self.base_url) else ShardedTransport(min(SHARDS, self._max_in_flight))
 
 
-async def _send(client: httpx.AsyncClient, method: str, url: str, body: Any) -> httpx.Response:
+async def _send(client: httpx.AsyncClient, method: str, url: str, content: bytes | None) -> httpx.Response:
     """Send a request; once more, at once, where the connection broke.
 
     A server closes a connection that has been idle for some seconds, maybe just as it is used again: that says nothing
@@ -180,15 +222,23 @@ async def _send(client: httpx.AsyncClient, method: str, url: str, body: Any) -> 
     """
     import httpx
 
+    headers = {} if content is None else {"Content-Type": "application/json"}
     try:
-        return await client.request(method, url, json=body)
+        return await client.request(method, url, content=content, headers=headers)
     except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-        return await client.request(method, url, json=body)
+        return await client.request(method, url, content=content, headers=headers)
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    """`body` as JSON. What a model wrote may hold half a surrogate pair, which no UTF-8 can."""
+    return clean(json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)).encode()
 
 
 def _behind_proxy(url: str) -> bool:
     """Whether the environment names a proxy for this URL (httpx uses it, unless it is given a transport)."""
     parts = urlsplit(url)
+    if is_loopback(url):
+        return False  # whatever the environment says: a key for this machine must not go to a proxy
     return parts.scheme in getproxies() and not proxy_bypass(parts.netloc)
 
 
@@ -200,11 +250,22 @@ def _text(response: httpx.Response) -> str:
     return response.text
 
 
+def _refusal(response: httpx.Response) -> RefusedError:
+    message = _message(response)
+    if response.is_redirect:
+        message = f"it redirects to {response.headers.get('location', '')}: give that URL if you trust it. {message}"
+    try:
+        error = response.json()["error"]
+        return RefusedError(response.status_code, message, str(error.get("code") or ""), str(error.get("param") or ""))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return RefusedError(response.status_code, message)
+
+
 def _message(response: httpx.Response) -> str:
     """The server's own words: OpenAI's ``error.message``, or the beginning of the body."""
     try:
         body = response.json()
-    except json.JSONDecodeError:
+    except ValueError:
         return response.text[:500]
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)[:2000]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atommem.errors import OutageError, PolicyError
 from atommem.servers.client import RefusedError, ServerClient
@@ -36,8 +36,9 @@ class VllmControl:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         # Nothing is repeated here: who calls decides whether a server that fails is waited for.
-        self._client = ServerClient(base_url, timeout=timeout, retries=0, max_in_flight=8, transport=transport)
-        self._health = ServerClient(base_url, timeout=health_timeout, retries=0, max_in_flight=8, transport=transport)
+        common: dict[str, Any] = {"service": "policy", "retries": 0, "max_in_flight": 8, "transport": transport}
+        self._client = ServerClient(base_url, timeout=timeout, **common)
+        self._health = ServerClient(base_url, timeout=health_timeout, **common)
         self.base_url = self._client.base_url
 
     async def healthy(self) -> bool:

@@ -26,19 +26,19 @@ from atommem.environment import (
 )
 from atommem.envs.longdoc.chunking import chunk_task
 from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
-from atommem.envs.scoring.answers import REWARDS, Judge, score_answers
+from atommem.envs.scoring.answers import Judge, check_reward, score_answers
 from atommem.envs.scoring.fact_recall import fact_recall
-from atommem.envs.scoring.judge import LLMJudge
+from atommem.envs.scoring.judge import make_judge
+from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.servers.client import ServerClient
 from atommem.tokens import Tokenizer
 
 
 @dataclass
-class LongDocConfig(EnvironmentConfig):
+class LongDocConfig(JudgeConfig, EnvironmentConfig):
     """How a document is cut, and how an episode is asked and scored."""
 
     chunking: str = field(
@@ -49,19 +49,12 @@ class LongDocConfig(EnvironmentConfig):
     max_reads: int = field(
         default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
     )
-    reward: str = field(default="em", metadata={"help": "em, f1, sub_em or judge: the mean over a task's questions."})
-    judge_url: str | None = field(
-        default=None, metadata={"help": "OpenAI-compatible server of a model that judges every answer."}
-    )
-    judge_model: str | None = field(default=None, metadata={"help": "Name of the judge's model on its server."})
+    reward: str = field(default="em", metadata={"help": "em, f1 or judge: the mean over a task's questions."})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("chunking", self.chunking, ("tokens", "documents"))
-        check_choice("reward", self.reward, REWARDS)
-        if (self.judge_url is None) != (self.judge_model is None):
-            raise ConfigError(
-                f"judge_url is {self.judge_url!r} and judge_model {self.judge_model!r}: give both or none."
-            )
+        check_reward(self.reward)
         if self.reward == "judge" and self.judge_url is None:
             raise ConfigError("reward is judge: give judge_url and judge_model as well.")
         if self.chunk_tokens < 1:
@@ -90,10 +83,7 @@ class LongDocEnvironments(EnvironmentFactory):
 
     def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self.judge: Judge | None = None
-        if config.judge_url is not None and config.judge_model is not None:
-            client = ServerClient(config.judge_url, timeout=120.0, retries=5, max_in_flight=64)
-            self.judge = LLMJudge(client, config.judge_model)
+        self.judge: Judge | None = make_judge(config)
         self._chunks: OrderedDict[int, tuple[Task, list[str]]] = OrderedDict()
         self._lock = threading.Lock()
         # One thread: the episodes of a group ask for the same chunks at the same time.
@@ -159,7 +149,8 @@ class LongDocEnvironments(EnvironmentFactory):
         """Score the answers to a task, one per question (None: no answer).
 
         Raises:
-            OutageError: The judge is out of reach, or its verdict cannot be read.
+            OutageError: The judge is out of reach.
+            JudgeError: The judge cannot judge at all.
         """
         return await score_answers(task, answers, self.config.reward, self.judge)
 
@@ -191,10 +182,11 @@ class LongDocEnvironment:
         """Start on `task`.
 
         Raises:
-            ConfigError: The task has no question.
+            ConfigError: The task has no question, or the reward is none for it.
         """
         if not task.questions:
             raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
+        check_reward(self._config.reward, task.source)
         self._task = task
         self._chunks = self._shared.chunks(task)
         self._answers = []

@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from atommem.config import check_choice
 from atommem.environment import Score
 from atommem.envs.scoring.locomo_scores import LOCOMO_SOURCE, locomo_exact_match, locomo_f1
 from atommem.envs.scoring.metrics import exact_match, f1, f1_rule, sub_exact_match
+from atommem.envs.scoring.verdicts import Verdict
 from atommem.envs.task import Question, Task
+from atommem.errors import ConfigError
 
-REWARDS = ("em", "f1", "sub_em", "judge")
+REWARDS = ("em", "f1", "judge")
+_LISTING = "pays for an answer that lists candidates, which training would teach: it stays a metric"
 
 
 class Judge(Protocol):
     """Decides whether an answer is right where no string comparison can."""
 
-    async def __call__(self, question: Question, answer: str) -> float:
-        """1.0 for a right answer, 0.0 for a wrong one.
+    async def __call__(self, question: Question, answer: str) -> Verdict:
+        """Its verdict on one answer; one that cannot be read counts as wrong.
 
         Raises:
-            OutageError: It is out of reach, or its verdict cannot be read: never a 0.
+            OutageError: It is out of reach.
+            JudgeError: It cannot judge at all.
         """
         ...
 
     async def close(self) -> None:
         """Free what it holds."""
         ...
+
+
+def check_reward(reward: str, source: str = "") -> None:
+    """Refuse a metric as the reward (of tasks of `source`) that can be had without knowing the answer.
+
+    Raises:
+        ConfigError: It can, or there is no such metric.
+    """
+    if reward == "sub_em":
+        raise ConfigError(f"reward is 'sub_em': sub_em {_LISTING}. Give one of {', '.join(REWARDS)}.")
+    if reward == "f1" and source == LOCOMO_SOURCE:
+        raise ConfigError(
+            f"reward is 'f1' and a task's source {source!r}: LoCoMo's F1 of multi-hop questions holds each part of the "
+            f"gold answer against its best match and {_LISTING}. Give em or judge."
+        )
+    check_choice("reward", reward, REWARDS)
 
 
 def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
@@ -44,18 +66,29 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
     Args:
         task: Its questions and golds.
         answers: One per question; None where none was given.
-        reward: Which metric is the reward: one of `REWARDS`.
-        judge: Asked about every answer that was given, where there is one; its metric is ``judge``.
+        reward: Which metric is the reward (`check_reward`).
+        judge: Asked about every answer that was given, where there is one, all at the same time. Its metrics are
+            ``judge`` and ``judge_unreadable``, and what it said stands in the notes of the questions.
 
     Raises:
-        OutageError: The judge is out of reach, or its verdict cannot be read.
+        ConfigError: This metric is no reward for this task.
+        OutageError: The judge is out of reach.
+        JudgeError: The judge cannot judge at all.
     """
-    scores = []
-    for question, answer in zip(task.questions, answers, strict=True):
-        score = score_question(question, answer, task.source)
-        if judge is not None:
-            blank = answer is None or not answer.strip()
-            score["judge"] = 0.0 if blank else await judge(question, answer or "")
-        scores.append(score)
+    check_reward(reward, task.source)
+    pairs = list(zip(task.questions, answers, strict=True))
+    scores = [score_question(question, answer, task.source) for question, answer in pairs]
+    notes: tuple[str, ...] = ()
+    if judge is not None:
+        verdicts = await asyncio.gather(*(_verdict(judge, question, answer) for question, answer in pairs))
+        notes = tuple(verdict.text and f"judge: {verdict.text}" for verdict in verdicts)
+        for score, verdict in zip(scores, verdicts, strict=True):
+            score |= {"judge": verdict.score, "judge_unreadable": float(not verdict.readable)}
     metrics = {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
-    return Score(metrics[reward], tuple(answers), metrics, tuple(scores))
+    return Score(metrics[reward], tuple(answers), metrics, tuple(scores), notes)
+
+
+async def _verdict(judge: Judge, question: Question, answer: str | None) -> Verdict:
+    if answer is None or not answer.strip():
+        return Verdict(0.0)  # nothing was answered: there is nothing to judge
+    return await judge(question, answer)

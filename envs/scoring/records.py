@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from atommem.envs.scoring.answers import score_question
-from atommem.envs.scoring.fact_recall import fact_recall
+from atommem.description import TaskDescription
 from atommem.envs.scoring.statistics import clustered_estimate, sign_test
-from atommem.envs.task import Question, Task
 from atommem.episode import Episode, StopReason
 from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import DataError
@@ -18,26 +16,27 @@ from atommem.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class QuestionRecord:
-    """A question, what was answered, and its scores against every gold answer.
+    """A question, what was answered, and what its environment says of the answer.
 
-    `category` is the benchmark's, where it reports its categories apart (LoCoMo); `metrics` are further scores
-    (``sub_em``, ``judge``, and those of `atommem.envs.scoring.fact_recall`).
+    `category` is the benchmark's, where it reports its categories apart (LoCoMo); `metrics` are the scores of this
+    question (``em``, ``f1``, ``judge``, ...) and what was diagnosed of it (`atommem.envs.scoring.fact_recall`).
     """
 
     id: str
     question: str
     answer: str | None
     golds: tuple[str, ...]
-    em: float
-    f1: float
     category: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
     def score(self, metric: str) -> float | None:
-        """``em``, ``f1`` or one of `metrics`; None if the question has no such score."""
-        if metric in ("em", "f1"):
-            return float(getattr(self, metric))
+        """One of `metrics`; None if the question has no such score."""
         return self.metrics.get(metric)
+
+    @property
+    def right(self) -> bool | None:
+        """Whether it was answered right, by exact match; None in an environment without it."""
+        return bool(self.metrics["em"]) if "em" in self.metrics else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class EpisodeRecord:
         source: Where the task comes from (``hotpotqa``, ...).
         stop_reason, error: How it ended; `error` says what failed.
         reward, metrics: The environment's score; None and empty when failed.
-        questions: Empty when failed.
+        questions: Empty when failed, and in environments that ask nothing.
         sums: `atommem.episode_stats.episode_sums` of this episode.
         seconds: Wall-clock of the whole episode.
         prompt_tokens, completion_tokens: Of every call whose answer arrived, also if the episode failed later.
@@ -78,6 +77,17 @@ class EpisodeRecord:
         """Whether an outage ended the episode: it has no score."""
         return self.stop_reason == StopReason.FAILED
 
+    @property
+    def right(self) -> bool:
+        """Whether its main score (`main_metric`) is full, in every question that has one."""
+        return all(score >= 1 for score in self.scores(main_metric([self])))
+
+    def scores(self, metric: str) -> list[float]:
+        """Those of its questions, or else of the episode (`metrics`, ``reward``) as one; empty when failed."""
+        found = [question.metrics[metric] for question in self.questions if metric in question.metrics]
+        own = self.reward if metric == "reward" else self.metrics.get(metric)
+        return found or ([] if own is None else [own])
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
@@ -90,24 +100,43 @@ class EpisodeRecord:
             DataError: A field is missing or unknown.
         """
         try:
-            questions = tuple(
-                QuestionRecord(**{**item, "golds": tuple(item["golds"])}) for item in values.pop("questions")
-            )
-            return cls(questions=questions, **values)
+            return cls(questions=tuple(map(_read_question, values.pop("questions"))), **values)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"not an episode record: {error}") from error
 
 
-def record_of(task: Task, episode: Episode) -> EpisodeRecord:
-    """Score `episode` question by question against `task`."""
+def _read_question(values: dict[str, Any]) -> QuestionRecord:
+    # Records of versions before had two of the scores apart: folders of evaluations are kept for long.
+    metrics = {name: values.pop(name) for name in ("em", "f1") if name in values} | values.pop("metrics")
+    return QuestionRecord(**{**values, "golds": tuple(values["golds"]), "metrics": metrics})
+
+
+def record_of(
+    task: TaskDescription, episode: Episode, diagnosed: Sequence[Mapping[str, float]] | None = None
+) -> EpisodeRecord:
+    """The record of `episode`: its scores are those that its environment gave, nothing is scored again.
+
+    Args:
+        task: Its task, as the environment describes it.
+        episode: As it ended.
+        diagnosed: For each question, what else is known of the way to its answer (`fact_recall`).
+
+    Raises:
+        DataError: The score has another number of answers or question metrics than the task has questions.
+    """
     questions: tuple[QuestionRecord, ...] = ()
     if not episode.failed:
-        given = episode.question_metrics or ({},) * len(task.questions)
-        questions = tuple(
-            _question_record(question, answer, {**score_question(question, answer, task.source), **metrics, **recall})
-            for question, answer, metrics, recall in zip(
-                task.questions, episode.answers, given, fact_recall(task, episode), strict=True
+        count = len(task.questions)
+        parts = (episode.answers or (None,) * count, episode.question_metrics or ({},) * count)
+        further = diagnosed or ({},) * count
+        if {len(part) for part in (*parts, further)} - {count}:
+            raise DataError(
+                f"task {task.id!r} has {count} questions, its episode's score {len(parts[0])} answers and "
+                f"{len(parts[1])} question_metrics, and {len(further)} were diagnosed: one of each for every question."
             )
+        questions = tuple(
+            QuestionRecord(item.id, item.text, answer, item.golds, item.category, {**metrics, **more})
+            for item, answer, metrics, more in zip(task.questions, *parts, further, strict=True)
         )
     return EpisodeRecord(
         task_id=task.id,
@@ -125,17 +154,25 @@ def record_of(task: Task, episode: Episode) -> EpisodeRecord:
     )
 
 
-def _question_record(question: Question, answer: str | None, metrics: dict[str, float]) -> QuestionRecord:
-    return QuestionRecord(
-        id=question.id,
-        question=question.text,
-        answer=answer,
-        golds=question.answers,
-        em=metrics.pop("em"),
-        f1=metrics.pop("f1"),
-        category=str(question.metadata.get("category", "")),
-        metrics=metrics,
-    )
+def main_metric(records: Iterable[EpisodeRecord]) -> str:
+    """The score that stands for all: ``em``, or ``reward`` where an environment has no exact match."""
+    scored = [record for record in records if not record.failed]
+    return "reward" if scored and not any(record.scores("em") for record in scored) else "em"
+
+
+def metric_names(records: Sequence[EpisodeRecord]) -> list[str]:
+    """The scores in [0, 1] that the records have, by name.
+
+    Those of questions, or of episodes where questions have none; and ``reward`` where there is no exact match.
+    """
+    names = {name for record in records for question in record.questions for name in question.metrics}
+    names = names or {name for record in records for name in record.metrics}
+    if any(not record.failed for record in records):
+        names |= {main_metric(records)}
+    # An environment may count things too; an interval is that of a proportion.
+    return [
+        name for name in sorted(names) if all(0 <= score <= 1 for record in records for score in record.scores(name))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +200,16 @@ class EvalResult:
     @property
     def em(self) -> float:
         """Exact match: the mean over all questions of the episodes that did not fail; NaN if all failed."""
-        return self._mean("em")
+        return self.mean("em")
 
     @property
     def f1(self) -> float:
         """Token F1, likewise."""
-        return self._mean("f1")
+        return self.mean("f1")
 
-    def _mean(self, metric: str) -> float:
-        scores = [getattr(question, metric) for record in self.records for question in record.questions]
+    def mean(self, metric: str) -> float:
+        """Any score, likewise."""
+        scores = [score for record in self.records for score in record.scores(metric)]
         return sum(scores) / len(scores) if scores else math.nan
 
     def summary(self) -> dict[str, Any]:
@@ -191,13 +229,12 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
 
     Returns:
         episodes, failed: counts; failed episodes are in neither score nor mean.
-        em, f1: `atommem.envs.scoring.statistics.Estimate` as a dict (mean, low, high, n, clusters, effective_n); None
-        when there
-            is nothing to score.
+        metric: The main score's name (`main_metric`).
+        metrics: By name (`metric_names`), `atommem.envs.scoring.statistics.Estimate` as a dict (mean, low, high, n,
+            clusters, effective_n); scores that nothing has are not there.
         means: `atommem.episode_stats.means`: action rates per step, tokens, model calls (``steps``), retrievals,
             seconds and store size per episode, stop reasons.
-        metrics: Further scores of questions (``sub_em``, ``judge``), each an estimate like em.
-        by_category: Where questions have categories, em, f1 and metrics of each.
+        by_category: Where questions have categories, the ``metrics`` of each.
         errors: How often each error message ended an episode.
     """
     items = list(records)
@@ -206,50 +243,46 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         if record.failed:
             errors[record.error or "unknown"] = errors.get(record.error or "unknown", 0) + 1
     rates = means(add_sums([episode_sums([]), *(record.sums for record in items)]))
-    names = sorted({name for record in items for question in record.questions for name in question.metrics})
-    for name in ("em", "f1", *names):
+    names = metric_names(items)
+    for name in {*names} - {"reward"}:
         rates.pop(name, None)  # means over episodes; the scores below are means over questions
     categories = sorted({question.category for record in items for question in record.questions} - {""})
     summary: dict[str, Any] = {
         "episodes": len(items),
         "failed": sum(record.failed for record in items),
-        "em": _estimate(items, "em"),
-        "f1": _estimate(items, "f1"),
-        "metrics": {name: _estimate(items, name) for name in names},
+        "metric": main_metric(items),
+        "metrics": _estimates(items, names),
         "means": rates,
         "errors": errors,
     }
     if categories:
-        summary["by_category"] = {name: _of_category(items, name, names) for name in categories}
+        summary["by_category"] = {
+            name: {"metrics": _estimates(_of_category(items, name), names)} for name in categories
+        }
     return summary
 
 
-def _of_category(records: Sequence[EpisodeRecord], category: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """The scores of the questions of one category."""
-    parts = [
-        replace(record, questions=tuple(item for item in record.questions if item.category == category))
+def _of_category(records: Sequence[EpisodeRecord], category: str) -> list[EpisodeRecord]:
+    """The questions of one category; of those that have none, the episode's own scores do not speak."""
+    return [
+        replace(record, metrics={}, reward=None, questions=questions)
         for record in records
+        if (questions := tuple(item for item in record.questions if item.category == category))
     ]
-    return {
-        "em": _estimate(parts, "em"),
-        "f1": _estimate(parts, "f1"),
-        "metrics": {name: _estimate(parts, name) for name in metrics},
-    }
 
 
-def _estimate(records: Iterable[EpisodeRecord], metric: str) -> dict[str, float] | None:
-    clusters = list(task_scores(records, metric).values())
-    return asdict(clustered_estimate(clusters)) if clusters else None
+def _estimates(records: Iterable[EpisodeRecord], metrics: Iterable[str]) -> dict[str, dict[str, float]]:
+    clusters = {name: list(task_scores(records, name).values()) for name in metrics}
+    return {name: asdict(clustered_estimate(found)) for name, found in clusters.items() if found}
 
 
 def task_scores(records: Iterable[EpisodeRecord], metric: str = "em") -> dict[str, list[float]]:
-    """By task id, the scores of all its questions over all its episodes; tasks without any are absent."""
+    """By task id, its scores over all its episodes (`EpisodeRecord.scores`); tasks without any are absent."""
     scores: dict[str, list[float]] = {}
     for record in records:
-        for question in record.questions:
-            score = question.score(metric)
-            if score is not None:
-                scores.setdefault(record.task_id, []).append(score)
+        found = record.scores(metric)
+        if found:
+            scores.setdefault(record.task_id, []).extend(found)
     return scores
 
 
@@ -276,7 +309,7 @@ def compare(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord], met
 
     Args:
         before, after: `EvalResult.records` of the two.
-        metric: ``em`` or ``f1``.
+        metric: Any score (`EpisodeRecord.scores`).
     """
     changes = task_changes(task_scores(before, metric), task_scores(after, metric))
     wins = sum(change > 0 for change in changes.values())

@@ -56,6 +56,11 @@ class Documents(Protocol):
 class Method(Protocol):
     """Anything that turns a task into an episode: one policy, one way to remember."""
 
+    @property
+    def environments(self) -> EnvironmentFactory:
+        """Where the tasks come from: it describes them."""
+        ...
+
     async def run(self, task: Any, sample: int = 0) -> Episode:
         """Run one episode. An outage does not raise: it ends the episode with stop reason FAILED.
 
@@ -134,6 +139,11 @@ class Baseline(ABC):
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.documents = documents(setup, self.name)
+
+    @property
+    def environments(self) -> EnvironmentFactory:
+        """What the tasks come from."""
+        return self.setup.environments
 
     @classmethod
     def require(cls) -> None:

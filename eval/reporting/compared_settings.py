@@ -7,23 +7,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from atommem.eval.reporting.results import Column
+from atommem.eval.reporting.scores import main_label, main_score
 
 
 @dataclass(frozen=True)
 class SettingChart:
-    """EM against one parameter in one column.
+    """The main score against one parameter in one column.
 
     Attributes:
         parameter: Its name.
         column: Data set and documents.
         values: The places on the axis: numbers in order, then texts ("unlimited").
         lines: By name, the cell at each place; None where there is none.
+        score: What the main score is called.
     """
 
     parameter: str
     column: Column
     values: tuple[str | float, ...]
     lines: dict[str, tuple[Mapping[str, Any] | None, ...]]
+    score: str
 
 
 def setting_charts(results: Mapping[str, Any]) -> list[SettingChart]:
@@ -36,7 +39,7 @@ def setting_charts(results: Mapping[str, Any]) -> list[SettingChart]:
     for column in columns:
         cells = [cell for cell in results["cells"] if (cell["dataset"], cell["documents"]) == column]
         for parameter in dict.fromkeys(name for cell in cells for name in cell["parameters"]):
-            members = [cell for cell in cells if parameter in cell["parameters"] and cell["em"] is not None]
+            members = [cell for cell in cells if parameter in cell["parameters"] and main_score(cell) is not None]
             values = _in_order([cell["parameters"][parameter] for cell in members])
             if sum(not isinstance(value, str) for value in values) < 2:
                 continue
@@ -45,19 +48,20 @@ def setting_charts(results: Mapping[str, Any]) -> list[SettingChart]:
             for cell in members:
                 lines.setdefault(_name(cell, varied), {})[cell["parameters"][parameter]] = cell
             placed = {name: tuple(points.get(value) for value in values) for name, points in lines.items()}
-            charts.append(SettingChart(parameter, column, values, placed))
+            charts.append(SettingChart(parameter, column, values, placed, main_label(members)))
     return charts
 
 
 def to_json(chart: SettingChart) -> dict[str, Any]:
-    """As the page takes it: EM with its interval at each place."""
+    """As the page takes it: the main score with its interval at each place."""
     return {
         "parameter": chart.parameter,
         "dataset": chart.column[0],
         "documents": chart.column[1],
         "values": list(chart.values),
+        "score": chart.score,
         "lines": [
-            {"name": name, "em": [None if cell is None else cell["em"] for cell in cells]}
+            {"name": name, "scores": [None if cell is None else main_score(cell) for cell in cells]}
             for name, cells in chart.lines.items()
         ],
     }

@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from atommem.envs.scoring.records import EpisodeRecord, task_changes, task_scores
+from atommem.envs.scoring.records import EpisodeRecord, main_metric, metric_names, task_changes, task_scores
 from atommem.envs.scoring.statistics import Difference, bootstrap_difference, sign_test
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.scores import METRICS, label, metrics_of_records
+from atommem.eval.reporting.scores import label, ordered
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Comparison:
     """Two evaluations on the tasks that both have a score of.
 
     Attributes:
-        metric: One of `atommem.eval.reporting.scores.METRICS`.
+        metric: The score (`atommem.envs.scoring.records.EpisodeRecord.scores`).
         wins, losses, ties: Tasks on which the second one's mean score is higher, lower, equal.
         p_value: Of the exact two-sided sign test over tasks (McNemar's exact test where a task has one score).
         difference: Second minus first with the interval of the paired bootstrap; None without a common task.
@@ -67,7 +67,7 @@ def compare_records(
     Args:
         first, second: Records of the two. Where their tasks may differ under the same ids, give
             `Evaluation.paired_records`.
-        metric: Any score of questions (`QuestionRecord.score`); tasks without it are left out.
+        metric: Any score (`EpisodeRecord.scores`); tasks without it are left out.
         resamples: Of the bootstrap.
     """
     one, two = task_scores(first, metric), task_scores(second, metric)
@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="atommem compare", description=__doc__, allow_abbrev=False)
     parser.add_argument("first", help="Folder of an evaluation.")
     parser.add_argument("second", help="Folder of another one on the same tasks.")
-    parser.add_argument("--metric", choices=METRICS, default="em", help="Score to compare (default: %(default)s).")
+    parser.add_argument("--metric", help="Score to compare (default: em, or reward where there is no exact match).")
     parser.add_argument("--show", type=int, default=10, help="Flips to print of each kind; 0 for none, -1 for all.")
     parser.add_argument("--json", help="Also write everything to this file.")
     given = parser.parse_args(list(argv))
@@ -141,11 +141,12 @@ def main(argv: Sequence[str]) -> int:
             f"{first.folder} and {second.folder} have different tasks (tasks.sha256 in their run.json): scores are "
             "compared on the same tasks only. Evaluate both on one task file, with the same --limit."
         )
+    metric = given.metric or main_metric([*first.records, *second.records])
     for side in (first, second):
-        known = metrics_of_records(side.records)
-        if given.metric not in known and not all(record.failed for record in side.records):
-            raise ConfigError(f"metric is {given.metric!r}: {side.folder} has {', '.join(known)}.")
-    comparison = compare_records(first.records, second.records, given.metric)
+        known = ordered([*metric_names(side.records), "reward"])
+        if metric not in known and not all(record.failed for record in side.records):
+            raise ConfigError(f"metric is {metric!r}: {side.folder} has {', '.join(known)}.")
+    comparison = compare_records(first.records, second.records, metric)
     found = flips(first, second, comparison)
     if given.json:
         content = {

@@ -37,10 +37,10 @@ class Fate(StrEnum):
 def fate_by_facts(question: QuestionRecord) -> Fate | None:
     """By supporting-fact recall (`atommem.envs.scoring.fact_recall`); None for a question without a fact."""
     numbers = question.metrics
-    if "fact_entered" not in numbers:
+    if "fact_entered" not in numbers or question.right is None:
         return None
     return _decide(
-        bool(question.em),
+        question.right,
         entered=bool(numbers["fact_entered"]),
         kept=bool(numbers["fact_kept"]),
         shown=bool(numbers["fact_retrieved"]),
@@ -49,7 +49,7 @@ def fate_by_facts(question: QuestionRecord) -> Fate | None:
 
 def fate_by_words(trail: AnswerTrail) -> Fate | None:
     """By the words of the gold answers, where tasks do not mark gold documents; None if they cannot be located."""
-    if not trail.located:
+    if not trail.located or trail.right is None:
         return None
     return _decide(trail.right, entered=trail.entered, kept=trail.kept, shown=trail.shown)
 

@@ -44,7 +44,7 @@ class AnswerTrail:
         entered: A gold answer was written to the store or the scratchpad.
         kept: Memory still held one when the question was answered (at the last step otherwise).
         shown: One of the retrieved entries, or the scratchpad, held one at that step.
-        right: Exact match.
+        right: Exact match; None in an environment without it.
         sources: What in front of the policy held the answer that it gave.
         step: Index of the step at which it was answered; None if it was not.
     """
@@ -53,7 +53,7 @@ class AnswerTrail:
     entered: bool
     kept: bool
     shown: bool
-    right: bool
+    right: bool | None
     sources: tuple[Source, ...]
     step: int | None
 
@@ -137,7 +137,7 @@ def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail,
                 entered[index] = entered[index] or holds(operation.after or "", golds)
     for index, question in enumerate(record.questions):
         if index not in trails:  # an episode without steps
-            trails[index] = AnswerTrail(bool(wanted[index]), False, False, False, bool(question.em), (), None)
+            trails[index] = AnswerTrail(bool(wanted[index]), False, False, False, question.right, (), None)
     return tuple(trails[index] for index in range(len(wanted)))
 
 
@@ -183,7 +183,7 @@ def _trail(
         entered=entered,
         kept=kept,
         shown=shown,
-        right=bool(question.em),
+        right=question.right,
         sources=tuple(sources),
         step=step.index if answered else None,
     )

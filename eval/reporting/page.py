@@ -9,14 +9,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.scoring.records import EpisodeRecord, task_scores
+from atommem.envs.scoring.records import EpisodeRecord, metric_names, task_scores
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.compared_settings import setting_charts, to_json
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.fates import Fate, Losses, knows_facts
 from atommem.eval.reporting.inspection import AnswerTrail, Inspection, answer_trails
 from atommem.eval.reporting.results import Cell
-from atommem.eval.reporting.scores import metrics_of_records
+from atommem.eval.reporting.scores import LABELS, METRICS, ordered
 from atommem.eval.reporting.tables import FATES, incomplete_note, make_tables
 from atommem.trace import read_trace
 
@@ -108,6 +108,7 @@ class PageData:
         return {
             "results": {**results, "evaluations": evaluations},
             "incomplete": incomplete_note(results),
+            "labels": LABELS,
             "fates": {str(fate): heading for fate, heading in FATES.items()},
             "tables": [table.to_json() for table in make_tables(results)],
             "settings": [to_json(chart) for chart in setting_charts(results)],
@@ -132,8 +133,7 @@ class PageData:
                 "category": question.category,
                 "golds": list(question.golds),
                 "answer": question.answer,
-                "em": question.em,
-                "f1": question.f1,
+                "right": question.right,
                 "metrics": question.metrics,
                 "fate": None if fate is None else str(fate),
                 "sources": [] if trail is None else [asdict(source) for source in trail.sources],
@@ -291,13 +291,13 @@ def write_page(data: Mapping[str, Any], folder: Path) -> Path:
 def _status(record: EpisodeRecord) -> str:
     if record.failed:
         return "failed"
-    return "right" if all(question.em for question in record.questions) else "wrong"
+    return "right" if record.right else "wrong"
 
 
 def _scores(evaluation: Evaluation) -> dict[str, Any]:
     """By metric, the mean score of each task, for comparisons on the page; null where a task has none."""
-    names = metrics_of_records(evaluation.records)
-    tasks = list(task_scores(evaluation.records))
+    names = [name for name in ordered(metric_names(evaluation.records)) if name in METRICS]
+    tasks = list(task_scores(evaluation.records, "reward"))
     found: dict[str, Any] = {"tasks": tasks}
     for metric in names:
         scores = task_scores(evaluation.records, metric)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from atommem.eval.reporting.compared_settings import SettingChart, setting_charts
 from atommem.eval.reporting.fates import Fate
 from atommem.eval.reporting.results import Column, column_name
+from atommem.eval.reporting.scores import main_label, main_score
 from atommem.eval.reporting.tables import FATES, columns_of, rows_of
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _by_documents(results: Mapping[str, Any]) -> list[Panel]:
         cells = [
             cell
             for cell in results["cells"]
-            if cell["dataset"] == dataset and cell["documents"] is not None and cell["em"] is not None
+            if cell["dataset"] == dataset and cell["documents"] is not None and main_score(cell) is not None
         ]
         if len({cell["documents"] for cell in cells}) > 1:
             panels.append((dataset, _documents_panel(cells, colors)))
@@ -129,13 +130,19 @@ def _documents_panel(cells: Sequence[Mapping[str, Any]], styles: Mapping[str, An
     def draw(axes: Axes) -> None:
         for row, style in styles.items():
             line = sorted((cell for cell in cells if cell["row"] == row), key=lambda cell: int(cell["documents"]))
-            _band(axes, [cell["documents"] for cell in line], [cell["em"] for cell in line], row, style)
+            _band(
+                axes,
+                [cell["documents"] for cell in line],
+                [cell["metrics"][cell["metric"]] for cell in line],
+                row,
+                style,
+            )
         ticks = sorted({cell["documents"] for cell in cells})
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45 if len(ticks) > 5 else 0)
         axes.minorticks_off()
         axes.set_xlabel("documents in the stream")
-        _em_axis(axes)
+        _score_axis(axes, main_label(cells))
 
     return draw
 
@@ -153,12 +160,12 @@ def _by_setting(results: Mapping[str, Any]) -> list[Panel]:
 def _setting_panel(chart: SettingChart) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         for (name, cells), style in zip(chart.lines.items(), _line_styles(list(chart.lines)).values(), strict=True):
-            points = [(place, cell["em"]) for place, cell in enumerate(cells) if cell is not None]
-            _band(axes, [place for place, _ in points], [em for _, em in points], name, style)
+            points = [(place, cell["metrics"][cell["metric"]]) for place, cell in enumerate(cells) if cell is not None]
+            _band(axes, [place for place, _ in points], [score for _, score in points], name, style)
         labels = [value if isinstance(value, str) else f"{value:,g}" for value in chart.values]
         axes.set_xticks(range(len(labels)), labels)
         axes.set_xlabel(chart.parameter)
-        _em_axis(axes)
+        _score_axis(axes, chart.score)
 
     return draw
 
@@ -172,8 +179,8 @@ def _band(axes: Axes, places: Sequence[float], scores: Sequence[Mapping[str, flo
     axes.fill_between(places, low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
-def _em_axis(axes: Axes) -> None:
-    axes.set_ylabel("EM, percent")
+def _score_axis(axes: Axes, name: str) -> None:
+    axes.set_ylabel(f"{name}, percent")
     axes.set_ylim(0, 102)
     axes.grid(axis="y", alpha=0.3)
 

@@ -19,7 +19,7 @@ from atommem.eval.reporting.inspection import Inspection
 from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of, score_of
 
 RESULTS = "results.json"
-FORMAT = 1
+FORMAT = 2
 ALPHA = 0.05
 
 Column = tuple[str, int | None]
@@ -145,7 +145,7 @@ def _evaluation(item: Evaluation, base: Path | None) -> dict[str, Any]:
         "seed": item.seed,
         "tasks_sha256": item.tasks_digest,
         "planned": item.planned,
-        **{key: summary[key] for key in ("episodes", "failed", "em", "f1", "metrics")},
+        **{key: summary[key] for key in ("episodes", "failed", "metric", "metrics")},
     }
 
 
@@ -170,8 +170,7 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
     seeds = [summarize(item.records) for item in cell.evaluations] if len(cell.evaluations) > 1 else [summary]
     for metric in metrics_of([result]):
         scores = [score for score in (score_of(item, metric) for item in seeds) if score is not None]
-        holder = result if metric in ("em", "f1") else result["metrics"]
-        holder[metric] = {**holder[metric], "between_seeds": asdict(seed_spread([item["mean"] for item in scores]))}
+        result["metrics"][metric] |= {"between_seeds": asdict(seed_spread([item["mean"] for item in scores]))}
     if cell.losses is not None:
         result["lost"] = cell.losses.to_json() if cell.keeps_memory else None
     if cell.inspection is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.scoring.records import EpisodeRecord, metric_names
 from atommem.envs.scoring.statistics import clustered_estimate
 
-METRICS = ("em", "f1", "sub_em", "judge")
+METRICS = ("em", "f1", "sub_em", "judge", "reward")
 """Scores of answers: the ones that rows are tested in. Only their numbers can be bold."""
 
 FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
@@ -19,6 +19,8 @@ LABELS = {
     "f1": "F1",
     "sub_em": "sub-EM",
     "judge": "Judge",
+    "judge_unreadable": "Judge unreadable",
+    "reward": "Reward",
     "fact_entered": "Fact entered",
     "fact_kept": "Fact kept",
     "fact_retrieved": "Fact retrieved",
@@ -33,32 +35,37 @@ def label(metric: str) -> str:
 
 
 def score_of(item: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
-    """The estimate of a score in a cell (or category) of ``results.json``; None where it has none."""
-    found: Mapping[str, Any] | None = item[metric] if metric in ("em", "f1") else item["metrics"].get(metric)
+    """The estimate of a score in a summary, or a cell or category of ``results.json``; None where it has none."""
+    found: Mapping[str, Any] | None = item["metrics"].get(metric)
     return found
 
 
-def metrics_of(cells: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The scores of questions that any of the cells has: those of answers, others by name, fact recall."""
-    given = list(cells)
-    found = {name for cell in given for name in ("em", "f1", *cell["metrics"]) if score_of(cell, name) is not None}
+def main_score(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The estimate of the score that stands for all (`atommem.envs.scoring.records.main_metric`), likewise."""
+    return score_of(item, item["metric"])
+
+
+def main_label(items: Iterable[Mapping[str, Any]]) -> str:
+    """What the main score of several cells is called: "EM", or "EM / Reward" where environments differ."""
+    return " / ".join(dict.fromkeys(label(item["metric"]) for item in items)) or label("em")
+
+
+def ordered(metrics: Iterable[str]) -> list[str]:
+    """Scores in the order in which they are shown: those of answers, others by name, fact recall."""
+    found = set(metrics)
     others = sorted(found - {*METRICS, *FACTS})
     return [name for name in (*METRICS, *others, *FACTS) if name in found]
 
 
-def metrics_of_records(records: Iterable[EpisodeRecord]) -> list[str]:
-    """Those of `METRICS` that any question of the records has."""
-    found = {"em", "f1"}
-    for record in records:
-        for question in record.questions:
-            found.update(question.metrics)
-    return [name for name in METRICS if name in found]
+def metrics_of(cells: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The scores that any of the cells has."""
+    return ordered(name for cell in cells for name in cell["metrics"])
 
 
 def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, dict[str, Any]]:
     """Numbers of whole episodes in [0, 1] that are no scores of questions (``truncated``), each as an estimate."""
     of_questions = {name for record in records for question in record.questions for name in question.metrics}
-    names = sorted({name for record in records for name in record.metrics} - of_questions - {*METRICS})
+    names = sorted({name for record in records for name in record.metrics} - (of_questions or {*metric_names(records)}))
     found = {}
     for name in names:
         clusters: dict[str, list[float]] = {}

@@ -303,7 +303,7 @@ def _filled(table: Table) -> Table:
 def _score(cell: Mapping[str, Any], metric: str, *, bold: bool, warning: str = "") -> Value:
     score = score_of(cell, metric)
     if score is None:
-        return Value("no score" if metric in ("em", "f1") else "-", warning=warning)
+        return Value("-" if cell["metrics"] else "no score", warning=warning)
     spread = score["between_seeds"]
     note = f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds" if spread["sd"] is not None else ""
     return _estimate(score, note=note, warning=warning, bold=bold)

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from atommem.eval.reporting.scores import label, main_label
 from atommem.eval.suites.cells import Cell
 
 _LINE_EVERY = 30.0
@@ -65,7 +66,8 @@ class Board:
     def render(self) -> Group:
         """The cells around those that run, and all of them in one line."""
         table = Table(box=None, pad_edge=False)
-        for heading in ("row", "column", "seed", "done", "failed", "EM", "left"):
+        score = main_label({"metric": cell.metric} for cell in self._cells)
+        for heading in ("row", "column", "seed", "done", "failed", score, "left"):
             table.add_column(heading, justify="left" if heading in ("row", "column") else "right", no_wrap=True)
         shown = self._window(max(3, self._console.height - 4))
         for cell in shown:
@@ -75,7 +77,7 @@ class Board:
                 str(cell.seed),
                 f"{cell.done}/{cell.total}",
                 Text(str(cell.failed), "bold red" if cell.failed else ""),
-                "-" if cell.em is None else f"{cell.em:.3f}",
+                "-" if cell.score is None else f"{cell.score:.3f}",
                 _state(cell, self._left(cell)),
                 style=_STYLES[cell.state],
             )
@@ -106,10 +108,10 @@ class Board:
         return self._cells[start : start + height]
 
     def _print(self, cell: Cell) -> None:
-        em = "" if cell.em is None else f", EM {cell.em:.3f}"
+        score = "" if cell.score is None else f", {label(cell.metric)} {cell.score:.3f}"
         failed = f", {cell.failed} failed" if cell.failed else ""
         state = _state(cell, self._left(cell))
-        self._console.print(f"{cell.name}: {cell.done}/{cell.total}{failed}{em}, {state}", markup=False)
+        self._console.print(f"{cell.name}: {cell.done}/{cell.total}{failed}{score}, {state}", markup=False)
         if cell.state != "running":
             self._console.print(f"  {self.summary()}", markup=False)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atommem.config import fields_of
-from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.eval.eval_config import Configs, parse_arguments
 from atommem.eval.suites.suite import Column, Row, Suite
 from atommem.eval.workbench import policy_key
@@ -26,6 +26,7 @@ class Cell:
         total: Episodes that it has; 0 until its tasks are known.
         done, failed: Episodes that ended, and those of them that an outage ended.
         state: ``stopped``: by the budget. ``impossible``: `error` says why it cannot run.
+        metric: The main score's name.
         ran, spent: Episodes that this run has ended, and the sum of their seconds.
     """
 
@@ -40,8 +41,9 @@ class Cell:
     error: str = ""
     ran: int = 0
     spent: float = 0.0
+    metric: str = "em"
     _earlier: int = 0
-    _em: list[float] = field(default_factory=list)
+    _scores: list[float] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -59,9 +61,9 @@ class Cell:
         return self.total - self.done
 
     @property
-    def em(self) -> float | None:
-        """Exact match over the questions so far; None without any."""
-        return sum(self._em) / len(self._em) if self._em else None
+    def score(self) -> float | None:
+        """The main score's mean so far; None without any."""
+        return sum(self._scores) / len(self._scores) if self._scores else None
 
     @property
     def failed_fraction(self) -> float:
@@ -77,7 +79,9 @@ class Cell:
         """Count an episode that ended, in this run or in an earlier one."""
         self.done += 1
         self.failed += record.failed
-        self._em.extend(question.em for question in record.questions)
+        if not record.failed:
+            self.metric = main_metric([record])
+            self._scores += record.scores(self.metric)
         if self.state == "running" and self.done > self._earlier:
             self.ran += 1
             self.spent += record.seconds
@@ -86,7 +90,7 @@ class Cell:
         """It begins to run: counting begins anew, as `evaluate` reports what earlier runs ended once more."""
         # Those that failed run again.
         self._earlier = self.done - self.failed
-        self.done, self.failed, self._em = 0, 0, []
+        self.done, self.failed, self._scores = 0, 0, []
         self.state = "running"
 
     def end(self, state: State, error: str = "") -> None:

@@ -15,6 +15,7 @@ from atommem.eval.budget import Budget
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.reporting.results import Column, best_rows, column_name
+from atommem.eval.reporting.scores import main_label, main_score
 from atommem.eval.suites.cells import Cell
 from atommem.eval.suites.suite import Suite
 
@@ -73,12 +74,19 @@ def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None
 
 
 def main_table(results: Mapping[str, Any]) -> Table:
-    """EM of all rows and columns, bold as in the report."""
-    table = Table(title=f"{results['title']}: EM in percent [95% interval]", title_justify="left")
+    """The main score of all rows and columns, bold as in the report."""
+    name = main_label(results["cells"])
+    table = Table(title=f"{results['title']}: {name} in percent [95% interval]", title_justify="left")
     table.add_column("")
     cells = {(cell["row"], (cell["dataset"], cell["documents"])): cell for cell in results["cells"]}
     columns: list[Column] = list(dict.fromkeys(column for _, column in cells))
-    best = best_rows(results, "em")
+    # A column's cells have one environment, and so one main score.
+    best = {
+        column: row
+        for metric in {cell["metric"] for cell in results["cells"]}
+        for column, row in best_rows(results, metric).items()
+        if cells[row, column]["metric"] == metric
+    }
     for column in columns:
         table.add_column(column_name(column), justify="right")
     for row in dict.fromkeys(row for row, _ in cells):
@@ -88,7 +96,7 @@ def main_table(results: Mapping[str, Any]) -> Table:
 
 
 def _score(cell: Mapping[str, Any], bold: bool) -> Text:
-    score = cell["em"]
+    score = main_score(cell)
     text = Text("no score")
     if score is not None:
         text = Text(f"{100 * score['mean']:.1f}", "bold" if bold else "")

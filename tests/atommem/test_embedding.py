@@ -157,6 +157,23 @@ def test_sentence_transformer_uses_the_models_query_prompt(model_folder: Path) -
     asyncio.run(embedder.close())
 
 
+def test_no_text_ends_a_run_and_what_is_cut_is_counted(model_folder: Path) -> None:
+    embedder = SentenceTransformerEmbedder(model_folder)
+    long = "red fox " * 1000
+    with pytest.warns(UserWarning, match=r"8,000 characters is beyond|has no vector"):
+        vectors = embed(embedder, [long, "red fox", "", "half \ud83d", long])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert (embedder.counts.cut, embedder.counts.lost) == (2, 1), "this tokenizer makes nothing of an empty text"
+    batched = MicroBatcher(embedder)
+    assert batched.counts is embedder.counts
+    encode = embedder._model.encode_document
+    embedder._model.encode_document = lambda texts, **settings: np.nan * encode(texts, **settings)
+    assert (embed(embedder, ["red"])[0] == np.eye(1, 16)[0]).all()
+    with pytest.raises(ConfigError, match="none of the last 65 texts could be embedded"):
+        embed(embedder, ["red"] * 64)
+    asyncio.run(batched.close())
+
+
 def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="embedder_model"):
         SentenceTransformerEmbedder(tmp_path / "nothing")

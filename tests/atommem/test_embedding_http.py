@@ -22,6 +22,8 @@ class EmbeddingServer:
         self.bodies: list[dict[str, Any]] = []
         self.answers: list[httpx.Response] = []
         self.longest: int | None = None
+        self.cuts, self.status = True, 400
+        self.refused: str | None = None
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content)
@@ -30,10 +32,13 @@ class EmbeddingServer:
             return self.answers.pop(0)
         texts = body["input"]
         if self.longest is not None:
-            if "truncate_prompt_tokens" in body:
+            if "truncate_prompt_tokens" in body and self.cuts:
                 texts = [text[: self.longest] for text in texts]
             if max(map(len, texts)) > self.longest:
-                return httpx.Response(400, json={"error": {"message": "This model's maximum context length is 8."}})
+                message = "This model's maximum context length is 8."
+                return httpx.Response(self.status, json={"error": {"message": message}})
+        if self.refused is not None and any(self.refused in text for text in texts):
+            return httpx.Response(400, json={"error": {"message": "a bad word"}})
         return data([[len(text), 1, 0] for text in texts])
 
     def embedder(self) -> HttpEmbedder:
@@ -43,7 +48,7 @@ class EmbeddingServer:
 def data(vectors: list[Any], indices: list[int] | None = None) -> httpx.Response:
     numbered = zip(indices or range(len(vectors)), vectors, strict=True)
     rows = [{"index": index, "embedding": vector} for index, vector in numbered]
-    return httpx.Response(200, json={"data": rows[::-1]})
+    return httpx.Response(200, content=json.dumps({"data": rows[::-1]}))
 
 
 @pytest.fixture
@@ -91,12 +96,52 @@ def test_a_refusal_is_a_config_error(server: EmbeddingServer) -> None:
 def test_texts_that_are_too_long_are_cut_where_the_server_can(server: EmbeddingServer) -> None:
     embedder = server.embedder()
     server.longest = 4
-    vectors = asyncio.run(embedder.embed(["12345678", "12"], "entry"))
+    with pytest.warns(UserWarning, match="beyond the embedder's window"):
+        vectors = asyncio.run(embedder.embed(["12345678", "12"], "entry"))
     np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [4, 2], rtol=1e-6)
-    refusal = httpx.Response(400, json={"error": {"message": "maximum context length is 8"}})
-    server.answers = [refusal, httpx.Response(400, json={"error": {"message": "unknown field"}})]
-    with pytest.raises(ConfigError, match="unknown field"):
-        asyncio.run(embedder.embed(["1"], "entry"))
+    assert (embedder.counts.cut, embedder.counts.lost) == (1, 0)
+
+
+@pytest.mark.filterwarnings("ignore:a text")
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_texts_that_are_too_long_are_halved_where_it_cannot(server: EmbeddingServer, status: int) -> None:
+    """Only what is refused is cut, however many texts stand beside it."""
+    embedder = server.embedder()
+    server.longest, server.cuts, server.status = 100, False, status
+    texts = ["a" * length for length in (3, 1000, 5, 100, 101, 7)]
+    vectors = asyncio.run(embedder.embed(texts, "entry"))
+    np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [3, 62, 5, 100, 50, 7], rtol=1e-5)
+    assert (embedder.counts.cut, embedder.counts.lost) == (2, 0)
+
+
+@pytest.mark.filterwarnings("ignore:a text")
+def test_a_text_that_is_refused_in_any_length_gets_a_makeshift(server: EmbeddingServer) -> None:
+    embedder = server.embedder()
+    server.refused = "x"
+    vectors = asyncio.run(embedder.embed(["aa", "x" * 500, "aaa", "x"], "entry"))
+    np.testing.assert_allclose(vectors[[1, 3]], [[1, 0, 0]] * 2)
+    np.testing.assert_allclose(vectors[[0, 2], 0] / vectors[[0, 2], 1], [2, 3], rtol=1e-6)
+    assert (embedder.counts.cut, embedder.counts.lost) == (0, 2)
+    with pytest.raises(ConfigError, match=r"none of the last 64 texts could be embedded \(HTTP 400: a bad word"):
+        asyncio.run(embedder.embed(["x"] * 64, "entry"))
+
+
+@pytest.mark.filterwarnings("ignore:a text")
+@pytest.mark.parametrize("broken", [[0, 0, 0], [1, None, 3], [1, float("inf"), 0]])
+def test_a_text_without_a_direction_gets_a_makeshift(server: EmbeddingServer, broken: list[Any]) -> None:
+    embedder = server.embedder()
+    server.answers = [data([broken, [0, 2, 0]])]
+    np.testing.assert_allclose(asyncio.run(embedder.embed(["a", "b"], "entry")), [[1, 0, 0], [0, 1, 0]])
+    assert embedder.counts.lost == 1
+    server.answers = [data([broken])]
+    with pytest.raises(ConfigError, match="zero or not finite"):
+        server.embedder()
+
+
+def test_lone_surrogates_are_replaced(server: EmbeddingServer) -> None:
+    embedder = server.embedder()
+    asyncio.run(embedder.embed(["half \ud83d"], "entry"))
+    assert server.bodies[-1]["input"] == ["half \ufffd"]
 
 
 @pytest.mark.parametrize(
@@ -107,10 +152,8 @@ def test_texts_that_are_too_long_are_cut_where_the_server_can(server: EmbeddingS
         data([[1, 2, 3]]),
         data([[1, 2, 3], [1, 2, 3]], [0, 0]),
         data([[1, 2, 3], [1, 2]]),
-        data([[0, 0, 0], [1, 2, 3]]),
         data([[], []]),
         data(["AAAA", "BBBB"]),
-        data([[1, None, 3], [1, 2, 3]]),
     ],
 )
 def test_what_are_no_embeddings_is_a_config_error(server: EmbeddingServer, answer: httpx.Response) -> None:

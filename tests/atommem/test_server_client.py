@@ -1,13 +1,16 @@
 """Retries, back-off and refusals of the HTTP client that the server policy and the HTTP embedder share."""
 
 import asyncio
+import json
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.client import RefusedError, ServerClient
+from atommem.servers.keys import Service
 
 Answer = httpx.Response | Exception
 
@@ -31,9 +34,12 @@ class Server:
             raise answer
         return answer
 
-    def client(self, *, retries: int = 3, max_in_flight: int = 4, url: str = "http://server") -> ServerClient:
+    def client(
+        self, *, retries: int = 3, max_in_flight: int = 4, url: str = "http://server", service: Service = "policy"
+    ) -> ServerClient:
         return ServerClient(
             url,
+            service=service,
             timeout=5,
             retries=retries,
             max_in_flight=max_in_flight,
@@ -109,7 +115,13 @@ async def test_waits_double_and_follow_the_servers_word(monkeypatch: pytest.Monk
     dated = httpx.Response(429, headers={"retry-after": "Wed, 21 Oct 2065 07:28:00 GMT"})
     server = Server(*[httpx.ConnectError("x")] * 3, busy, dated, httpx.Response(503, headers={"retry-after": "9999"}))
     client = ServerClient(
-        "http://s", timeout=5, retries=6, max_in_flight=1, backoff=0.5, transport=httpx.MockTransport(server)
+        "http://s",
+        service="policy",
+        timeout=5,
+        retries=6,
+        max_in_flight=1,
+        backoff=0.5,
+        transport=httpx.MockTransport(server),
     )
     await client.get("/v1/x")
     assert waits == [0.5, 1.0, 2.0, 7.0, 8.0, 30.0]
@@ -144,15 +156,111 @@ def test_a_url_without_a_scheme_is_a_config_error() -> None:
         Server().client(url="localhost:8000")
 
 
-@pytest.mark.parametrize(("key", "header"), [("k", "Bearer k"), (None, None)])
-async def test_the_key_comes_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, key: str | None, header: str | None
-) -> None:
-    change: Callable[..., None] = monkeypatch.setenv if key else monkeypatch.delenv
-    change("OPENAI_API_KEY", *([key] if key else [False]))
+@pytest.mark.parametrize("text", ["half a pair: \ud83d", "\udc00", "whole: \ud83d\ude00"])
+async def test_lone_surrogates_are_replaced_where_json_is_sent(text: str) -> None:
     server = Server()
-    await server.client().get("/v1/x")
+    await server.client().post("/v1/x", {"input": [text], "café": "ж"})
+    (request,) = server.requests
+    sent = json.loads(request.content.decode())
+    assert sent["café"] == "ж"
+    assert sent["input"] == [{"h": "half a pair: \ufffd", "\udc00": "\ufffd", "w": "whole: \U0001f600"}[text[0]]]
+    assert request.headers["content-type"] == "application/json"
+
+
+async def test_what_is_neither_json_nor_utf8_is_trouble() -> None:
+    server = Server(httpx.Response(200, content=b"\xff\xfe{"))
+    assert await server.client().post("/v1/x", {}) == {"ok": True}
+    with pytest.raises(RefusedError):
+        await Server(httpx.Response(400, content=b"\xff\xfe{")).client().post("/v1/x", {})
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "kinds"),
+    [
+        (400, {"message": "prompt is too long: 9 tokens > 8 maximum"}, {"too_long"}),
+        (413, {"message": "no"}, {"too_long"}),
+        (422, {"message": "`inputs` must have less than 512 tokens. Given: 1010"}, {"too_long"}),
+        (400, {"message": "x", "code": "context_length_exceeded"}, {"too_long"}),
+        (500, {"message": "input is too large to process. increase the physical batch size"}, {"too_long"}),
+        (400, {"message": "The response was filtered due to the prompt", "code": "content_filter"}, {"filtered"}),
+        (400, {"message": "max_tokens is too large: 40000. This model supports at most 16384", "code": None}, set()),
+        (404, {"message": "no such model"}, {"of_access"}),
+        (401, {"message": "Incorrect API key"}, {"of_access"}),
+    ],
+)
+async def test_what_a_refusal_is_about(status: int, error: dict[str, object], kinds: set[str]) -> None:
+    server = Server(httpx.Response(status, json={"error": error}))
+    with pytest.raises(RefusedError) as refused:
+        await server.client().post("/v1/x", {})
+    assert {name for name in ("too_long", "filtered", "of_access") if getattr(refused.value, name)} == kinds
+    assert len(server.requests) == 1
+
+
+KEYS = {
+    "ATOMMEM_POLICY_API_KEY": "p",
+    "ATOMMEM_EMBEDDER_API_KEY": "e",
+    "ATOMMEM_JUDGE_API_KEY": "j",
+    "OPENAI_API_KEY": "o",
+    "ATOMMEM_ALLOW_KEYS_OVER_HTTP": "1",
+}
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the variables that are given, and none of the others."""
+
+    def give(*names: str) -> None:
+        for name, value in KEYS.items():
+            if name in names:
+                monkeypatch.setenv(name, value)
+            else:
+                monkeypatch.delenv(name, raising=False)
+
+    return give
+
+
+@pytest.mark.parametrize(
+    ("url", "service", "given", "header"),
+    [
+        ("https://far", "policy", ("ATOMMEM_POLICY_API_KEY", "OPENAI_API_KEY"), "Bearer p"),
+        ("https://far", "embedder", ("ATOMMEM_EMBEDDER_API_KEY", "ATOMMEM_POLICY_API_KEY"), "Bearer e"),
+        ("https://far", "judge", ("ATOMMEM_POLICY_API_KEY", "OPENAI_API_KEY"), "Bearer o"),
+        ("https://far", "judge", ("ATOMMEM_POLICY_API_KEY",), None),
+        ("http://127.0.0.1:8000", "judge", ("ATOMMEM_JUDGE_API_KEY",), "Bearer j"),
+        ("http://[::1]:8000", "judge", ("ATOMMEM_JUDGE_API_KEY",), "Bearer j"),
+        ("http://localhost:8000", "judge", ("OPENAI_API_KEY",), None),
+        ("http://far:8000", "policy", ("OPENAI_API_KEY", "ATOMMEM_JUDGE_API_KEY"), None),
+        ("http://far:8000", "policy", ("ATOMMEM_POLICY_API_KEY", "ATOMMEM_ALLOW_KEYS_OVER_HTTP"), "Bearer p"),
+    ],
+)
+async def test_each_service_has_its_own_key(
+    keys: Callable[..., None], url: str, service: Any, given: tuple[str, ...], header: str | None
+) -> None:
+    keys(*given)
+    server = Server()
+    await server.client(url=url, service=service).get("/v1/x")
     assert server.requests[0].headers.get("authorization") == header
+
+
+@pytest.mark.parametrize("url", ["http://far:8000", "http://localhost.evil.org", "http://127.0.0.1.evil.org/"])
+def test_no_key_goes_over_plain_http_to_another_machine(keys: Callable[..., None], url: str) -> None:
+    keys("ATOMMEM_JUDGE_API_KEY")
+    with pytest.raises(ConfigError, match=r"ATOMMEM_JUDGE_API_KEY is set, and http://.* plain http.*https"):
+        Server().client(url=url, service="judge")
+
+
+async def test_redirects_carry_no_key_anywhere(keys: Callable[..., None]) -> None:
+    keys("ATOMMEM_POLICY_API_KEY")
+    server = Server(httpx.Response(307, headers={"location": "https://evil.org/v1/x"}))
+    with pytest.raises(RefusedError, match=r"307.*redirects to https://evil\.org/v1/x"):
+        await server.client(url="https://far").post("/v1/x", {})
+    assert [request.url.host for request in server.requests] == ["far"]
+
+
+def test_a_key_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    client = ServerClient("http://127.0.0.1:1", service="judge", timeout=1, retries=0, max_in_flight=1)
+    assert client._own_transport() is not None
 
 
 async def test_many_requests_over_real_connections() -> None:
@@ -173,7 +281,7 @@ async def test_many_requests_over_real_connections() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    client = ServerClient(url, timeout=10, retries=0, max_in_flight=60)
+    client = ServerClient(url, service="policy", timeout=10, retries=0, max_in_flight=60)
     assert await asyncio.gather(*(client.get("/") for _ in range(100))) == [{}] * 100
     assert 50 <= most <= 60
     await client.close()
@@ -182,7 +290,5 @@ async def test_many_requests_over_real_connections() -> None:
 
 def test_a_proxy_of_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    client = ServerClient("http://far:1", timeout=1, retries=0, max_in_flight=1)
+    client = ServerClient("http://far:1", service="judge", timeout=1, retries=0, max_in_flight=1)
     assert client._own_transport() is None  # httpx takes the proxy then
-    assert ServerClient("http://127.0.0.1:1", timeout=1, retries=0, max_in_flight=1)._own_transport() is not None

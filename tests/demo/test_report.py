@@ -33,7 +33,7 @@ def evaluation(right: int, n: int = 200) -> EvalResult:
     records = []
     for index in range(n):
         em = float(index < right)
-        question = QuestionRecord("q", "Where?", "Oakrest", ("Oakrest",), em, em)
+        question = QuestionRecord("q", "Where?", "Oakrest", ("Oakrest",), metrics={"em": em, "f1": em})
         sums = {**episode_sums([]), "episodes": 1.0, "steps": 5.0, "actions/create": 2.0}
         records.append(
             EpisodeRecord(f"t{index}", 0, "synthetic", StopReason.ANSWERED, None, em, {}, (question,), sums, 0.1)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from atommem.environment import environment_config, make_environments
 from atommem.envs.benchmarks.locomo import HINT, is_locomo, read_locomo
 from atommem.envs.longdoc.chunking import joined_text
 from atommem.envs.scoring.locomo_scores import abstains, locomo_exact_match, locomo_f1
@@ -16,7 +15,7 @@ from atommem.envs.task import Question
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import real_data, write_json
-from tests.fakes import WordTokenizer
+from tests.fakes import WordTokenizer, longdoc
 
 
 def turn(identifier: str, speaker: str, text: str, **more: Any) -> dict[str, Any]:
@@ -148,11 +147,11 @@ def test_exact_match_and_abstention() -> None:
 
 async def test_a_task_is_scored_by_the_rules_of_its_categories(tmp_path: Path) -> None:
     (task,) = load_tasks(write_json(tmp_path / "x.json", [conversation()]))
-    environments = make_environments(environment_config("longdoc", reward="f1"), WordTokenizer())
+    environments = longdoc(WordTokenizer())
     score = await environments.score(task, ["bowl, kilns", "2021", "likely no", None, "not mentioned"])
     assert [item["f1"] for item in score.question_metrics] == [1.0, 1.0, 0.5, 0.0, 1.0]
     assert [item["em"] for item in score.question_metrics] == [0.0, 1.0, 0.0, 0.0, 1.0]
-    assert score.reward == pytest.approx(3.5 / 5)
+    assert (score.reward, score.metrics["f1"]) == (pytest.approx(2 / 5), pytest.approx(3.5 / 5))
 
 
 @pytest.mark.parametrize(

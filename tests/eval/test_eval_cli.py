@@ -179,8 +179,10 @@ def test_table_of_nothing() -> None:
 
 
 def test_help_is_quick_and_loads_no_model_library() -> None:
-    run = "try: main(['--help'])\nfinally: print('torch' in sys.modules)"
-    script = f"import sys\nfrom atommem.eval.eval_cli import main\n{run}"
+    script = (
+        "import sys\nfrom atommem.eval.eval_cli import main\n"
+        "try: main(['--help'])\nfinally: print('torch' in sys.modules)"
+    )
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=60
     )

@@ -123,7 +123,7 @@ def test_server(checkpoint: Path, data: Path, server: str) -> None:
     settings = ["--embedder", "hashing", "--templates", "compact", "--chunking", "documents", "--max_tokens", "99"]
     assert atommem_main([*command, *settings]) == 0
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["em"]["mean"] == 0.5  # the answer is right for task a, wrong for b
+    assert summary["metrics"]["em"]["mean"] == 0.5  # the answer is right for task a, wrong for b
     assert summary["run"]["policy"] == {"model": "tiny", "tokenizer": str(checkpoint)}
 
 

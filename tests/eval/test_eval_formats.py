@@ -35,7 +35,7 @@ async def test_memagents_evaluation_file(tmp_path: Path, name: str) -> None:
     setup, _ = make_setup(answer)
     result = await evaluate(tasks, make_method(name, setup), tmp_path / "out", progress=False)
     summary = result.summary()
-    assert (summary["em"]["mean"], summary["f1"]["mean"]) == (0.0, pytest.approx((2 / 3 + 0) / 2))
+    assert (summary["metrics"]["em"]["mean"], summary["metrics"]["f1"]["mean"]) == (0.0, pytest.approx((2 / 3 + 0) / 2))
     assert summary["metrics"]["sub_em"]["mean"] == 0.5
     assert summary["failed"] == 0
 
@@ -46,7 +46,7 @@ async def test_several_questions_in_one_parquet_row(tmp_path: Path, name: str) -
     tasks = load_tasks(write_parquet(tmp_path / "test.parquet", [row]))
     setup, _ = make_setup(answer)
     result = await evaluate(tasks, make_method(name, setup), tmp_path / "out", progress=False)
-    assert [question.em for question in result.records[0].questions] == [1.0, 0.0]
+    assert [question.metrics["em"] for question in result.records[0].questions] == [1.0, 0.0]
     assert result.em == 0.5
 
 
@@ -65,11 +65,12 @@ def test_the_command_takes_memagents_files_unchanged(
     _, policy = make_setup(answer)
     monkeypatch.setattr(workbench, "open_policy", lambda config: policy)
     out = tmp_path / "out"
-    command = ["--policy", "toy", "--data", str(data), "--out", str(out), "--method", method, "--reward", "sub_em"]
+    command = ["--policy", "toy", "--data", str(data), "--out", str(out), "--method", method]
     assert eval_cli.main([*command, "--embedder", "hashing", "--max_reads", "0", "--max_in_flight", "2"]) == 0
     summary = json.loads((out / "summary.json").read_text())
-    assert (summary["em"]["mean"], summary["em"]["n"], summary["metrics"]["sub_em"]["mean"]) == (0.5, 2, 0.5)
-    assert "sub_em" in capsys.readouterr().out
+    em = summary["metrics"]["em"]
+    assert (em["mean"], em["n"], summary["metrics"]["sub_em"]["mean"]) == (0.5, 2, 0.5)
+    assert "sub-EM" in capsys.readouterr().out
     traces = [read_trace(path) for path in sorted((out / "traces").iterdir())]
     assert [trace.complete for trace in traces] == [True] * (2 if name.endswith(".json") else 1)
     assert [answer for trace in traces for answer in trace.episode.answers] == ["in Port", "Bran"]
@@ -81,16 +82,16 @@ async def test_locomo_reports_its_categories_apart(tmp_path: Path) -> None:
     setup, _ = make_setup(lambda prompt: "\\boxed{The kiln is not mentioned}")
     result = await evaluate(tasks, make_method("rag", setup), progress=False)
     summary = result.summary()
-    assert {name: part["em"]["mean"] for name, part in summary["by_category"].items()} == {
+    assert {name: part["metrics"]["em"]["mean"] for name, part in summary["by_category"].items()} == {
         "adversarial": 1.0,
         "multi_hop": 0.0,
         "open_domain": 0.0,
         "single_hop": 0.0,
         "temporal": 0.0,
     }
-    assert summary["by_category"]["single_hop"]["f1"]["mean"] == pytest.approx(2 * 1 / (4 + 1))
+    assert summary["by_category"]["single_hop"]["metrics"]["f1"]["mean"] == pytest.approx(2 * 1 / (4 + 1))
     assert summary["by_category"]["single_hop"]["metrics"]["sub_em"]["mean"] == 1.0
-    assert summary["em"]["mean"] == pytest.approx(0.2)
+    assert summary["metrics"]["em"]["mean"] == pytest.approx(0.2)
     labels = list(report_table(summary).columns[0].cells)
     assert "EM, adversarial" in labels
-    assert "sub_em" in labels
+    assert "sub-EM" in labels

@@ -34,7 +34,7 @@ async def test_scores_and_counts_in_memory() -> None:
     assert result.em == pytest.approx(5 / 6)
     summary = result.summary()
     assert (summary["episodes"], summary["failed"]) == (4, 0)
-    assert (summary["em"]["n"], summary["em"]["clusters"]) == (6, 4)
+    assert (summary["metrics"]["em"]["n"], summary["metrics"]["em"]["clusters"]) == (6, 4)
     assert summary["means"]["steps"] == (4 * 2 + 6) / 4
     assert summary["means"]["actions/create"] == 8 / 14
     assert summary["means"]["actions/answer"] == 6 / 14
@@ -44,7 +44,7 @@ async def test_scores_and_counts_in_memory() -> None:
     assert "by_source" not in summary
     assert [record.task_id for record in result.records] == ["a", "b", "c", "d"]
     wrong = result.records[1].questions[0]
-    assert (wrong.answer, wrong.golds, wrong.em) == ("b-0", ("something else",), 0.0)
+    assert (wrong.answer, wrong.golds, wrong.metrics["em"]) == ("b-0", ("something else",), 0.0)
     assert len(policy.asked) == 14
 
 
@@ -52,7 +52,8 @@ async def test_f1_follows_the_rule_of_the_source_and_sources_are_told_apart() ->
     tasks = [make_task("a"), make_task("b", right=False, source="musique"), make_task("c", source="musique")]
     result = await evaluate(tasks, make_runner()[0], progress=False)
     by_source = result.summary()["by_source"]
-    assert {name: part["em"]["mean"] for name, part in by_source.items()} == {"hotpotqa": 1.0, "musique": 0.5}
+    means = {name: part["metrics"]["em"]["mean"] for name, part in by_source.items()}
+    assert means == {"hotpotqa": 1.0, "musique": 0.5}
     assert result.f1 == pytest.approx(2 / 3)
 
 
@@ -62,8 +63,8 @@ async def test_failed_episodes_are_beside_the_scores_not_in_them() -> None:
     result = await evaluate(TASKS, runner, progress=False)
     summary = result.summary()
     assert (result.failed, result.failed_fraction) == (2, 0.5)
-    assert (summary["em"]["mean"], summary["em"]["n"]) == (1.0, 2)
-    assert (summary["em"]["low"], summary["em"]["high"]) == wilson_interval(2, 2)
+    assert (summary["metrics"]["em"]["mean"], summary["metrics"]["em"]["n"]) == (1.0, 2)
+    assert (summary["metrics"]["em"]["low"], summary["metrics"]["em"]["high"]) == wilson_interval(2, 2)
     assert summary["errors"] == {"server gone": 2}
     assert summary["means"]["stop/failed"] == 0.5
 
@@ -73,27 +74,27 @@ async def test_all_failed_is_no_score() -> None:
     policy.out_of_reach = {"a"}
     result = await evaluate(TASKS[:1], runner, progress=False)
     assert math.isnan(result.em)
-    assert result.summary()["em"] is None
+    assert result.summary()["metrics"] == {}
 
 
 async def test_all_wrong_is_a_score(tmp_path: Path) -> None:
     wrong = [make_task(name, right=False) for name in "ab"]
     await evaluate(wrong, make_runner()[0], tmp_path, progress=False)
     summary = (await evaluate(wrong, make_runner()[0], tmp_path, progress=False)).summary()
-    assert (summary["em"]["mean"], summary["means"]["reward"]) == (0.0, 0.0)
-    assert summary["em"]["high"] == wilson_interval(0, 2)[1]
+    assert (summary["metrics"]["em"]["mean"], summary["means"]["reward"]) == (0.0, 0.0)
+    assert summary["metrics"]["em"]["high"] == wilson_interval(0, 2)[1]
 
 
 async def test_folder_holds_records_traces_and_summary(tmp_path: Path) -> None:
     result = await evaluate(TASKS, make_runner()[0], tmp_path, samples_per_task=2, progress=False)
     assert len(lines(tmp_path)) == 8
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["em"]["mean"] == result.em
+    assert summary["metrics"]["em"]["mean"] == result.em
     assert summary["run"]["memory"]["dialect"] == "paper"
     assert len(list((tmp_path / "traces").iterdir())) == 8
     trace = read_trace(tmp_path / "traces" / "d.1.jsonl")
     assert trace.complete
-    assert trace.task["questions"][2] == {"text": "Please say-d-2 now", "golds": ["d-2"]}
+    assert trace.task["questions"][2] == {"text": "Please say-d-2 now", "golds": ["d-2"], "id": "q2", "category": ""}
     assert trace.episode.sample == 1
     assert len(trace.episode.steps) == 5
     assert trace.config["sampling"]["temperature"] == 0.0

@@ -36,7 +36,7 @@ def step(
 def make(steps: list[Step], *questions: tuple[str | None, str]) -> tuple[Episode, EpisodeRecord]:
     """`questions` are (answer, gold)."""
     items = tuple(
-        QuestionRecord(f"q{i}", "?", answer, (gold,), float(answer == gold), float(answer == gold))
+        QuestionRecord(f"q{i}", "?", answer, (gold,), metrics={"em": float(answer == gold)})
         for i, (answer, gold) in enumerate(questions)
     )
     episode = Episode("t", 0, steps, reward=1.0, stop_reason=StopReason.ANSWERED)
@@ -193,12 +193,12 @@ FATES = [
 def test_a_fate_is_the_first_place_where_the_answer_was_lost(flags: tuple[int, int, int, int], expected: Fate) -> None:
     right, entered, kept, shown = flags
     metrics = {"fact_entered": float(entered), "fact_kept": float(kept), "fact_retrieved": float(shown)}
-    question = QuestionRecord("q", "?", "a", ("b",), float(right), 0.0, "", metrics)
+    question = QuestionRecord("q", "?", "a", ("b",), "", {"em": float(right), **metrics})
     assert fate_by_facts(question) is expected
     trail = AnswerTrail(True, bool(entered), bool(kept), bool(shown), bool(right), (), 0)
     assert fate_by_words(trail) is expected
     losses = Losses("facts")
     losses.add(losses.fate(question, None))
-    losses.add(losses.fate(QuestionRecord("q", "?", "yes", ("yes",), 1.0, 1.0), None))
+    losses.add(losses.fate(QuestionRecord("q", "?", "yes", ("yes",), metrics={"em": 1.0}), None))
     found = losses.to_json()
     assert (found["by"], found["questions"], found["counted"], found[expected]) == ("facts", 2, 1, 1)

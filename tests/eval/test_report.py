@@ -71,12 +71,12 @@ async def test_seeds_are_one_cell_with_a_spread(tmp_path: Path) -> None:
     cells = make_cells([await run(tmp_path / str(seed), 3 + 3 * seed, "a", seed=seed) for seed in range(3)])
     (cell,) = make_results(cells)["cells"]
     assert cell["seeds"] == [0, 1, 2]
-    assert cell["em"]["mean"] == pytest.approx(0.5)
-    assert cell["em"]["between_seeds"] == pytest.approx(
+    assert cell["metrics"]["em"]["mean"] == pytest.approx(0.5)
+    assert cell["metrics"]["em"]["between_seeds"] == pytest.approx(
         {"mean": 0.5, "sd": 0.25, "low": 0.25, "high": 0.75, "seeds": 3}
     )
     # The same twelve tasks three times: not 36 independent ones.
-    assert (cell["em"]["n"], cell["em"]["clusters"]) == (36, 12)
+    assert (cell["metrics"]["em"]["n"], cell["metrics"]["em"]["clusters"]) == (36, 12)
     assert "sd 25.0 over 3 seeds" in markdown_tables(make_results(cells))
 
 
@@ -154,7 +154,7 @@ async def test_a_missing_trace_is_counted(tmp_path: Path) -> None:
     (cell,) = page_of([evaluation])[1]["results"]["cells"]
     assert cell["traces_missing"] == 1
     assert (cell["lost"]["questions"], cell["lost"]["counted"]) == (12, 11)
-    assert cell["em"]["n"] == 12
+    assert cell["metrics"]["em"]["n"] == 12
 
 
 def test_files_that_are_no_results(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ async def test_the_scores_are_those_of_atommem_eval(tmp_path: Path, temperature:
     summary = result.summary()
     for name in ("em", "f1"):
         for key, of in (("", "mean"), ("_low", "low"), ("_high", "high")):
-            assert metrics[f"eval_{name}{key}"] == summary[name][of]
+            assert metrics[f"eval_{name}{key}"] == summary["metrics"][name][of]
     assert metrics["eval_n"] == 24 * samples
     assert metrics["eval_actions/create"] == summary["means"]["actions/create"]
     await asyncio.to_thread(trainer.close)

@@ -69,8 +69,8 @@ def grpo_trainer(
         command: See `run_grpo`.
         callbacks: Further callbacks.
     """
-    read_tasks = find_environment(environment.environment).read_tasks
-    tasks = read_tasks(args.data)
+    kind = find_environment(environment.environment)
+    tasks = kind.read_tasks(args.data)
     tokenizer = load_tokenizer(model)
     if make_backend is None:
         make_backend = select_backend(args, tokenizer, make_embedder(embedder), memory, environment)
@@ -80,8 +80,8 @@ def grpo_trainer(
         tasks=tasks,
         processing_class=tokenizer,
         make_backend=make_backend,
-        on_episodes=episode_hooks(args, tasks, tokenizer, memory),
-        held_out=read_tasks(args.eval_data) if args.eval_data else (),
+        on_episodes=episode_hooks(args, tasks, kind, tokenizer, memory),
+        held_out=kind.read_tasks(args.eval_data) if args.eval_data else (),
         settings=[memory, embedder, environment, generation],
         failed_step=FailedStep(recorded_command(command)),
         callbacks=list(callbacks),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atommem.config import MemoryConfig
+from atommem.environment import EnvironmentFactory
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.train.resume.checkpoint import resume_folder, save_final
@@ -83,18 +84,23 @@ def _wandb_run(args: Any) -> str:
 
 
 def episode_hooks(
-    args: TrainConfig | AsyncTrainConfig, tasks: Sequence[Any], tokenizer: Any, memory: MemoryConfig
+    args: TrainConfig | AsyncTrainConfig,
+    tasks: Sequence[Any],
+    environments: type[EnvironmentFactory],
+    tokenizer: Any,
+    memory: MemoryConfig,
 ) -> EpisodesHook:
     """What is kept and shown of the episodes of every update."""
-    out = Path(args.output_dir)
+    out, describe = Path(args.output_dir), environments.describe
     hooks: list[EpisodesHook] = []
     if args.save_traces:
-        hooks.append(TraceWriter(out / "traces", tasks, memory))
+        hooks.append(TraceWriter(out / "traces", tasks, describe, memory))
     if args.log_episodes and args.process_index == 0:
         hooks.append(
             SampleEpisodes(
                 out / FOLDER,
                 tasks,
+                describe,
                 tokenizer,
                 memory,
                 count=args.log_episodes,

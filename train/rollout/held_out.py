@@ -43,19 +43,19 @@ def report_held_out(trainer: ResumableTrainer, records: Sequence[EpisodeRecord],
 def held_out_metrics(records: Sequence[Any]) -> dict[str, float]:
     """Flat numbers of `atommem.envs.scoring.records.summarize`.
 
-    Keys: ``em`` and ``f1`` (means over questions) with ``em_low``, ``em_high`` (Wilson's 95% interval at the
-    effective sample size) and ``n`` (questions); ``em/SOURCE`` where there are several sources; and
-    `atommem.episode_stats.means`.
+    Keys: every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``, ``em_high``
+    (Wilson's 95% interval at the effective sample size), and ``n`` (questions, or episodes, of the main score);
+    ``em/SOURCE`` where there are several sources; and `atommem.episode_stats.means`.
     """
     summary = summarize(records)
+    scores = summary["metrics"]
     metrics: dict[str, float] = dict(summary["means"])
-    for name in ("em", "f1"):
-        estimate = summary[name]
-        if estimate is not None:
-            metrics |= {name: estimate["mean"], f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
-            metrics["n"] = estimate["n"]
+    for name, estimate in scores.items():
+        metrics |= {name: estimate["mean"], f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
+    if summary["metric"] in scores:
+        metrics["n"] = scores[summary["metric"]]["n"]
     sources = sorted({record.source for record in records if record.source})
     for source in sources if len(sources) > 1 else []:
-        part = summarize(record for record in records if record.source == source)
-        metrics |= {f"{name}/{source}": part[name]["mean"] for name in ("em", "f1") if part[name] is not None}
+        part = summarize(record for record in records if record.source == source)["metrics"]
+        metrics |= {f"{name}/{source}": estimate["mean"] for name, estimate in part.items()}
     return metrics

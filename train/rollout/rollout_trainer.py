@@ -143,7 +143,11 @@ class RolloutTrainer(ResumableTrainer):
             episodes = self.run_episodes(jobs[rank::ranks], "evaluation")
         finally:
             agent.sampling = sampling
-        mine = [record_of(task, episode) for (task, _), episode in zip(jobs[rank::ranks], episodes, strict=True)]
+        environments = agent.environments
+        mine = [
+            record_of(environments.describe(task), episode, environments.diagnose(task, episode))
+            for (task, _), episode in zip(jobs[rank::ranks], episodes, strict=True)
+        ]
         # Neither its time nor the backend's counters belong to the next update.
         self._rollout_log.sums([], agent.activity)
         self.backend.metrics()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from atommem.config import MemoryConfig
+from atommem.description import TaskDescription
 from atommem.episode import Episode, Step
 from atommem.memory.operations import Contents
 from atommem.trace import Trace
 from atommem.trace_view import render_trace
-from atommem.train.watch.trace_writer import task_header
 
 FOLDER = "samples"
 TABLES = ("wandb", "trackio")
@@ -45,6 +45,7 @@ class SampleEpisodes:
     Args:
         folder: Gets ``step-N.txt``, one file per update, as ``atommem trace`` would print it.
         tasks: The training tasks.
+        describe_task: Says what the reader of a trace wants to see of one.
         tokenizer: Decodes the end of the prompts.
         memory: The settings that the episodes ran under.
         count: Episodes each time.
@@ -56,6 +57,7 @@ class SampleEpisodes:
         self,
         folder: str | Path,
         tasks: Sequence[Any],
+        describe_task: Callable[[Any], TaskDescription],
         tokenizer: Any,
         memory: MemoryConfig,
         *,
@@ -66,6 +68,7 @@ class SampleEpisodes:
         self.folder = Path(folder)
         self.tokenizer = tokenizer
         self.memory = memory
+        self._describe = describe_task
         self.count = count
         self.every = every
         self.services = [name for name in TABLES if name in report_to]
@@ -118,7 +121,7 @@ class SampleEpisodes:
         with (self.folder / f"step-{update}.txt").open("w", encoding="utf-8") as file:
             console = Console(file=file, width=120, color_system=None, legacy_windows=False)
             for episode in episodes:
-                header = task_header(self._tasks[episode.task_id])
+                header = self._describe(self._tasks[episode.task_id]).to_json()
                 console.print(render_trace(Trace(header, {"memory": asdict(self.memory)}, episode, True)))
                 console.print()
 

@@ -77,19 +77,21 @@ function chartByColumn(area, id, charts) {
 
 function drawCharts() {
   const area = document.querySelector("#charts .charts");
-  const scored = (em) => ({ y: 100 * em.mean, low: 100 * em.low, high: 100 * em.high });
+  const scored = (score) => ({ y: 100 * score.mean, low: 100 * score.low, high: 100 * score.high });
+  const main = (cell) => cell.metrics[cell.metric];
   for (const dataset of new Set(results.cells.map((cell) => cell.dataset))) {
-    const cells = results.cells.filter((cell) => cell.dataset === dataset && cell.documents !== null && cell.em !== null);
+    const cells = results.cells.filter((cell) => cell.dataset === dataset && cell.documents !== null && main(cell));
     if (new Set(cells.map((cell) => cell.documents)).size < 2) continue;
     const lines = rows.map((row, style) => ({
       name: row, style,
-      points: cells.filter((cell) => cell.row === row).sort((a, b) => a.documents - b.documents).map((cell) => ({ x: cell.documents, ...scored(cell.em) })),
+      points: cells.filter((cell) => cell.row === row).sort((a, b) => a.documents - b.documents).map((cell) => ({ x: cell.documents, ...scored(main(cell)) })),
     })).filter((line) => line.points.length);
-    area.append(lineChart(`EM against documents: ${dataset}`, "documents in the stream", "EM, percent", lines, { top: 100, categories: true }));
+    const name = data.labels[cells[0].metric];
+    area.append(lineChart(`${name} against documents: ${dataset}`, "documents in the stream", `${name}, percent`, lines, { top: 100, categories: true }));
   }
   for (const chart of data.settings) {
-    const lines = chart.lines.map(({ name, em }) => ({ name, points: em.map((score, x) => score && { x, ...scored(score), label: chart.values[x] }).filter(Boolean) }));
-    area.append(lineChart(`EM against ${chart.parameter}${columns.length > 1 ? `: ${columnName(chart)}` : ""}`, chart.parameter, "EM, percent", lines,
+    const lines = chart.lines.map(({ name, scores }) => ({ name, points: scores.map((score, x) => score && { x, ...scored(score), label: chart.values[x] }).filter(Boolean) }));
+    area.append(lineChart(`${chart.score} against ${chart.parameter}${columns.length > 1 ? `: ${columnName(chart)}` : ""}`, chart.parameter, `${chart.score}, percent`, lines,
       { top: 100, categories: true, names: chart.values.map((value) => value.toLocaleString("en")) }));
   }
   const updates = data.training.filter((entry) => typeof entry.reward === "number");

@@ -16,9 +16,8 @@ function drawCompare() {
   const numbers = results.evaluations.map((_, index) => index).filter((a) => results.evaluations.some((_, b) => comparable(a, b)));
   if (numbers.length < 2) { section.remove(); return; }
   const first = el("select", { id: "first" }), second = el("select", { id: "second" });
-  const names = { em: "EM", f1: "F1", sub_em: "sub-EM", judge: "Judge" };
-  const known = Object.keys(names).filter((name) => numbers.some((index) => data.scores[index][name]));
-  const metric = el("select", { id: "metric" }, known.map((name) => el("option", { value: name }, names[name])));
+  const known = Object.keys(data.labels).filter((name) => numbers.some((index) => data.scores[index][name]));
+  const metric = el("select", { id: "metric" }, known.map((name) => el("option", { value: name }, data.labels[name])));
   const outcome = el("div", { "aria-live": "polite", id: "outcome" });
   for (const index of numbers) first.append(el("option", { value: index }, evaluationName(index)));
   const offer = () => {

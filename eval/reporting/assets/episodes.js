@@ -113,8 +113,9 @@ const LOST = {
 
 function answerLine(question) {
   const line = el("div", { class: "answer" }, el("strong", {}, question.text), " ");
-  const answer = question.answer === null || question.answer === undefined ? el("span", { class: "empty" }, "no answer") : el("span", { class: question.em ? "right" : "wrong" }, question.answer);
-  line.append(answer, question.em ? "" : ` · gold: ${question.golds.join(" | ")}`, question.em ? "" : ` · F1 ${percent(question.f1, 0)}`);
+  const answer = question.answer === null || question.answer === undefined ? el("span", { class: "empty" }, "no answer") : el("span", { class: question.right === null ? "" : question.right ? "right" : "wrong" }, question.answer);
+  const golds = !question.right && question.golds.length ? ` · gold: ${question.golds.join(" | ")}` : "";
+  line.append(answer, golds, !question.right && "f1" in question.metrics ? ` · F1 ${percent(question.metrics.f1, 0)}` : "");
   if (question.answer !== null && question.step !== null) {
     const from = question.sources.map((source) => [
       source.kind === "entry" ? `entry ${source.entry_id} (Memory ${source.handle})` : `the ${source.kind}`,

@@ -141,7 +141,7 @@ def test_every_method_runs_on_every_column_and_the_report_opens(report: Path, tm
     for cell in results["cells"]:
         assert (cell["failed"], cell["episodes"]) == (0, TASKS if cell["dataset"] == "synthetic" else 4)
     first = results["cells"][0]
-    assert (first["row"], first["dataset"], first["em"]["mean"]) == ("atommem", "synthetic", 1.0)
+    assert (first["row"], first["dataset"], first["metrics"]["em"]["mean"]) == ("atommem", "synthetic", 1.0)
     if find_chromium() is None:
         pytest.skip("neither chromium nor google-chrome is installed")
     with Browser(tmp_path / "profile") as browser:

@@ -77,7 +77,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def scores(folder: Path) -> dict[tuple[str, str], float]:
-    return {(cell["row"], cell["dataset"]): cell["em"]["mean"] for cell in results(folder)["cells"]}
+    return {(cell["row"], cell["dataset"]): cell["metrics"]["em"]["mean"] for cell in results(folder)["cells"]}
 
 
 def test_runs_everything_once_and_reports(
@@ -113,7 +113,7 @@ def test_cells_run_side_by_side_under_one_bound(folder: Path, policy: CountingPo
 def test_seeds_are_one_cell_with_a_spread(folder: Path, policy: CountingPolicy) -> None:
     assert run(folder, seeds=[0, 1, 2]) == 0
     cell = results(folder)["cells"][0]
-    assert (cell["seeds"], cell["em"]["between_seeds"]["seeds"]) == ([0, 1, 2], 3)
+    assert (cell["seeds"], cell["metrics"]["em"]["between_seeds"]["seeds"]) == ([0, 1, 2], 3)
     assert run(folder, "--seeds", "5", "--rows", "no_memory") == 0
     assert [item["seed"] for item in results(folder)["evaluations"]] == [5, 5]
 

@@ -125,7 +125,9 @@ def test_prompts_are_built_and_counted() -> None:
     )
     assert (alone.memory, alone.is_chunk_first) == (25, False)
     assert alone.reading < prompt.reading
-    memagent = measure_prompt(MemoryConfig(dialect="memagent", templates="memagent"), longdoc(EstimatingTokenizer()), {})
+    memagent = measure_prompt(
+        MemoryConfig(dialect="memagent", templates="memagent"), longdoc(EstimatingTokenizer()), {}
+    )
     assert memagent.longest_memory == 1024
 
 

@@ -47,8 +47,8 @@ def run_async(
         )
 
     def make() -> AsyncMemoryGRPOTrainer:
-        read_tasks = find_environment(environment.environment).read_tasks
-        tasks = read_tasks(args.data)
+        kind = find_environment(environment.environment)
+        tasks = kind.read_tasks(args.data)
         generation = GenerationSettings(args.max_completion_length, args.template_kwargs)
         tokenizer = load_tokenizer(model_config)
         args.model_init_kwargs = {"revision": model_config.model_revision, **(args.model_init_kwargs or {})}
@@ -60,8 +60,8 @@ def run_async(
             make_sampler=make_sampler(
                 args, model, tokenizer, make_embedder(embedder_config), memory, environment, model_config.use_peft
             ),
-            on_episodes=episode_hooks(args, tasks, tokenizer, memory),
-            held_out=read_tasks(args.eval_data) if args.eval_data else (),
+            on_episodes=episode_hooks(args, tasks, kind, tokenizer, memory),
+            held_out=kind.read_tasks(args.eval_data) if args.eval_data else (),
             peft_config=get_peft_config(model_config),
             settings=[memory, embedder_config, environment, generation],
         )

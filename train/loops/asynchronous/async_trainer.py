@@ -300,7 +300,13 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             try:
                 episodes = self.rollout_worker.run_beside(jobs, sampling, lambda: self.stop_request.requested)
                 pairs = zip(jobs, episodes, strict=False)  # none where the run was asked to stop
-                payload = [[record_of(task, episode) for (task, _), episode in pairs]]
+                environments = self.rollout_worker.runner.environments
+                payload = [
+                    [
+                        record_of(environments.describe(task), episode, environments.diagnose(task, episode))
+                        for (task, _), episode in pairs
+                    ]
+                ]
             except Exception as error:  # whatever it is, it ends the run on every rank
                 broken = error
         self.meet(broken)

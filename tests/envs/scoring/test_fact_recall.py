@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from atommem.environment import Observation, StopReason
 from atommem.envs.scoring.fact_recall import fact_recall, facts_of
 from atommem.envs.scoring.records import record_of
-from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from atommem.envs.task import Document, Question, Task, describe_task
+from atommem.episode import Episode, MemoryView, Operation, Outcome, Retrieved, Step
 
 TASK = Task(
     "t",
@@ -83,6 +84,7 @@ def test_questions_without_a_fact_have_no_recall_and_records_keep_it() -> None:
     assert [bool(item) for item in recall(asked)] == [True, False, True]
     assert numbers(recall(asked)[2]) == (0, 0, 1)
     episode = Episode("t", 0, [asked], ("Port", None, None), 1 / 3, stop_reason=StopReason.UNANSWERED)
-    metrics = [question.metrics for question in record_of(TASK, episode).questions]
+    record = record_of(describe_task(TASK), episode, fact_recall(TASK, episode))
+    metrics = [question.metrics for question in record.questions]
     assert [item.get("fact_retrieved") for item in metrics] == [0.0, None, 1.0]
     assert recall() == [{}, {}, {}]

@@ -1,0 +1,126 @@
+"""A policy behind any OpenAI-compatible ``/v1/chat/completions``: messages in, text out, no token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
+from atommem.policy.contract import Completion, Sampling
+from atommem.servers.chat import ChatClient
+from atommem.servers.client import RefusedError, ServerClient
+from atommem.servers.served import Served, only_model
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class ChatPolicy:
+    """Samples from a hosted or local model that takes messages. It can be evaluated and used, not trained.
+
+    What the model's server puts apart as its reasoning is not part of the completion, as it is not of the prompt.
+
+    Args:
+        base_url: The server, with or without the closing ``/v1``.
+        model: The model's name there; None asks ``/v1/models``, which must list exactly one.
+        max_in_flight: Most requests at the same time; the others wait here.
+        timeout: Seconds that one completion may take.
+        retries: How often a failed request is repeated, with exponential back-off.
+        backoff: Seconds before the first repetition; doubles each time, at most 30.
+        transport: An httpx transport, for tests.
+
+    Raises:
+        ConfigError: `base_url` is no http(s) URL, or its key (ATOMMEM_POLICY_API_KEY) may not be sent there.
+    """
+
+    speaks_chat = True
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        *,
+        max_in_flight: int = 64,
+        timeout: float = 600.0,
+        retries: int = 5,
+        backoff: float = 0.5,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._client = ServerClient(
+            base_url,
+            service="policy",
+            timeout=timeout,
+            retries=retries,
+            max_in_flight=max_in_flight,
+            backoff=backoff,
+            transport=transport,
+        )
+        self._chat = ChatClient(self._client)
+        self._served = None if model is None else Served(model)
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """Not to be had of a chat server.
+
+        Raises:
+            PolicyError: Always.
+        """
+        raise PolicyError(
+            f"{self._client.base_url} takes messages, no token ids: use a ServerPolicy on a server that has "
+            "/v1/completions with return_token_ids (vLLM), or a method that asks with messages."
+        )
+
+    async def complete_chat(self, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> Completion:
+        """Sample one completion of `messages` (each a ``role`` and its ``content``).
+
+        Returns:
+            Its text, without token ids and log-probabilities, and the server's token counts. A refusal (of the model,
+            or of a content filter) is an empty completion with finish reason ``content_filter``.
+
+        Raises:
+            OutageError: The server is out of reach, keeps failing, or gave up on the request.
+            PromptTooLongError: The prompt does not fit the model's context.
+            UnknownModelError: The server does not know the model's name.
+            PolicyError: The server refused the key, or the request for another reason than what it says.
+        """
+        model = await self.model_name()
+        try:
+            reply = await self._chat.ask(
+                model,
+                messages,
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=sampling.seed,
+            )
+        except RefusedError as error:
+            if error.too_long:
+                raise PromptTooLongError(f"{self._client.base_url} refused a prompt: {error.message}") from error
+            if error.filtered:
+                return Completion([], [], "", "content_filter")
+            if error.status == 404:
+                raise UnknownModelError(
+                    f"{self._client.base_url} does not serve a model named {model!r} ({error}): check name and URL."
+                ) from error
+            raise PolicyError(
+                f"{self._client.base_url} refused a completion of model {model!r} ({error}): check the key "
+                "(ATOMMEM_POLICY_API_KEY), the model's name and the sampling values."
+            ) from error
+        if reply.finish_reason == "error":
+            raise OutageError(f"{self._client.base_url} returned no chat completion: {reply.text[:200]!r}.")
+        return Completion([], [], reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens)
+
+    async def model_name(self) -> str:
+        """The model's name on the server; asks for it where none was given.
+
+        Raises:
+            OutageError: The server is out of reach.
+            PolicyError: It does not serve exactly one model.
+        """
+        if self._served is None:
+            self._served = await only_model(self._client)
+        return self._served.name
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        await self._client.close()

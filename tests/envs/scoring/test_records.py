@@ -1,0 +1,147 @@
+"""Records take their scores from the environment, whatever scores it has, and score nothing again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.cli import main
+from atommem.description import QuestionDescription, TaskDescription
+from atommem.environment import Score
+from atommem.envs.scoring.records import (
+    EpisodeRecord,
+    EvalResult,
+    QuestionRecord,
+    compare,
+    main_metric,
+    metric_names,
+    record_of,
+    summarize,
+)
+from atommem.envs.task import Question, Task, describe_task
+from atommem.episode import Episode, StopReason
+from atommem.errors import DataError
+from atommem.eval.console_report import report_table
+from atommem.eval.runner import evaluate
+from tests.eval.toys import make_runner, make_task
+from tests.fakes import WordTokenizer, longdoc
+
+TASK = TaskDescription("t", "web", (QuestionDescription("Where?", ("Port",), "q0"), QuestionDescription("Who?")))
+
+
+def episode(reward: float | None = 0.5, **more: Any) -> Episode:
+    stop = StopReason.FAILED if reward is None else StopReason.ANSWERED
+    return Episode("t", 0, reward=reward, stop_reason=stop, **more)
+
+
+def test_a_description_says_what_scores_and_traces_need() -> None:
+    question = Question("Where?", ("Port", "Harbour"), "q", {"category": "temporal", "supporting": [("A", 0)]})
+    found = describe_task(Task("t", (question, Question("Who?", ("Orla",))), source="locomo"))
+    assert found.questions[0] == QuestionDescription("Where?", ("Port", "Harbour"), "q", "temporal")
+    assert json.loads(json.dumps(found.to_json())) == {
+        "id": "t",
+        "source": "locomo",
+        "questions": [
+            {"text": "Where?", "golds": ["Port", "Harbour"], "id": "q", "category": "temporal"},
+            {"text": "Who?", "golds": ["Orla"], "id": "", "category": ""},
+        ],
+    }
+
+
+def test_scores_are_the_environments_also_where_they_are_wrong() -> None:
+    """The answer is gold, and the environment says 0: the record says what the environment said."""
+    scored = episode(answers=("Port", None), question_metrics=({"em": 0.0, "style": 0.25}, {"em": 1.0}))
+    record = record_of(TASK, scored, ({"fact_kept": 1.0}, {}))
+    assert [question.metrics for question in record.questions] == [
+        {"em": 0.0, "style": 0.25, "fact_kept": 1.0},
+        {"em": 1.0},
+    ]
+    assert [question.right for question in record.questions] == [False, True]
+    assert [question.answer for question in record.questions] == ["Port", None]
+    assert (record.source, record.right, record.scores("em")) == ("web", False, [0.0, 1.0])
+    assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_an_environment_that_scores_whole_episodes_only() -> None:
+    record = record_of(TASK, episode(0.5, metrics={"success": 1.0, "calls": 7.0}))
+    assert [question.answer for question in record.questions] == [None, None]
+    assert (record.scores("reward"), record.scores("success"), record.scores("em")) == ([0.5], [1.0], [])
+    assert main_metric([record]) == "reward"
+    assert metric_names([record]) == ["reward", "success"], "calls are counted: no proportion"
+    summary = summarize([record, record_of(TaskDescription("u"), episode(1.0))])
+    assert (summary["metric"], summary["metrics"]["reward"]["mean"]) == ("reward", 0.75)
+    assert summary["means"]["calls"] == 7.0
+    assert not record.right
+    assert record_of(TaskDescription("u"), episode(1.0)).right
+
+
+def test_failed_episodes_have_no_score() -> None:
+    record = record_of(TASK, episode(None, error="gone"))
+    assert (record.questions, record.scores("reward"), record.scores("em")) == ((), [], [])
+    assert (summarize([record])["metrics"], main_metric([record])) == ({}, "em")
+
+
+@pytest.mark.parametrize(
+    "scored", [{"answers": ("x",)}, {"question_metrics": ({"em": 1.0},)}, {"answers": ("a", "b", "c")}]
+)
+def test_a_score_of_other_questions_is_an_error(scored: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="'t' has 2 questions"):
+        record_of(TASK, episode(**scored))
+
+
+def test_records_of_versions_before_are_read() -> None:
+    question = {"id": "q", "question": "?", "answer": "a", "golds": ["a"], "em": 1.0, "f1": 0.5, "category": ""}
+    line = record_of(TASK, episode()).to_json() | {"questions": [question | {"metrics": {"sub_em": 1.0}}]}
+    (read,) = EpisodeRecord.from_json(line).questions
+    assert read == QuestionRecord("q", "?", "a", ("a",), "", {"em": 1.0, "f1": 0.5, "sub_em": 1.0})
+
+
+def test_comparisons_take_any_score() -> None:
+    def records(*rewards: float) -> list[EpisodeRecord]:
+        return [record_of(TaskDescription(f"t{n}"), episode(reward)) for n, reward in enumerate(rewards)]
+
+    found = compare(records(0.0, 0.5, 1.0), records(1.0, 0.5, 0.5), "reward")
+    assert (found.wins, found.losses, found.ties) == (1, 1, 1)
+    assert EvalResult(tuple(records(0.0, 0.5))).mean("reward") == 0.25
+
+
+class OnlyRewards:
+    """The long document's environment without exact match: its reward is all that it says, and once a count."""
+
+    def __init__(self) -> None:
+        self._inner = longdoc(WordTokenizer(), max_reads=1)()
+        self.reset, self.step = self._inner.reset, self._inner.step
+
+    async def score(self) -> Score:
+        score = await self._inner.score()
+        return Score(0.5 + 0.5 * score.reward, score.answers, {"calls": 3.0})
+
+
+async def test_an_environment_without_exact_match_is_evaluated_compared_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"t{number}" for number in range(8)]
+    for folder, wrong in (("a", names[:6]), ("b", names[:1])):
+        runner, policy = make_runner(environment_factory=OnlyRewards)
+        policy.wrong = set(wrong)
+        result = await evaluate([make_task(name) for name in names], runner, tmp_path / folder, progress=False)
+    assert result.mean("reward") == pytest.approx((7 + 0.5) / 8)
+    cells = [str(cell) for column in report_table(result.summary()).columns for cell in column.cells]
+    assert "Reward [95% interval]" in cells
+    assert "EM [95% interval]" not in cells
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(tmp_path / "c.json")]) == 0
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert (found["metric"], found["wins"], found["losses"]) == ("reward", 5, 0)
+    assert "Reward on the 8 tasks" in capsys.readouterr().out
+    out = tmp_path / "report"
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert [(cell["metric"], cell["metrics"]["reward"]["mean"]) for cell in results["cells"]] == [
+        ("reward", pytest.approx(5 / 8)),
+        ("reward", pytest.approx(7.5 / 8)),
+    ]
+    assert [item["metric"] for item in results["comparisons"]] == ["reward"]
+    assert "|  | Reward | Episodes |" in (out / "tables.md").read_text()
