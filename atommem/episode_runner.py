@@ -15,9 +15,10 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import Environment, Score
-from atommem.episode import Episode, MemoryView, Observation, Step, StopReason
+from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
-from atommem.memory.working import Memory
+from atommem.memory.entries import MemoryView
+from atommem.memory.working import WorkingMemory
 from atommem.policy.contract import Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.tokens import Tokenizer
@@ -140,7 +141,7 @@ class EpisodeRunner:
 
     async def _steps(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
         marker = self.dialect.templates.cut_marker
-        memory = Memory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
+        memory = WorkingMemory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
         observation: Observation | None = environment.reset(task)
         sampled = 0
         limit = self.limits.max_seconds
@@ -178,12 +179,12 @@ class EpisodeRunner:
                 actions=parsed.actions,
                 problems=parsed.problems,
                 operations=(),
-                store_size=len(memory.store),
+                store_size=view.size,
             )
             # Before its actions are applied: should an outage end the episode there, its tokens have been spent.
             episode.steps.append(step)
             step.operations = await memory.apply(parsed.actions, index)
-            step.store_size = len(memory.store)
+            step.store_size = memory.view().size
             result = await environment.step(parsed.actions)
             step.seconds = time.perf_counter() - started
             if result.done:

@@ -8,7 +8,8 @@ from atommem.actions import MEMORY_ACTIONS, ActionKind
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect
 from atommem.dialects.templates import fill
-from atommem.episode import MemoryView, Observation
+from atommem.episode import Observation
+from atommem.memory.entries import MemoryView
 from atommem.tokens import Tokenizer
 
 

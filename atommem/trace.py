@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from atommem.actions import Action, ActionKind, Problem, ProblemReason
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import TraceError
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import operation_from_json, to_json
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
         "finish_reason": step.finish_reason,
         "actions": [_values(action) for action in step.actions],
         "problems": [_values(problem) for problem in step.problems],
-        "operations": [_values(operation) for operation in step.operations],
+        "operations": [to_json(operation) for operation in step.operations],
         "store_size": step.store_size,
         "seconds": round(step.seconds, 4),
     }
@@ -174,10 +176,7 @@ def _step(record: dict[str, Any]) -> Step:
         finish_reason=record["finish_reason"],
         actions=tuple(Action(**{**item, "kind": ActionKind(item["kind"])}) for item in record["actions"]),
         problems=tuple(Problem(**{**item, "reason": ProblemReason(item["reason"])}) for item in record["problems"]),
-        operations=tuple(
-            Operation(**{**item, "kind": ActionKind(item["kind"]), "outcome": Outcome(item["outcome"])})
-            for item in record["operations"]
-        ),
+        operations=tuple(operation_from_json(item) for item in record["operations"]),
         store_size=record["store_size"],
         seconds=record["seconds"],
         prompt=record.get("prompt"),

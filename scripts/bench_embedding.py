@@ -2,7 +2,7 @@
 
     python scripts/bench_embedding.py [--model DIR] [--episodes 256] [--rounds 5]
 
-256 episodes create one entry and read one query at the same step, through `atommem.memory.working.Memory`,
+256 episodes create one entry and read one query at the same step, through `atommem.memory.working.WorkingMemory`,
 on all-MiniLM-L6-v2. Counted: calls of the embedder (at most 4). Timed, side by side, on the same
 texts, new ones in every round:
 
@@ -42,7 +42,7 @@ from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import Embedder
 from atommem.embedding.http import HttpEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
-from atommem.memory.working import Memory
+from atommem.memory.working import WorkingMemory
 
 MAX_CALLS = 4
 MIN_RATIO = 5.0
@@ -109,7 +109,7 @@ def steps(episodes: int, round_: int) -> list[list[Action]]:
 
 async def run_step(embedder: Embedder, actions: list[list[Action]]) -> tuple[float, list[float]]:
     """Apply every episode's actions to its own memory at once; seconds, and the scores retrieved."""
-    memories = [Memory(embedder, _no_tokenizer(), MemoryConfig()) for _ in actions]
+    memories = [WorkingMemory(embedder, _no_tokenizer(), MemoryConfig()) for _ in actions]
     started = time.perf_counter()
     await asyncio.gather(*(memory.apply(each, 0) for memory, each in zip(memories, actions, strict=True)))
     seconds = time.perf_counter() - started

@@ -14,7 +14,8 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.episode import MemoryView, Observation, Retrieved
+from atommem.episode import Observation
+from atommem.memory.entries import MemoryView, Retrieved
 from atommem.policy.contract import Sampling
 from atommem.policy.server import ServerPolicy
 from atommem.prompts import PromptBuilder

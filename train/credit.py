@@ -22,7 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atommem.actions import ActionKind
-from atommem.episode import Episode, MemoryView, Outcome, Step
+from atommem.episode import Episode, Step
+from atommem.memory.entries import MemoryView
+from atommem.memory.operations import Outcome
 from atommem.prompts import PromptBuilder
 from atommem.train.objective.sequences import Row
 
@@ -130,7 +132,7 @@ def _without_one(episode: Episode, step: Step) -> list[tuple[MemoryView, tuple[i
         for operation in earlier.operations
         if operation.outcome is Outcome.APPLIED
     ]
-    reads = [operation.step for operation in done if operation.kind is ActionKind.READ][-1:]
+    reads = [operation.step for operation in done if operation.kind == "read"][-1:]
     found = []
     for item in step.view.retrieved:
         others = [other for other in step.view.retrieved if other is not item]
@@ -138,12 +140,12 @@ def _without_one(episode: Episode, step: Step) -> list[tuple[MemoryView, tuple[i
         writes = [
             operation.step
             for operation in done
-            if operation.entry_id == item.entry_id and operation.kind in (ActionKind.CREATE, ActionKind.UPDATE)
+            if operation.entry_id == item.entry_id and operation.kind in ("create", "update")
         ]
         responsible = tuple(sorted({*writes, *reads, step.index}))
         found.append((replace(step.view, retrieved=renumbered), responsible))
     if step.view.scratchpad:
-        written = [operation.step for operation in done if operation.kind is ActionKind.SCRATCHPAD][-1:]
+        written = [operation.step for operation in done if operation.kind == "scratchpad"][-1:]
         found.append((replace(step.view, scratchpad=""), tuple(sorted({*written, step.index}))))
     return found
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from atommem.actions import ActionKind
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
-from atommem.episode import MemoryView, Observation
+from atommem.episode import Observation
 from atommem.errors import ConfigError
+from atommem.memory.entries import MemoryView
 
 _HOME = len(RELATIONS) - 1
 _MOST_NAMES = 3

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from atommem.envs.synthetic.expert import Expert
-from atommem.episode import MemoryView, Observation
+from atommem.episode import Observation
 from atommem.episode_runner import EpisodeRunner
+from atommem.memory.entries import MemoryView
 from atommem.policy.contract import Completion, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.tokens import Tokenizer

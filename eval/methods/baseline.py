@@ -21,9 +21,12 @@ from atommem.dialects.templates import fill
 from atommem.embedding.embedder import Embedder
 from atommem.envs.longdoc.environment import LongDocEnvironments
 from atommem.envs.task import Task
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.episode_runner import request_sampling, run_jobs, set_score
 from atommem.errors import OutageError, PromptTooLongError
+from atommem.memory.contents import Contents
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import Operation
 from atommem.parsing import parse_whole
 from atommem.policy.contract import Policy, Sampling
 from atommem.prompts import render_chat
@@ -164,17 +167,16 @@ class Recorder:
     Attributes:
         answers: One per question of the task, None until it is given.
         metrics: What else the method has to say of the episode (``truncated``).
-        query: The last query that was noted as an operation.
+        contents: The memory that follows from the operations noted.
     """
 
     def __init__(self, setup: Setup, episode: Episode, task: Task) -> None:
         self.answers: list[str | None] = [None] * len(task.questions)
         self.metrics: dict[str, float] = {}
-        self.query: str | None = None
         self._setup = setup
         self._episode = episode
         self._task = task
-        self._size = 0
+        self.contents = Contents()
 
     def prompt(self, system: str, user: str) -> str:
         """Two messages as the policy reads them, chat markup included."""
@@ -204,7 +206,7 @@ class Recorder:
         step = Step(
             index=index,
             observation=observation,
-            view=view or MemoryView(size=self._size),
+            view=view or MemoryView(size=len(self.contents.entries)),
             prompt_ids=prompt_ids,
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
@@ -213,7 +215,7 @@ class Recorder:
             actions=(),
             problems=(),
             operations=(),
-            store_size=self._size,
+            store_size=len(self.contents.entries),
             seconds=time.perf_counter() - started,
             prompt=prompt,
         )
@@ -224,14 +226,12 @@ class Recorder:
         """Note what followed from a step for the memory."""
         step.operations += operations
         for operation in operations:
-            if operation.outcome is Outcome.APPLIED:
-                self._size += {ActionKind.CREATE: 1, ActionKind.DELETE: -1}.get(operation.kind, 0)
-        step.store_size = self._size
+            self.contents.apply(operation)
+        step.store_size = len(self.contents.entries)
 
     def note_query(self, step: Step, query: str) -> None:
         """Note that what `step` shows was retrieved for `query`."""
-        self.note(step, Operation(step.index, ActionKind.READ, Outcome.APPLIED, before=self.query, after=query))
-        self.query = query
+        self.note(step, Operation(step.index, "read", before=self.contents.query, after=query))
 
     async def read(self, chunks: Sequence[str], system: str, template: str) -> AsyncIterator[Step]:
         """Ask the policy once for every chunk, with `template` around it; each call is a step."""
@@ -254,7 +254,7 @@ class Recorder:
     async def answer_from_memory(self, index: int, retrieved: Sequence[Retrieved]) -> None:
         """Ask question `index` with what was retrieved for it, best first."""
         question = self._task.questions[index].text
-        view = MemoryView(query=question, retrieved=tuple(retrieved), size=self._size)
+        view = MemoryView(query=question, retrieved=tuple(retrieved), size=len(self.contents.entries))
         entries = "\n".join(f"- {item.text}" for item in retrieved) or NOTHING_REMEMBERED
         self.note_query(await self.answer(index, fill(REMEMBERED, {"entries": entries}), view), question)
 

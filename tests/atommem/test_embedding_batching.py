@@ -12,7 +12,7 @@ from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import OutageError
-from atommem.memory.working import Memory
+from atommem.memory.working import WorkingMemory
 from tests.fakes import WordTokenizer
 
 
@@ -151,7 +151,7 @@ async def test_a_step_of_256_episodes_is_two_calls() -> None:
     """Bar 6, without a model: scripts/bench_embedding.py measures it with one."""
     recorder = Recorder()
     batcher = MicroBatcher(recorder)
-    memories = [Memory(batcher, WordTokenizer(), MemoryConfig()) for _ in range(256)]
+    memories = [WorkingMemory(batcher, WordTokenizer(), MemoryConfig()) for _ in range(256)]
 
     async def step(i: int) -> None:
         actions = [

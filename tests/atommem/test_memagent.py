@@ -12,9 +12,11 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, register_dialect
 from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import MemoryView, Observation, Outcome, StopReason
+from atommem.episode import Observation, StopReason
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import DialectError
+from atommem.memory.entries import MemoryView
+from atommem.memory.operations import Outcome
 from atommem.parsing import parse_whole
 from atommem.policy.contract import Sampling
 from tests.atommem.test_prompts import READING, builder

@@ -2,7 +2,8 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.episode import MemoryView, Observation, Retrieved
+from atommem.episode import Observation
+from atommem.memory.entries import MemoryView, Retrieved
 from atommem.prompts import PromptBuilder
 from tests.fakes import WordTokenizer
 

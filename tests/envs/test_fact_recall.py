@@ -6,7 +6,9 @@ from atommem.actions import ActionKind
 from atommem.envs.scoring.fact_recall import fact_recall, facts_of
 from atommem.envs.scoring.records import record_of
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Phase, Retrieved, Step, StopReason
+from atommem.episode import Episode, Observation, Phase, Step, StopReason
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import Operation, Outcome
 
 TASK = Task(
     "t",

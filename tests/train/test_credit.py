@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from atommem.actions import Action, ActionKind
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from atommem.episode import Episode, Observation, Step, StopReason
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import Operation, Outcome
 from atommem.train.credit import leave_one_out_weights, step_weights
 from atommem.train.objective.sequences import Row
 

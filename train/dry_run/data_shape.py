@@ -13,7 +13,8 @@ from atommem.dialects import get_dialect
 from atommem.envs.longdoc.chunking import chunk_task, joined_text
 from atommem.envs.longdoc.environment import LongDocConfig
 from atommem.envs.task_files import iter_tasks
-from atommem.episode import MemoryView, Observation
+from atommem.episode import Observation
+from atommem.memory.entries import MemoryView
 from atommem.prompts import PromptBuilder
 from atommem.tokens import token_offsets
 from atommem.train.dry_run.dry_run_config import DryRunConfig

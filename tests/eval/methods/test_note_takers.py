@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atommem.actions import ActionKind, ProblemReason
+from atommem.actions import ProblemReason
 from atommem.config import MemoryConfig
 from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.eval.methods import make_method
 from atommem.eval.methods.a_mem import parse_notes
 from atommem.eval.methods.generative_agents import rated_memories, stream_scores
-from atommem.memory.operations import replay
+from atommem.memory.contents import replay
 from tests.eval.methods.toys import DOCUMENTS, TASK, make_setup, right
 
 STATEMENTS = {"Moss": "moss grows", "Orla": "Orla is a potter", "Kiln": "kilns are hot", "Bran": "Bran lives in Port"}
@@ -111,7 +111,7 @@ async def test_a_mem_links_notes_and_rewrites_their_neighbours() -> None:
     assert "sister of Bran" in policy.prompts[-2]
     assert [problem.reason for step in episode.steps for problem in step.problems] == [ProblemReason.NOT_JSON] * 2
     contents = replay(operation for step in episode.steps for operation in step.operations)
-    assert contents.entries[2].startswith("Orla is a potter; context: sister")
+    assert contents.entries[2].text.startswith("Orla is a potter; context: sister")
 
 
 def test_notes_of_any_form() -> None:
@@ -131,7 +131,7 @@ async def test_no_reply_raises(name: str, reply: str) -> None:
     setup, _ = make_setup(lambda prompt: right(prompt) if "Question:" in prompt else reply)
     episode = await make_method(name, setup).run(TASK)
     assert episode.reward == 1.0
-    creates = [step for step in episode.steps for operation in step.operations if operation.kind is ActionKind.CREATE]
+    creates = [step for step in episode.steps for operation in step.operations if operation.kind == "create"]
     assert len(creates) == (4 if name == "generative_agents" and reply.endswith('{"mem') else 0)
 
 
