@@ -12,7 +12,6 @@ from atommem.errors import ConfigError
 
 CONFIG_FILE = "atommem_config.json"
 LAYOUTS = ("prefix", "paper")
-RETENTION_RULES = ("reject", "fifo", "lru")
 EMBEDDERS = ("sentence_transformer", "http", "hashing", "random")
 
 
@@ -33,26 +32,35 @@ class MemoryConfig:
     )
     retrieve_k: int = field(default=6, metadata={"help": "Entries shown for the current query."})
     capacity: int | None = field(default=None, metadata={"help": "Most entries in the store; unset is unlimited."})
-    retention: str = field(default="reject", metadata={"help": "Rule for a create beyond capacity: reject, fifo, lru."})
+    retention: str = field(
+        default="reject",
+        metadata={"help": "Rule for a create beyond capacity: reject, fifo, lru, or package.module:Class."},
+    )
+    admission: str = field(
+        default="accept",
+        metadata={"help": "Rule before every create: accept, or package.module:Class."},
+    )
     capacity_notice: bool = field(
         default=True, metadata={"help": "Tell the model the capacity of its store and how full it is."}
     )
     scratchpad_tokens: int = field(default=1024, metadata={"help": "Longest scratchpad, in tokens."})
+    query_tokens: int = field(default=256, metadata={"help": "Longest query, in tokens."})
+    entry_tokens: int = field(default=1024, metadata={"help": "Longest entry, in tokens."})
     disabled_actions: list[str] = field(
         default_factory=list, metadata={"help": "Memory actions to switch off, in the environment and the prompt."}
     )
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, LAYOUTS)
-        check_choice("retention", self.retention, RETENTION_RULES)
         for name in self.disabled_actions:
             check_choice("disabled_actions", name, MEMORY_KINDS)
         if self.retrieve_k < 1:
             raise ConfigError(f"retrieve_k is {self.retrieve_k}: give at least 1, or disable the read action.")
         if self.capacity is not None and self.capacity < 1:
             raise ConfigError(f"capacity is {self.capacity}: give at least 1, or leave it unset for no limit.")
-        if self.scratchpad_tokens < 1:
-            raise ConfigError(f"scratchpad_tokens is {self.scratchpad_tokens}: give at least 1.")
+        for name in ("scratchpad_tokens", "query_tokens", "entry_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
 
 
 @dataclass

@@ -1,78 +1,13 @@
-"""What an episode consists of: entries, operations, observations, steps, the episode itself."""
+"""What an episode consists of: observations, steps, the episode itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from atommem.actions import Action, Problem
 from atommem.environment import Observation, StopReason
-
-
-class Outcome(StrEnum):
-    """What became of one memory action."""
-
-    APPLIED = "applied"
-    REJECTED = "rejected"
-    """The store was full and the retention rule kept what it had."""
-    UNKNOWN_HANDLE = "unknown_handle"
-    """The handle was not shown in the observation, or its entry is already gone."""
-    DISABLED = "disabled"
-    """The action is switched off."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """One record of the store.
-
-    `id` never changes and is never reused in its episode. The three step numbers say when the entry
-    was created, last changed, and last shown to the policy; retention rules read them.
-    """
-
-    id: int
-    text: str
-    created: int
-    updated: int
-    used: int
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One memory action as it was applied (or why it was not): a line of the operation log.
-
-    `before` and `after` are the text that the operation replaced and wrote: an entry's, the
-    scratchpad's, or (for a read) the query's. `evicted` is the id that a retention rule gave up.
-    """
-
-    step: int
-    kind: str
-    outcome: Outcome
-    entry_id: int | None = None
-    handle: int | None = None
-    before: str | None = None
-    after: str | None = None
-    evicted: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """An entry as it is shown: under the number `handle` (1 is the best match)."""
-
-    handle: int
-    entry_id: int
-    text: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryView:
-    """All that the policy sees of its memory at one step."""
-
-    scratchpad: str = ""
-    query: str | None = None
-    retrieved: tuple[Retrieved, ...] = ()
-    size: int = 0
-    capacity: int | None = None
+from atommem.memory.entries import MemoryView
+from atommem.memory.operations import Operation
 
 
 @dataclass(slots=True)

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from math import sqrt
 
 from atommem.actions import ANSWER, MEMORY_KINDS
-from atommem.episode import Episode, Outcome, StopReason
+from atommem.environment import StopReason
+from atommem.episode import Episode
+from atommem.memory.operations import POLICY, Outcome
 
 WASTED_OUTCOMES = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)
 
@@ -54,11 +56,15 @@ def _add_episode(sums: dict[str, float], episode: Episode, reward: float) -> Non
         sums["malformed"] += len(step.problems)
         for action in step.actions:
             sums[_ACTION + action.kind] = sums.get(_ACTION + action.kind, 0.0) + 1
-        for operation in step.operations:
+        # What rules did stands in the log too, but is none of the policy's doing.
+        operations = [operation for operation in step.operations if operation.actor == POLICY]
+        for operation in operations:
             if operation.outcome in WASTED_OUTCOMES:
                 sums[f"wasted/{operation.outcome}"] += 1
-            elif operation.kind == "read":
-                sums["retrievals"] += 1
+        # Several reads of one completion set one query: the last one's.
+        sums["retrievals"] += any(
+            operation.kind == "read" and operation.outcome is Outcome.APPLIED for operation in operations
+        )
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
@@ -72,7 +78,7 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
             step.
         malformed: problems of the parser per step.
         wasted/unknown_handle, /rejected, /disabled: actions per step that had no effect.
-        steps (= model calls), retrievals (reads that were applied), tokens/prompt, tokens/completion,
+        steps (= model calls), retrievals (completions with a read that was applied), tokens/prompt, tokens/completion,
             seconds: per episode.
         store_size: entries at the end of an episode.
         stop/answered, ...: fraction of all episodes, failed ones included, that ended for this reason.

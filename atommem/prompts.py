@@ -12,7 +12,7 @@ from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section
 from atommem.dialects.templates import fill
 from atommem.environment import EnvironmentFactory, Observation, Piece
-from atommem.episode import MemoryView
+from atommem.memory.entries import MemoryView
 from atommem.parsing import THINK
 from atommem.tokens import Tokenizer
 

@@ -14,14 +14,15 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Observation
-from atommem.episode import MemoryView, Step
+from atommem.episode import Step
+from atommem.memory.entries import MemoryView, Source
 from atommem.memory.working import WorkingMemory
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.tokens import Tokenizer
 
 if TYPE_CHECKING:
-    from atommem.memory.snapshot import Snapshot
+    from atommem.memory.contents import Snapshot
 
 
 class Agent:
@@ -78,6 +79,22 @@ class Agent:
         """An empty memory."""
         marker = self.dialect.templates.cut_marker
         return WorkingMemory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
+
+    async def restore_memory(self, snapshot: Snapshot, reembed: bool = False) -> WorkingMemory:
+        """A memory that was put down.
+
+        Args:
+            snapshot: As it was then.
+            reembed: Take it up under another embedder, and embed all of its entries anew.
+
+        Raises:
+            ConfigError: It was written under another embedder.
+            OutageError: The embedder is out of reach.
+        """
+        marker = self.dialect.templates.cut_marker
+        return await WorkingMemory.restore(
+            snapshot, self.embedder, self.tokenizer, self.memory, marker, self.activity, reembed=reembed
+        )
 
     async def complete(
         self, observation: Observation, view: MemoryView, sampling: Sampling
@@ -198,7 +215,7 @@ class Session:
         )
         if steps is not None:
             steps.append(step)
-        step.operations = await self.memory.apply(parsed.actions, index, observation.origin)
+        step.operations = await self.memory.apply(parsed.actions, index, Source(index, observation.origin))
         step.store_size = self.memory.view().size
         step.seconds = time.perf_counter() - started
         return step
@@ -215,9 +232,7 @@ class Session:
             ConfigError: The memory was written under another embedder.
             OutageError: The embedder is out of reach.
         """
-        memory = agent.new_memory()
-        await memory.restore(state.memory)
-        session = cls(agent, state.key, memory)
+        session = cls(agent, state.key, await agent.restore_memory(state.memory))
         session.turns, session.sampled = state.turns, state.sampled
         return session
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.environment import Observation, Piece, StopReason
-from atommem.episode import Episode, MemoryView, Operation, Outcome, Retrieved, Step
+from atommem.episode import Episode, Step
 from atommem.errors import TraceError
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import operation_from_json, to_json
 
 FORMAT = 2
 
@@ -144,7 +146,7 @@ def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
         "finish_reason": step.finish_reason,
         "actions": [_values(action) for action in step.actions],
         "problems": [_values(problem) for problem in step.problems],
-        "operations": [_values(operation) for operation in step.operations],
+        "operations": [to_json(operation) for operation in step.operations],
         "store_size": step.store_size,
         "seconds": round(step.seconds, 4),
     }
@@ -208,7 +210,7 @@ def _step(record: dict[str, Any]) -> Step:
         finish_reason=record["finish_reason"],
         actions=tuple(Action(**item) for item in record["actions"]),
         problems=tuple(Problem(**{**item, "reason": ProblemReason(item["reason"])}) for item in record["problems"]),
-        operations=tuple(Operation(**{**item, "outcome": Outcome(item["outcome"])}) for item in record["operations"]),
+        operations=tuple(operation_from_json(item) for item in record["operations"]),
         store_size=record["store_size"],
         prompt_tokens=record["prompt_tokens"],
         seconds=record["seconds"],

@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -15,13 +15,16 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from atommem.episode import Operation, Outcome, Step
-from atommem.errors import ConfigError
+from atommem.episode import Step
+from atommem.errors import ConfigError, TraceError
+from atommem.memory.contents import Contents
+from atommem.memory.entries import Entry
+from atommem.memory.operations import POLICY, Operation, Outcome
 from atommem.trace import Trace, read_trace
 
 _CHUNK_CHARACTERS = 600
 _TEXT_CHARACTERS = 2000
-_STYLES = {
+_STYLES: dict[str, str] = {
     "create": "green",
     "read": "cyan",
     "update": "yellow",
@@ -32,7 +35,8 @@ _STYLES = {
 _OWN_STYLE = "bold cyan"
 """Of the environment's other actions."""
 _WHY_NOT = {
-    Outcome.REJECTED: "rejected, the store is full",
+    Outcome.REJECTED: "rejected",
+    Outcome.MERGED: "merged",
     Outcome.UNKNOWN_HANDLE: "no such entry was shown",
     Outcome.DISABLED: "switched off",
 }
@@ -79,10 +83,10 @@ def render_trace(trace: Trace, *, step: int | None = None, full: bool = False) -
     steps = trace.episode.steps
     if step is not None and not 1 <= step <= len(steps):
         raise ConfigError(f"step is {step}: this trace has {_count(len(steps), 'step')}, numbered from 1.")
-    chosen = steps if step is None else [steps[step - 1]]
     parts: list[RenderableType] = [_header(trace)]
-    for item in chosen:
-        parts += [Text(), _step(item, len(steps), trace.complete, full)]
+    for item, entries in zip(steps, _entries_before(steps), strict=True):
+        if step is None or item is steps[step - 1]:
+            parts += [Text(), _step(item, entries, len(steps), trace.complete, full)]
     if step is None:
         parts += [Text(), _end(trace)]
     return Group(*parts)
@@ -104,13 +108,25 @@ def _header(trace: Trace) -> RenderableType:
     return Group(Rule("episode", characters="="), *lines)
 
 
-def _step(step: Step, count: int, complete: bool, full: bool) -> RenderableType:
+def _entries_before(steps: Iterable[Step]) -> Iterator[Mapping[int, Entry]]:
+    """The entries as each step found them; none from where the operations do not follow from an empty memory."""
+    contents = Contents()
+    for step in steps:
+        yield contents.entries
+        try:
+            for operation in step.operations:
+                contents.apply(operation)
+        except TraceError:
+            contents = Contents()
+
+
+def _step(step: Step, entries: Mapping[int, Entry], count: int, complete: bool, full: bool) -> RenderableType:
     observation = step.observation
     where = f", {observation.label}" if observation.label else ""
     total = f"/{count}" if complete else ""
     title = f"step {step.index + 1}{total}, {observation.phase}{where}"
     parts: list[RenderableType] = [Rule(title, characters="-", align="left"), Text("shown", "bold")]
-    parts += _indented(_shown(step, full))
+    parts += _indented(_shown(step, entries, full))
     parts.append(Text(f"wrote ({len(step.token_ids)} tokens, {step.finish_reason}, {step.seconds:.1f} s)", "bold"))
     parts += _indented([_completion(step, full)])
     if step.problems:
@@ -128,7 +144,7 @@ def _step(step: Step, count: int, complete: bool, full: bool) -> RenderableType:
     return Group(*parts, _size(step))
 
 
-def _shown(step: Step, full: bool) -> Iterator[RenderableType]:
+def _shown(step: Step, entries: Mapping[int, Entry], full: bool) -> Iterator[RenderableType]:
     observation, view = step.observation, step.view
     if step.prompt is not None:
         yield _field("prompt", _abbreviated(step.prompt, _TEXT_CHARACTERS, full), "dim")
@@ -141,7 +157,16 @@ def _shown(step: Step, full: bool) -> Iterator[RenderableType]:
     yield _field("scratchpad", _abbreviated(view.scratchpad, _TEXT_CHARACTERS, full) or "(empty)", "blue")
     yield _field("query", view.query or "(none)", "cyan")
     for item in view.retrieved:
-        yield _field(f"Memory {item.handle}", f"{item.text}  [entry {item.entry_id}, score {item.score:.3f}]")
+        told = f"entry {item.entry_id}, score {item.score:.3f}{_history(entries.get(item.entry_id))}"
+        yield _field(f"Memory {item.handle}", f"{item.text}  [{told}]")
+
+
+def _history(entry: Entry | None) -> str:
+    """When an entry was written and how often it was shown, this time included."""
+    if entry is None:
+        return ""
+    changed = "" if entry.updated == entry.created else f", updated at {entry.updated + 1}"
+    return f", created at step {entry.created + 1}{changed}, shown {_count(entry.shown, 'time')}"
 
 
 def _completion(step: Step, full: bool) -> RenderableType:
@@ -157,29 +182,34 @@ def _completion(step: Step, full: bool) -> RenderableType:
 
 
 def _changes(operations: Iterable[Operation], full: bool) -> Iterator[RenderableType]:
-    empty = True
-    for operation in operations:
-        empty = False
+    # What a retrieval found is shown at the next step.
+    changes = [operation for operation in operations if operation.kind != "retrieve"]
+    for operation in changes:
         yield from _change(operation, full)
-    if empty:
+    if not changes:
         yield Text("(nothing)", "dim")
 
 
 def _change(operation: Operation, full: bool) -> Iterator[RenderableType]:
-    style = _STYLES.get(operation.kind, _OWN_STYLE)
-    name = str(operation.kind)
+    name = operation.kind
     if operation.handle is not None:
         name += f" Memory {operation.handle}"
     if operation.entry_id is not None:
         name += f" (entry {operation.entry_id})"
+    if operation.actor != POLICY:
+        name += f" by {operation.actor}"
     if operation.outcome is not Outcome.APPLIED:
-        yield Text(f"{name}: {_WHY_NOT[operation.outcome]}", "yellow")
+        because = f" ({operation.reason})" if operation.reason else ""
+        yield Text(f"{name}: {_WHY_NOT[operation.outcome]}{_clean(because)}", "yellow")
         if operation.after:
             yield _field("  lost", _abbreviated(operation.after, _TEXT_CHARACTERS, full), "dim")
         return
-    if operation.evicted is not None:
-        name += f", which evicted entry {operation.evicted}"
-    yield Text(name, style)
+    if operation.reason:
+        name += f": {_clean(operation.reason)}"
+    yield Text(name, _STYLES.get(operation.kind, ""))
+    if operation.scores:
+        yield Text("  " + ", ".join(f"entry {entry_id}: {score:g}" for entry_id, score in operation.scores))
+        return
     yield from _difference(operation.before or "", operation.after or "", full)
 
 

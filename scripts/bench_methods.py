@@ -48,7 +48,7 @@ from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.eval.eval_cli import main as evaluate
 from atommem.eval.methods import METHODS, check_method
 from atommem.eval.output import parse_records, trace_path
-from atommem.memory.operations import Contents
+from atommem.memory.contents import Contents
 from atommem.trace import read_trace
 from atommem.trace_view import main as show_trace
 
@@ -157,11 +157,12 @@ def check_episode(folder: Path, record: EpisodeRecord, method: str, problems: li
         problems.append(f"{where}: atommem trace does not show every step")
     contents = Contents()
     for step in steps:
+        texts = {entry.id: entry.text for entry in contents.entries.values()}
         # The documents that RAG retrieves are in no memory: nothing wrote them.
         problems += [
             f"{where}, step {step.index}: entry {item.entry_id} was shown with another text than the memory had"
             for item in step.view.retrieved
-            if method != "rag" and contents.entries.get(item.entry_id) != item.text
+            if method != "rag" and texts.get(item.entry_id) != item.text
         ]
         for operation in step.operations:
             contents.apply(operation)

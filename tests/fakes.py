@@ -74,6 +74,7 @@ class WordEmbedder:
     """Bag-of-words vectors; keeps what it was asked. `fail` makes every call raise it."""
 
     dim = 64
+    id = "words/64"
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []

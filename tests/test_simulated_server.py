@@ -14,7 +14,7 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.episode import MemoryView, Retrieved
+from atommem.memory.entries import MemoryView, Retrieved
 from atommem.policy.contract import Sampling
 from atommem.policy.server import ServerPolicy
 from atommem.prompts import PromptBuilder

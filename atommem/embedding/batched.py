@@ -39,6 +39,11 @@ class MicroBatcher:
         self._batcher: RequestBatcher[_Request, Vectors] = RequestBatcher(self._embed_all)
 
     @property
+    def id(self) -> str:
+        """Which vectors these are; see `Embedder`."""
+        return self.embedder.id
+
+    @property
     def dim(self) -> int:
         """Length of the vectors."""
         return self.embedder.dim

@@ -16,6 +16,11 @@ class Embedder(Protocol):
     """Maps texts to unit vectors."""
 
     @property
+    def id(self) -> str:
+        """Which vectors these are: kind, model and dim. Vectors of two ids are not to be compared."""
+        ...
+
+    @property
     def dim(self) -> int:
         """Length of the vectors."""
         ...

@@ -35,6 +35,11 @@ class HashingEmbedder:
         self._dim = dim
 
     @property
+    def id(self) -> str:
+        """Which vectors these are; see `Embedder`."""
+        return f"hashing/{PROBES}/{self._dim}"
+
+    @property
     def dim(self) -> int:
         """Length of the vectors."""
         return self._dim

@@ -67,6 +67,11 @@ class HttpEmbedder:
             self._dim = thread.submit(asyncio.run, self._ask_dim()).result()
 
     @property
+    def id(self) -> str:
+        """Which vectors these are; see `Embedder`."""
+        return f"http/{self.model}/{self._dim}"
+
+    @property
     def dim(self) -> int:
         """Length of the vectors."""
         return self._dim

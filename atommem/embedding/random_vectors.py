@@ -21,6 +21,11 @@ class RandomEmbedder:
         self._dim = dim
 
     @property
+    def id(self) -> str:
+        """Which vectors these are; see `Embedder`."""
+        return f"random/sphere/{self._dim}"
+
+    @property
     def dim(self) -> int:
         """Length of the vectors."""
         return self._dim

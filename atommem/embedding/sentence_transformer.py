@@ -45,10 +45,17 @@ class SentenceTransformerEmbedder:
                 f"No sentence-transformers model could be loaded from {str(model)!r} ({error}): "
                 "give embedder_model a folder or a hub name that can be reached from here."
             ) from error
+        # A folder's name, not its path: the same model lies elsewhere on another machine.
+        self.model = Path(model).name if Path(model).is_dir() else str(model)
         self._dim = int(self._model.get_embedding_dimension())
         self._batch_size = batch_size
         self.counts = EmbeddingCounts()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-embedder")
+
+    @property
+    def id(self) -> str:
+        """Which vectors these are; see `Embedder`."""
+        return f"sentence_transformer/{self.model}/{self._dim}"
 
     @property
     def dim(self) -> int:

@@ -1,104 +1,89 @@
-"""The operation log: an episode's operations, applied again, give the same memory."""
+"""Operations: the lines of the log from which a memory follows, and their JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
 
-from atommem.episode import Operation, Outcome
-from atommem.errors import TraceError
+from atommem.memory.entries import Source
+
+POLICY, MEMORY, USER = "policy", "memory", "user"
+"""Actors; a rule's is ``retention:NAME`` or ``admission:NAME``."""
 
 
-@dataclass(slots=True)
-class Contents:
-    """What a memory holds. A fresh one is the memory at reset.
+class Outcome(StrEnum):
+    """What became of one memory action."""
+
+    APPLIED = "applied"
+    REJECTED = "rejected"
+    """A rule kept the new entry out: the store was full, or admission refused it. The reason names the rule."""
+    MERGED = "merged"
+    """An admission rule put the new entry into another one: the update that follows."""
+    UNKNOWN_HANDLE = "unknown_handle"
+    """The handle was not shown in the observation, or its entry is already gone."""
+    DISABLED = "disabled"
+    """The action is switched off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A line of the operation log: a change of the memory, an action that changed nothing, or a retrieval.
+
+    Every memory action of a completion has exactly one line with the actor ``policy``. What rules did stands in lines
+    of its own: an eviction is a delete before its create, a merge an update after it.
 
     Attributes:
-        entries: Texts by id, oldest first.
-        scratchpad: Its text.
-        query: The current query, None before the first read.
-        newest_id: The highest id that an entry has had, whether or not it is still there.
+        step: The step whose completion led to it.
+        kind: ``create``, ``read``, ``update``, ``delete``, ``scratchpad``; ``retrieve``: what the next step shows;
+            ``outcome``: how the writers of entries ended.
+        outcome: What became of it; everything but APPLIED changed nothing.
+        entry_id: The entry that it created, changed or deleted.
+        handle: The number under which the policy addressed the entry.
+        before, after: The text that it replaced and wrote: an entry's, the scratchpad's, or (read) the query's.
+        actor: Who did it: ``policy``, ``user``, ``memory`` (retrievals), ``retention:NAME``, ``admission:NAME``.
+        reason: Why, in words: a rule's reason, or ``cut`` where the text was cut at its limit.
+        score: The number on which a rule decided.
+        scores: Pairs of an entry's id and a number. Retrieve: cosine to the query, in the order of the handles;
+            outcome: the reward of what wrote it.
+        source: Where the text came from, where the session said more than the step.
     """
 
-    entries: dict[int, str] = field(default_factory=dict)
-    scratchpad: str = ""
-    query: str | None = None
-    newest_id: int = 0
-
-    def apply(self, operation: Operation) -> None:
-        """Apply one operation; what was rejected, disabled or had an unknown handle changes nothing.
-
-        Raises:
-            TraceError: The operation does not fit these contents, so the log is not of one
-                episode, or not in its order: its `before` differs, its entry is missing, or its
-                new id has been used.
-        """
-        if operation.outcome is not Outcome.APPLIED:
-            return
-        if operation.kind == "create":
-            self._create(operation)
-        elif operation.kind == "update":
-            entry_id = self._addressed(operation)
-            self.entries[entry_id] = _written(operation)
-        elif operation.kind == "delete":
-            del self.entries[self._addressed(operation)]
-        elif operation.kind == "scratchpad":
-            _same(operation, "the scratchpad", self.scratchpad)
-            self.scratchpad = _written(operation)
-        elif operation.kind == "read":
-            _same(operation, "the query", self.query)
-            self.query = _written(operation)
-        else:
-            raise _misfit(operation, f"{operation.kind} is no memory action")
-
-    def _create(self, operation: Operation) -> None:
-        if operation.evicted is not None:
-            del self.entries[self._present(operation, operation.evicted)]
-        new = operation.entry_id
-        if new is None or new <= self.newest_id:
-            raise _misfit(operation, f"its new id is {new}, after {self.newest_id}")
-        self.newest_id = new
-        self.entries[new] = _written(operation)
-
-    def _addressed(self, operation: Operation) -> int:
-        entry_id = self._present(operation, operation.entry_id)
-        _same(operation, f"entry {entry_id}", self.entries[entry_id])
-        return entry_id
-
-    def _present(self, operation: Operation, entry_id: int | None) -> int:
-        if entry_id is None or entry_id not in self.entries:
-            raise _misfit(operation, f"there is no entry {entry_id}")
-        return entry_id
+    step: int
+    kind: str
+    outcome: Outcome = Outcome.APPLIED
+    entry_id: int | None = None
+    handle: int | None = None
+    before: str | None = None
+    after: str | None = None
+    actor: str = POLICY
+    reason: str = ""
+    score: float | None = None
+    scores: tuple[tuple[int, float], ...] = ()
+    source: Source | None = None
 
 
-def replay(operations: Iterable[Operation]) -> Contents:
-    """The memory after `operations`, from an empty one.
-
-    Args:
-        operations: Those of an episode's steps, in order, from its first step on.
-
-    Raises:
-        TraceError: The log contradicts itself (see `Contents.apply`).
-    """
-    contents = Contents()
-    for operation in operations:
-        contents.apply(operation)
-    return contents
+def to_json(record: Operation | Source) -> dict[str, Any]:
+    """The fields that differ from their defaults, as JSON values."""
+    found: dict[str, Any] = {}
+    for name, default in _DEFAULTS[type(record)]:
+        value = getattr(record, name)
+        if value != default:
+            found[name] = to_json(value) if isinstance(value, Source) else value
+    return found
 
 
-def _written(operation: Operation) -> str:
-    if operation.after is None:
-        raise _misfit(operation, "it does not say what it wrote (after)")
-    return operation.after
+def operation_from_json(record: Mapping[str, Any]) -> Operation:
+    """The inverse of `to_json`. Raises TypeError, KeyError or ValueError where `record` is no operation."""
+    values = dict(record)
+    if "outcome" in values:
+        values["outcome"] = Outcome(values["outcome"])
+    if "scores" in values:
+        values["scores"] = tuple((int(entry_id), float(score)) for entry_id, score in values["scores"])
+    if "source" in values:
+        values["source"] = Source(**values["source"])
+    return Operation(**values)
 
 
-def _same(operation: Operation, what: str, present: str | None) -> None:
-    if operation.before != present:
-        raise _misfit(operation, f"{what} is {present!r}, not {operation.before!r}")
-
-
-def _misfit(operation: Operation, problem: str) -> TraceError:
-    return TraceError(
-        f"{operation.kind} at step {operation.step} does not fit what came before it: {problem}. "
-        "Replay all operations of one episode, from its first step on, in order."
-    )
+_DEFAULTS = {kind: [(item.name, item.default) for item in fields(kind)] for kind in (Operation, Source)}

@@ -1,29 +1,49 @@
-"""An episode's memory: scratchpad, store and current query, changed by actions and by nothing else."""
+"""A memory at work: scratchpad, store and current query, changed by operations and by nothing else."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
 
 from atommem.actions import MEMORY_KINDS, Action
 from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.episode import MemoryView, Operation, Outcome, Retrieved
+from atommem.errors import ConfigError
+from atommem.memory.admission import make_admission
+from atommem.memory.contents import Contents, Snapshot, replay
+from atommem.memory.entries import Entry, MemoryView, Source
+from atommem.memory.index import Ids, VectorIndex
+from atommem.memory.operations import POLICY, Operation
 from atommem.memory.retention import make_retention
-from atommem.memory.store import Store
-from atommem.tokens import Tokenizer, cut_to_tokens
+from atommem.memory.threads import offload
+from atommem.memory.turn import State, Tools, Turn
+from atommem.tokens import Tokenizer
+
+_EMBEDDED_AT_ONCE = 256
 
 
 class WorkingMemory:
-    """Belongs to one episode and starts empty.
+    """Belongs to one episode or session, and starts empty; `restore` takes one up that was put down.
+
+    Its contents are what the operation log says, and its vectors are a cache of them. One coroutine may use it at a
+    time.
 
     Args:
         embedder: Shared by all episodes in flight; it batches across them.
-        tokenizer: Measures the scratchpad.
-        config: Limits, retention rule, disabled actions.
-        cut_marker: Ends a scratchpad that was cut at its limit.
+        tokenizer: Measures scratchpad, query and entries.
+        config: Limits, admission and retention rules, disabled actions.
+        cut_marker: Ends a text that was cut at its limit.
         activity: Measures the time of ``embed`` and ``retrieve``, for all episodes that share it.
+        seed: Of the random numbers that rules get.
+
+    Raises:
+        ConfigError: There is no such rule.
     """
 
     def __init__(
@@ -33,120 +53,187 @@ class WorkingMemory:
         config: MemoryConfig,
         cut_marker: str = "",
         activity: ActivityClock | None = None,
+        seed: int = 0,
     ) -> None:
-        self._activity = activity or ActivityClock()
-        self._embedder = embedder
-        self._tokenizer = tokenizer
-        self._config = config
-        self._cut_marker = cut_marker
-        self._disabled = set(config.disabled_actions)
-        self.store = Store(embedder.dim, config.capacity, make_retention(config.retention))
-        self.scratchpad = ""
-        self.query: str | None = None
-        self._query_vector: Vectors | None = None
+        admission, retention = make_admission(config.admission), make_retention(config.retention)
+        activity = activity or ActivityClock()
+        self._tools = Tools(embedder, tokenizer, config, cut_marker, activity, admission, retention)
+        self._start = Snapshot(embedder.id, Contents(), seed)
+        self._state = State(Contents(), VectorIndex(embedder.dim))
+        self._log: list[Operation] = []
         self._view = MemoryView(capacity=config.capacity)
+
+    @classmethod
+    async def restore(
+        cls,
+        snapshot: Snapshot,
+        embedder: Embedder,
+        tokenizer: Tokenizer,
+        config: MemoryConfig,
+        cut_marker: str = "",
+        activity: ActivityClock | None = None,
+        *,
+        operations: Sequence[Operation] = (),
+        vectors: tuple[Sequence[int] | Ids, Vectors] | None = None,
+        reembed: bool = False,
+    ) -> Self:
+        """Take up a memory that was put down: a snapshot, and the operations since.
+
+        Args:
+            snapshot: Where the new memory's log begins.
+            embedder, tokenizer, config, cut_marker, activity: As for a new memory.
+            operations: The log from the snapshot on.
+            vectors: Those of the snapshot's entries, as `vectors` gave them; what is missing is embedded.
+            reembed: Take another embedder than the snapshot's; all entries are then embedded anew.
+
+        Raises:
+            ConfigError: The snapshot was made with another embedder and `reembed` is not set.
+            TraceError: The operations do not follow from the snapshot.
+            OutageError: The embedder is out of reach.
+        """
+        if snapshot.embedder != embedder.id and not reembed:
+            raise ConfigError(
+                f"the memory was searched with embedder {snapshot.embedder!r}, this one is {embedder.id!r}: their "
+                "vectors do not compare. Use the same one, or set reembed to embed all entries anew."
+            )
+        memory = cls(embedder, tokenizer, config, cut_marker, activity)
+        memory._start = replace(snapshot, embedder=embedder.id)
+        if vectors is not None and snapshot.embedder == embedder.id:
+            ids, rows = vectors
+            memory._state = await offload(_with_vectors, snapshot.contents, np.asarray(ids, dtype=np.int64), rows)
+        await memory._become(await offload(replay, operations, snapshot), list(operations))
+        return memory
+
+    @property
+    def log(self) -> tuple[Operation, ...]:
+        """All operations since the memory was empty, or since the snapshot that it was restored from."""
+        return tuple(self._log)
+
+    @property
+    def contents(self) -> Contents:
+        """What it holds now: to be read only."""
+        return self._state.contents
+
+    def entries(self) -> list[Entry]:
+        """All entries, oldest first."""
+        return list(self._state.contents.entries.values())
 
     def view(self) -> MemoryView:
         """What the policy is shown; handles count from 1, best match first."""
         return self._view
 
-    async def apply(self, actions: Sequence[Action], step: int, origin: str | None = None) -> tuple[Operation, ...]:
+    async def apply(
+        self, actions: Sequence[Action], step: int, source: Source | None = None, actor: str = POLICY
+    ) -> tuple[Operation, ...]:
         """Apply the memory actions of one completion, in the order they were written.
 
-        Handles are those of `view()` as it was shown before this call. A read takes effect in the
-        next view. Actions that are no memory actions are passed over.
+        Handles are those of `view()` as it was shown before this call. A read takes effect in the next view. Actions
+        that are no memory actions are passed over. Whatever raises, nothing has been applied then.
+
+        Args:
+            actions: As parsed.
+            step: The number of the step; it does not fall.
+            source: Where the texts come from, for the entries that are written.
+            actor: Who wrote them.
 
         Returns:
-            One operation per memory action: the log from which the memory can be replayed.
+            One operation for each memory action, those of the rules, and the retrieval that the next view shows.
 
         Raises:
-            OutageError: The embedder is out of reach; nothing has been applied.
+            OutageError: The embedder is out of reach.
+            ConfigError: A rule names an entry that is not there.
         """
-        actions = [action for action in actions if action.kind in MEMORY_KINDS]
-        if not actions:
-            return ()
-        shown = {item.handle: item.entry_id for item in self._view.retrieved}
-        vectors, query_vector = await self._embed(actions, shown)
-        operations = []
-        for index, action in enumerate(actions):
-            if str(action.kind) in self._disabled:
-                operations.append(Operation(step, action.kind, Outcome.DISABLED, handle=action.handle))
-            elif action.kind == "scratchpad":
-                operations.append(self._write_scratchpad(action, step))
-            elif action.kind == "read":
-                operations.append(Operation(step, action.kind, Outcome.APPLIED, before=self.query, after=action.text))
-                self.query = action.text
-            elif action.kind == "create":
-                operations.append(self._create(action, vectors[index], step))
-            else:
-                operations.append(self._change(action, vectors.get(index), shown, step))
-        if query_vector is not None:
-            self._query_vector = query_vector
-        self._view = self._look(step + 1)
+        turn = Turn(self._tools, self._state, step, source, actor, self._start.seed)
+        try:
+            operations = await turn.run([action for action in actions if action.kind in MEMORY_KINDS])
+        except BaseException:
+            turn.take_back(replay(self._log, self._start))
+            raise
+        self._log += operations
+        self._view = self._state.contents.view(self._tools.config.capacity)
         return tuple(operations)
 
-    async def _embed(
-        self, actions: Sequence[Action], shown: dict[int, int]
-    ) -> tuple[dict[int, Vectors], Vectors | None]:
-        """Vectors of the texts to store (by index of their action) and of the last query."""
-        enabled = [(i, action) for i, action in enumerate(actions) if str(action.kind) not in self._disabled]
-        writes = [
-            (i, action.text)
-            for i, action in enabled
-            if action.kind == "create" or (action.kind == "update" and action.handle in shown)
-        ]
-        queries = [action.text for _, action in enabled if action.kind == "read"][-1:]
+    def record_outcome(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:
+        """Note how the writers of entries ended (`Entry.outcome`): by default of all whose outcome is not known."""
+        if entry_ids is None:
+            entry_ids = [entry.id for entry in self._state.contents.entries.values() if entry.outcome is None]
+        operation = Operation(step, "outcome", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
+        self._state.contents.apply(operation)
+        self._log.append(operation)
+        return operation
 
-        async def entries() -> Vectors | None:
-            return await self._embedder.embed([text for _, text in writes], "entry") if writes else None
+    def snapshot(self) -> Snapshot:
+        """The memory as it is now, to be restored anywhere; see `vectors` for what it leaves out."""
+        return replace(self._start, contents=self._state.contents.copy())
 
-        async def query() -> Vectors | None:
-            return await self._embedder.embed(queries, "query") if queries else None
+    def at(self, step: int) -> Snapshot:
+        """The memory as it was when step `step` began: what the policy was shown then, its actions not yet applied."""
+        contents = replay((operation for operation in self._log if operation.step < step), self._start)
+        return replace(self._start, contents=contents)
 
-        if not writes and not queries:
-            return {}, None
-        with self._activity.busy("embed"):
-            stored, asked = await asyncio.gather(entries(), query())
-        vectors = {} if stored is None else {i: stored[row] for row, (i, _) in enumerate(writes)}
-        return vectors, None if asked is None else asked[0]
+    def vectors(self) -> tuple[Ids, Vectors]:
+        """Ids (n,) and vectors (n, dim) of all entries, oldest first: they spare a restore the embedder."""
+        ids = np.fromiter(self._state.contents.entries, dtype=np.int64)
+        return ids, self._state.index.vectors(ids.tolist())
 
-    def _write_scratchpad(self, action: Action, step: int) -> Operation:
-        before = self.scratchpad
-        self.scratchpad = cut_to_tokens(self._tokenizer, action.text, self._config.scratchpad_tokens, self._cut_marker)
-        return Operation(step, action.kind, Outcome.APPLIED, before=before, after=self.scratchpad)
-
-    def _create(self, action: Action, vector: Vectors, step: int) -> Operation:
-        created = self.store.create(action.text, vector, step)
-        if created.entry is None:
-            return Operation(step, action.kind, Outcome.REJECTED, after=action.text)
-        return Operation(
-            step,
-            action.kind,
-            Outcome.APPLIED,
-            entry_id=created.entry.id,
-            after=action.text,
-            evicted=None if created.evicted is None else created.evicted.id,
+    def fork(self) -> Self:
+        """A second memory that is this one now, log included, and goes its own way from here."""
+        twin = copy(self)
+        config = self._tools.config
+        twin._tools = replace(
+            self._tools, admission=make_admission(config.admission), retention=make_retention(config.retention)
         )
+        twin._state, twin._log = self._state.fork(), list(self._log)
+        return twin
 
-    def _change(self, action: Action, vector: Vectors | None, shown: dict[int, int], step: int) -> Operation:
-        entry_id = None if action.handle is None else shown.get(action.handle)
-        # An entry that was shown may be gone already: deleted or evicted earlier in this completion.
-        if entry_id is None or entry_id not in self.store:
-            return Operation(step, action.kind, Outcome.UNKNOWN_HANDLE, handle=action.handle)
-        if action.kind == "delete":
-            before = self.store.delete(entry_id).text
-            return Operation(step, action.kind, Outcome.APPLIED, entry_id, action.handle, before=before)
-        assert vector is not None, "every update of a shown entry was embedded"
-        before = self.store.update(entry_id, action.text, vector, step)
-        return Operation(step, action.kind, Outcome.APPLIED, entry_id, action.handle, before, action.text)
+    async def undo(self, step: int) -> None:
+        """Take back what was done at step `step` and after it, as if it had never been: `at(step)`, in place.
 
-    def _look(self, step: int) -> MemoryView:
-        retrieved: tuple[Retrieved, ...] = ()
-        if self._query_vector is not None:
-            with self._activity.busy("retrieve"):
-                found = self.store.search(self._query_vector, self._config.retrieve_k)
-            self.store.mark_used([entry.id for entry, _ in found], step)
-            retrieved = tuple(
-                Retrieved(handle, entry.id, entry.text, score) for handle, (entry, score) in enumerate(found, start=1)
-            )
-        return MemoryView(self.scratchpad, self.query, retrieved, len(self.store), self._config.capacity)
+        Raises:
+            OutageError: The embedder, which entries deleted or changed since need, is out of reach.
+        """
+        operations = [operation for operation in self._log if operation.step < step]
+        await self._become(await offload(replay, operations, self._start), operations)
+
+    async def _become(self, contents: Contents, log: list[Operation]) -> None:
+        """Hold other contents; the vectors of texts that stay as they are serve on."""
+        gone, new = await offload(_difference, self._state.contents, contents)
+        parts = [new[first : first + _EMBEDDED_AT_ONCE] for first in range(0, len(new), _EMBEDDED_AT_ONCE)]
+        embed = self._tools.embedder.embed
+        rows = await asyncio.gather(*(embed([entry.text for entry in part], "entry") for part in parts))
+        ids = [[entry.id for entry in part] for part in parts]
+        index = await offload(_changed, self._state.index, gone, list(zip(ids, rows, strict=True)))
+        same_query = contents.query == self._state.contents.query
+        self._state = State(contents, index, self._state.query_vector if same_query else None)
+        self._view, self._log = contents.view(self._tools.config.capacity), log
+
+
+def _with_vectors(contents: Contents, ids: Ids, rows: Vectors) -> State:
+    """The entries of `contents` that have a given vector."""
+    entries = {entry_id: contents.entries[entry_id] for entry_id in ids.tolist() if entry_id in contents.entries}
+    if len(entries) < len(ids):
+        raise ConfigError(f"{len(ids)} vectors were given for {len(entries)} entries of the snapshot: one for each id.")
+    index = VectorIndex(rows.shape[1])
+    index.add(ids, rows)
+    return State(Contents(entries), index)
+
+
+def _difference(present: Contents, wanted: Contents) -> tuple[list[int], list[Entry]]:
+    """The ids whose vectors do not serve for `wanted`, and its entries that need new ones."""
+    entries = present.entries
+
+    def serves(entry: Entry, others: dict[int, Entry]) -> bool:
+        return entry.id in others and others[entry.id].text == entry.text
+
+    gone = [entry.id for entry in entries.values() if not serves(entry, wanted.entries)]
+    return gone, [entry for entry in wanted.entries.values() if not serves(entry, entries)]
+
+
+def _changed(index: VectorIndex, gone: list[int], added: list[tuple[list[int], Vectors]]) -> VectorIndex:
+    """Another index, without some ids and with new ones."""
+    twin = index.fork()
+    for entry_id in gone:
+        twin.remove(entry_id)
+    for ids, rows in added:
+        twin.add(ids, rows)
+    return twin

@@ -186,7 +186,7 @@ class LongDocEnvironment:
         """
         if not task.questions:
             raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
-        check_reward(self._config.reward, task.source)
+        check_reward(self._shared.config.reward, task.source)
         self._task = task
         self._chunks = self._shared.chunks(task)
         self._answers = []

@@ -25,8 +25,9 @@ from math import ceil
 from atommem.envs.longdoc.chunking import SENTENCE_END
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, Outcome
-from atommem.memory.operations import replay
+from atommem.episode import Episode
+from atommem.memory.contents import replay
+from atommem.memory.operations import Outcome
 
 _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
 _NEEDED = 2
@@ -79,7 +80,7 @@ def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
     applied = [operation for operation in operations if operation.outcome is Outcome.APPLIED]
     written = [operation.after for operation in applied if operation.kind in ("create", "update", "scratchpad")]
     contents = replay(operations)
-    kept = [*contents.entries.values(), contents.scratchpad]
+    kept = [*(entry.text for entry in contents.entries.values()), contents.scratchpad]
     recalls: list[dict[str, float]] = []
     for index, question in enumerate(task.questions):
         facts = facts_of(task, question) if episode.steps else []

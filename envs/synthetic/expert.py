@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from atommem.dialects import Dialect
 from atommem.environment import Observation
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
-from atommem.episode import MemoryView
 from atommem.errors import ConfigError
+from atommem.memory.entries import MemoryView
 
 _HOME = len(RELATIONS) - 1
 _MOST_NAMES = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from atommem.environment import Observation
 from atommem.envs.synthetic.expert import Expert
-from atommem.episode import MemoryView
 from atommem.errors import PolicyError
+from atommem.memory.entries import MemoryView
 from atommem.policy.contract import Completion, Sampling
 from atommem.tokens import Tokenizer
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from atommem.dialects.templates import fill
 from atommem.envs.task import Task
-from atommem.episode import MemoryView, Observation
+from atommem.episode import Observation
 from atommem.eval.methods.baseline import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
 from atommem.eval.methods.notes import Notebook, clean_text, clean_texts, read_objects
+from atommem.memory.entries import MemoryView
 
 NEIGHBOURS = 5
 """How many of the nearest notes a new one is compared with (the default of the authors' code)."""
@@ -79,11 +80,10 @@ class AMem(Baseline):
                 notes[entry_id] = note
         for index, question in enumerate(task.questions):
             (query,) = await self.setup.embedder.embed([question.text], "query")
-            nearest = book.store.search(query, self.setup.memory.retrieve_k)
-            found = {entry.id: score for entry, score in nearest}
+            found = dict(await book.index.find(query, self.setup.memory.retrieve_k))
             for entry_id in list(found):
                 for linked in notes[entry_id].links:
-                    found.setdefault(linked, float(book.vectors[linked] @ query))
+                    found.setdefault(linked, float(book.vector(linked) @ query))
             await book.answer(index, list(found.items()))
 
     async def _evolve(
@@ -96,14 +96,14 @@ class AMem(Baseline):
         observation: Observation,
     ) -> None:
         """Link a new note, and change its nearest neighbours among `notes`."""
-        found = book.store.search(book.vectors[entry_id], NEIGHBOURS + len(book.store) - len(notes))
-        neighbours = [(entry.id, score) for entry, score in found if entry.id in notes][:NEIGHBOURS]
+        found = await book.index.find(book.vector(entry_id), NEIGHBOURS + len(book.entries) - len(notes))
+        neighbours = [(near_id, score) for near_id, score in found if near_id in notes][:NEIGHBOURS]
         if not neighbours:
             return
         retrieved = book.retrieved(neighbours)
         shown = "\n".join(f"{item.handle}. {item.text}" for item in retrieved)
         prompt = record.prompt(WRITE_SYSTEM, fill(EVOLVE, {"note": note.text(), "neighbours": shown}))
-        view = MemoryView(query=note.text(), retrieved=retrieved, size=len(book.store))
+        view = MemoryView(query=note.text(), retrieved=retrieved, size=len(book.entries))
         step = await record.ask(prompt, observation, view)
         record.note_query(step, note.text())
         for reply in read_objects(step)[:1]:

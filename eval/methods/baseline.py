@@ -20,9 +20,12 @@ from atommem.dialects.templates import fill
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Observation, Piece, Score, StopReason
 from atommem.envs.task import Task
-from atommem.episode import Episode, MemoryView, Operation, Outcome, Retrieved, Step
+from atommem.episode import Episode, Step
 from atommem.episode_runner import run_jobs, set_score
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
+from atommem.memory.contents import Contents
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import Operation
 from atommem.parsing import THINK, parse_whole
 from atommem.policy.contract import Policy, Sampling
 from atommem.prompts import render_chat
@@ -211,17 +214,16 @@ class Recorder:
     Attributes:
         answers: One per question of the task, None until it is given.
         metrics: What else the method has to say of the episode (``truncated``).
-        query: The last query that was noted as an operation.
+        contents: The memory that follows from the operations noted.
     """
 
     def __init__(self, setup: Setup, episode: Episode, task: Task) -> None:
         self.answers: list[str | None] = [None] * len(task.questions)
         self.metrics: dict[str, float] = {}
-        self.query: str | None = None
         self._setup = setup
         self._episode = episode
         self._task = task
-        self._size = 0
+        self.contents = Contents()
 
     def prompt(self, system: str, user: str) -> str:
         """Two messages as the policy reads them, chat markup included."""
@@ -253,7 +255,7 @@ class Recorder:
         step = Step(
             index=index,
             observation=observation,
-            view=view or MemoryView(size=self._size),
+            view=view or MemoryView(size=len(self.contents.entries)),
             prompt_ids=[],
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
@@ -262,7 +264,7 @@ class Recorder:
             actions=(),
             problems=(),
             operations=(),
-            store_size=self._size,
+            store_size=len(self.contents.entries),
             prompt_tokens=len(prompt_ids),
             seconds=time.perf_counter() - started,
             prompt=prompt,
@@ -274,14 +276,12 @@ class Recorder:
         """Note what followed from a step for the memory."""
         step.operations += operations
         for operation in operations:
-            if operation.outcome is Outcome.APPLIED:
-                self._size += {"create": 1, "delete": -1}.get(operation.kind, 0)
-        step.store_size = self._size
+            self.contents.apply(operation)
+        step.store_size = len(self.contents.entries)
 
     def note_query(self, step: Step, query: str) -> None:
         """Note that what `step` shows was retrieved for `query`."""
-        self.note(step, Operation(step.index, "read", Outcome.APPLIED, before=self.query, after=query))
-        self.query = query
+        self.note(step, Operation(step.index, "read", before=self.contents.query, after=query))
 
     async def read(self, chunks: Sequence[str], system: str, template: str) -> AsyncIterator[Step]:
         """Ask the policy once for every chunk, with `template` around it; each call is a step."""
@@ -304,7 +304,7 @@ class Recorder:
     async def answer_from_memory(self, index: int, retrieved: Sequence[Retrieved]) -> None:
         """Ask question `index` with what was retrieved for it, best first."""
         question = self._task.questions[index].text
-        view = MemoryView(query=question, retrieved=tuple(retrieved), size=self._size)
+        view = MemoryView(query=question, retrieved=tuple(retrieved), size=len(self.contents.entries))
         entries = "\n".join(f"- {item.text}" for item in retrieved) or NOTHING_REMEMBERED
         self.note_query(await self.answer(index, fill(REMEMBERED, {"entries": entries}), view), question)
 

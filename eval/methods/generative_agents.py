@@ -43,7 +43,7 @@ class GenerativeAgents(Baseline):
             rated = rated_memories(read_objects(step))
             ids = await book.create(step, [text for text, _ in rated])
             importance.update(zip(ids, (rating for _, rating in rated), strict=True))
-        last_used = {entry.id: entry.created for entry in book.store.entries()}
+        last_used = {entry.id: entry.created for entry in book.entries.values()}
         for index, question in enumerate(task.questions):
             now = len(chunks) + index
             ids = list(importance)
@@ -53,7 +53,7 @@ class GenerativeAgents(Baseline):
                 scores = stream_scores(
                     [now - last_used[entry_id] for entry_id in ids],
                     [importance[entry_id] for entry_id in ids],
-                    [float(book.vectors[entry_id] @ query) for entry_id in ids],
+                    [float(book.vector(entry_id) @ query) for entry_id in ids],
                 )
             best = np.argsort(-scores, kind="stable")[: self.setup.memory.retrieve_k]
             found = [(ids[i], float(scores[i])) for i in best]

@@ -23,10 +23,12 @@ from typing import Any, TypeVar
 from atommem.actions import Problem, ProblemReason
 from atommem.embedding.embedder import Embedder, TextKind
 from atommem.envs.task import Task
-from atommem.episode import Observation, Operation, Outcome, Retrieved, Step
+from atommem.episode import Observation, Step
 from atommem.errors import AtomMemError, ConfigError
 from atommem.eval.methods.baseline import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder, Setup
 from atommem.eval.methods.notes import clean_text
+from atommem.memory.entries import Retrieved
+from atommem.memory.operations import Operation
 
 INSTALL = "pip install 'atommem[mem0]'"
 READER = "reader"
@@ -97,7 +99,7 @@ class Mem0(Baseline):
                 number = entries[item["id"]] = len(entries) + 1
                 record.note(
                     bridge.step,
-                    Operation(bridge.step.index, "create", Outcome.APPLIED, number, after=item["memory"]),
+                    Operation(bridge.step.index, "create", entry_id=number, after=item["memory"]),
                 )
         top_k, filters = self.setup.memory.retrieve_k, {"user_id": READER}
         for index, question in enumerate(task.questions):

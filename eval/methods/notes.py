@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.actions import Problem, ProblemReason
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.episode import Operation, Outcome, Retrieved, Step
+from atommem.episode import Step
 from atommem.eval.methods.baseline import Recorder
-from atommem.memory.store import Store
+from atommem.memory.entries import Retrieved
+from atommem.memory.index import VectorIndex
+from atommem.memory.operations import Operation
 
 
-@dataclass
 class Notebook:
     """Entries with their vectors, changed through the recorder of an episode so that traces tell.
 
     Attributes:
-        store: The entries; their texts are what an answer is given from.
-        vectors: By entry id.
+        entries: By id; their texts are what an answer is given from.
+        index: Their vectors.
     """
 
-    recorder: Recorder
-    embedder: Embedder
-    store: Store = field(init=False)
-    vectors: dict[int, Vectors] = field(default_factory=dict)
+    def __init__(self, recorder: Recorder, embedder: Embedder) -> None:
+        self.recorder = recorder
+        self.embedder = embedder
+        self.entries = recorder.contents.entries
+        self.index = VectorIndex(embedder.dim)
 
-    def __post_init__(self) -> None:
-        self.store = Store(self.embedder.dim)
+    def vector(self, entry_id: int) -> Vectors:
+        """The vector of an entry, shape (dim,)."""
+        return self.index.vectors([entry_id])[0]
 
     async def create(self, step: Step, texts: Sequence[str]) -> list[int]:
         """Add entries, as what `step` led to; their ids."""
         if not texts:
             return []
-        ids = []
-        for text, vector in zip(texts, await self.embedder.embed(texts, "entry"), strict=True):
-            entry = self.store.create(text, vector, step.index).entry
-            assert entry is not None, "the store has no capacity"
-            self.vectors[entry.id] = vector
-            ids.append(entry.id)
-            self.recorder.note(step, Operation(step.index, "create", Outcome.APPLIED, entry.id, after=text))
+        first = self.recorder.contents.newest_id + 1
+        ids = list(range(first, first + len(texts)))
+        self.index.add(ids, await self.embedder.embed(texts, "entry"))
+        for entry_id, text in zip(ids, texts, strict=True):
+            self.recorder.note(step, Operation(step.index, "create", entry_id=entry_id, after=text))
         return ids
 
     async def update(self, step: Step, texts: Mapping[int, str]) -> None:
@@ -50,20 +50,16 @@ class Notebook:
             return
         vectors = await self.embedder.embed(list(texts.values()), "entry")
         for (entry_id, text), vector in zip(texts.items(), vectors, strict=True):
-            self.vectors[entry_id] = vector
-            before = self.store.update(entry_id, text, vector, step.index)
-            self.recorder.note(
-                step, Operation(step.index, "update", Outcome.APPLIED, entry_id, before=before, after=text)
-            )
+            self.index.put(entry_id, vector)
+            before = self.entries[entry_id].text
+            self.recorder.note(step, Operation(step.index, "update", entry_id=entry_id, before=before, after=text))
 
     def retrieved(self, found: Sequence[tuple[int, float]]) -> tuple[Retrieved, ...]:
         """Entries as they are shown: ids and scores of them, best first."""
-        retrieved = []
-        for handle, (entry_id, score) in enumerate(found, start=1):
-            entry = self.store.get(entry_id)
-            assert entry is not None, "entries are never deleted"
-            retrieved.append(Retrieved(handle, entry_id, entry.text, score))
-        return tuple(retrieved)
+        return tuple(
+            Retrieved(handle, entry_id, self.entries[entry_id].text, score)
+            for handle, (entry_id, score) in enumerate(found, start=1)
+        )
 
     async def answer(self, index: int, found: Sequence[tuple[int, float]]) -> None:
         """Ask question `index` with the entries found for it: ids and scores, best first."""

@@ -6,9 +6,9 @@ import re
 
 from atommem.envs.longdoc.chunking import document_text
 from atommem.envs.task import Document, Task
-from atommem.episode import MemoryView, Retrieved
 from atommem.eval.methods.baseline import Baseline, Recorder
-from atommem.memory.store import Store
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.index import VectorIndex
 
 # How MemAgent's files, and our own joined text, begin a document.
 _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
@@ -26,18 +26,18 @@ class VanillaRAG(Baseline):
         """Embed, retrieve, ask."""
         documents = await self._documents(task)
         texts = [document_text(document, number) for number, document in enumerate(documents, start=1)]
-        store = Store(self.setup.embedder.dim)
+        vectors = VectorIndex(self.setup.embedder.dim)
         if texts:
-            for text, vector in zip(texts, await self.setup.embedder.embed(texts, "entry"), strict=True):
-                store.create(text, vector, 0)
+            vectors.add(range(len(texts)), await self.setup.embedder.embed(texts, "entry"))
         for index, question in enumerate(task.questions):
             (query,) = await self.setup.embedder.embed([question.text], "query")
-            found = store.search(query, self.setup.memory.retrieve_k)
+            found = await vectors.find(query, self.setup.memory.retrieve_k)
             retrieved = tuple(
-                Retrieved(handle, entry.id, entry.text, score) for handle, (entry, score) in enumerate(found, start=1)
+                Retrieved(handle, number + 1, texts[number], score)
+                for handle, (number, score) in enumerate(found, start=1)
             )
             view = MemoryView(query=question.text, retrieved=retrieved)
-            step = await record.answer(index, "\n\n".join(entry.text for entry, _ in found), view)
+            step = await record.answer(index, "\n\n".join(item.text for item in retrieved), view)
             record.note_query(step, question.text)
 
     async def _documents(self, task: Task) -> list[Document]:

@@ -12,15 +12,16 @@ from functools import lru_cache
 
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
-from atommem.episode import Episode, Outcome, Step
-from atommem.memory.operations import Contents
+from atommem.episode import Episode, Step
+from atommem.memory.contents import Contents
+from atommem.memory.operations import POLICY, Outcome
 
 _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
 _WRITES = ("create", "update", "scratchpad")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class AnswerSource:
     """A text in front of the policy, when it answered, that holds the answer it gave.
 
     Attributes:
@@ -54,7 +55,7 @@ class AnswerTrail:
     kept: bool
     shown: bool
     right: bool | None
-    sources: tuple[Source, ...]
+    sources: tuple[AnswerSource, ...]
     step: int | None
 
 
@@ -65,7 +66,7 @@ class Inspection:
     Attributes:
         retrieved, relevant: Entries shown at answering steps, and those of them that hold a gold answer of the
             question (located ones only).
-        operations, writes: Memory actions that had an effect, and those of them that wrote a text.
+        operations, writes: Memory actions of the policy that had an effect, and operations that wrote a text.
         sizes, steps: By step index, the sum of store sizes and the number of episodes that took the step.
         episodes: Episodes looked at: those that did not fail and have a trace.
         missing: Episodes that did not fail but whose trace is not there.
@@ -100,7 +101,7 @@ class Inspection:
             self.sizes[step.index] += step.store_size
             self.steps[step.index] += 1
             applied = [operation for operation in step.operations if operation.outcome is Outcome.APPLIED]
-            self.operations += len(applied)
+            self.operations += sum(operation.actor == POLICY for operation in applied)
             self.writes += sum(operation.kind in _WRITES for operation in applied)
             index = step.observation.question
             if index is not None and index < len(record.questions):
@@ -162,22 +163,22 @@ def _trail(
     scratchpad_step: int | None,
 ) -> AnswerTrail:
     view = step.view
-    kept = any(holds(text, golds) for text in (*memory.entries.values(), memory.scratchpad))
+    kept = any(holds(text, golds) for text in (*(entry.text for entry in memory.entries.values()), memory.scratchpad))
     shown = any(holds(text, golds) for text in (*(item.text for item in view.retrieved), view.scratchpad))
     answered = any(action.kind == "answer" for action in step.actions)
-    sources: list[Source] = []
+    sources: list[AnswerSource] = []
     given = [normalize(question.answer)] if question.answer is not None and answered else []
     if given and given[0] not in _NOWHERE:
         sources += [
-            Source("entry", item.entry_id, item.handle, written.get(item.entry_id))
+            AnswerSource("entry", item.entry_id, item.handle, written.get(item.entry_id))
             for item in view.retrieved
             if holds(item.text, given)
         ]
         if holds(view.scratchpad, given):
-            sources.append(Source("scratchpad", written=scratchpad_step))
+            sources.append(AnswerSource("scratchpad", written=scratchpad_step))
         for piece in step.observation.stream:
             if any(isinstance(value, str) and holds(value, given) for _, value in piece.walk()):
-                sources.append(Source(piece.name))
+                sources.append(AnswerSource(piece.name))
     return AnswerTrail(
         located=bool(golds),
         entered=entered,

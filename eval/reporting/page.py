@@ -192,7 +192,9 @@ class PageData:
                     "handle": operation.handle,
                     "before": None if operation.before is None else self._text(operation.before),
                     "after": None if operation.after is None else self._text(operation.after),
-                    "evicted": operation.evicted,
+                    "actor": operation.actor,
+                    "reason": operation.reason,
+                    "shown": [entry_id for entry_id, _ in operation.scores],
                 }
                 for operation in step.operations
             ],

@@ -151,7 +151,8 @@ def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
     ("changes", "message"),
     [
         ({"layout": "sideways"}, "layout is 'sideways'"),
-        ({"retention": "random"}, "retention"),
+        ({"query_tokens": 0}, "query_tokens"),
+        ({"entry_tokens": -1}, "entry_tokens"),
         ({"capacity": 0}, "capacity is 0"),
         ({"retrieve_k": 0}, "retrieve_k is 0"),
         ({"scratchpad_tokens": 0}, "scratchpad_tokens is 0"),

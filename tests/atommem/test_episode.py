@@ -7,9 +7,10 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.environment import Score, environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, Outcome, StopReason
+from atommem.episode import Episode, StopReason
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError
+from atommem.memory.operations import Outcome
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner

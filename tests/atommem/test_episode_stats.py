@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from atommem.actions import Action, Problem, ProblemReason
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Step, StopReason
+from atommem.environment import Observation, StopReason
+from atommem.episode import Episode, Step
 from atommem.episode_stats import add_sums, episode_sums, means, summarize_episodes
+from atommem.memory.entries import MemoryView
+from atommem.memory.operations import Operation, Outcome
 
 
 def step(kinds: list[str], outcomes: list[tuple[str, Outcome]], problems: int, size: int) -> Step:
@@ -54,6 +57,20 @@ def episodes() -> list[Episode]:
     )
     failed = Episode("b", 0, steps=[step([CREATE], [], 0, 9)], error="server gone")
     return [first, second, failed]
+
+
+def test_only_what_the_policy_did_counts_and_one_retrieval_a_completion() -> None:
+    operations = (
+        Operation(0, "read", after="a"),
+        Operation(0, "read", before="a", after="b"),
+        Operation(0, "delete", entry_id=1, before="x", actor="retention:lru"),
+        Operation(0, "read", Outcome.DISABLED, actor="user"),
+        Operation(0, "retrieve", actor="memory"),
+    )
+    one = step([READ, READ], [], 0, 1)
+    one.operations = operations
+    summary = summarize_episodes([Episode("a", 0, [one, one], reward=1.0, stop_reason=StopReason.ANSWERED)])
+    assert (summary["retrievals"], summary["actions/read"], summary["wasted/disabled"]) == (2.0, 2.0, 0.0)
 
 
 def test_counted_by_hand() -> None:

@@ -10,11 +10,12 @@ import yaml
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, register_dialect
-from atommem.environment import environment_config, make_environments
+from atommem.environment import StopReason, environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import MemoryView, Outcome, StopReason
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import DialectError
+from atommem.memory.entries import MemoryView
+from atommem.memory.operations import Outcome
 from atommem.parsing import parse_whole
 from atommem.policy.contract import Sampling
 from atommem.session import Agent

@@ -2,7 +2,7 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.episode import MemoryView, Retrieved
+from atommem.memory.entries import MemoryView, Retrieved
 from atommem.prompts import PromptBuilder
 from tests.fakes import WordTokenizer, answering, longdoc, reading
 

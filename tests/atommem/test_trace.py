@@ -54,7 +54,7 @@ async def test_a_cut_trace_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
         ('{"question": "?"}', "not an episode header"),
         ("[1]", "not an episode header"),
         ('{"type": "episode", "format": 99}', "trace format 99"),
-        ('{"type": "episode", "format": 1}', "broken trace"),
+        ('{"type": "episode", "format": 2}', "broken trace"),
     ],
 )
 def test_a_file_that_is_no_trace_is_named(tmp_path: Path, content: str, message: str) -> None:

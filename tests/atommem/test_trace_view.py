@@ -9,16 +9,11 @@ import pytest
 from rich.console import Console
 
 from atommem.actions import Action, Problem, ProblemReason
-from atommem.episode import (
-    Episode,
-    MemoryView,
-    Operation,
-    Outcome,
-    Retrieved,
-    Step,
-    StopReason,
-)
+from atommem.environment import StopReason
+from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, TraceError
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import Operation, Outcome
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import main, render_trace
 from tests.fakes import answering
@@ -41,11 +36,15 @@ def make_episode() -> Episode:
         finish_reason="length",
         actions=(Action("create", "The mill is Ada's", None, 7, 55),),
         problems=(Problem(ProblemReason.UNCLOSED, "read_memory", 56, len(reading)),),
-        operations=(Operation(0, "create", Outcome.APPLIED, entry_id=0, after="The mill is Ada's"),),
+        operations=(
+            Operation(0, "create", entry_id=1, after="The mill is Ada's"),
+            Operation(0, "read", after="mill owner"),
+            Operation(0, "retrieve", actor="memory", scores=((1, 0.875),)),
+        ),
         store_size=1,
         seconds=1.25,
     )
-    view = MemoryView("keep going", "mill owner", (Retrieved(1, 0, "The mill is Ada's", 0.875),), 1, 20)
+    view = MemoryView("keep going", "mill owner", (Retrieved(1, 1, "The mill is Ada's", 0.875),), 1, 20)
     second = Step(
         index=1,
         observation=answering(QUESTION, 1),
@@ -58,11 +57,16 @@ def make_episode() -> Episode:
         actions=(Action("answer", "Bob", None, 13, 52),),
         problems=(),
         operations=(
-            Operation(1, "update", Outcome.APPLIED, 0, 1, "The mill is Ada's", "The mill is Bob's"),
+            Operation(1, "update", Outcome.APPLIED, 1, 1, "The mill is Ada's", "The mill is Bob's", reason="cut"),
             Operation(1, "delete", Outcome.UNKNOWN_HANDLE, handle=4),
-            Operation(1, "create", Outcome.REJECTED, after="One too many"),
-            Operation(1, "create", Outcome.APPLIED, 5, after="New", evicted=2),
-            Operation(1, "scratchpad", Outcome.APPLIED, before="same", after="same"),
+            Operation(
+                1, "create", Outcome.REJECTED, after="One too many", reason="retention:reject: the store is full"
+            ),
+            Operation(1, "delete", entry_id=1, before="The mill is Bob's", actor="retention:lru", reason="unused"),
+            Operation(1, "create", entry_id=5, after="New"),
+            Operation(1, "scratchpad", before="same", after="same"),
+            Operation(1, "retrieve", actor="memory", scores=((5, 0.5),)),
+            Operation(1, "outcome", actor="user", scores=((5, 0.25),)),
         ),
         store_size=1,
     )
@@ -101,16 +105,19 @@ def test_shows_the_whole_episode(trace_file: Path) -> None:
         "step 2/2, answering, question 1/1, 1 read left",
         "wrote (3 tokens, length, 1.2 s)",
         "unclosed: <read_memory>mill owner",
-        "create (entry 0)",
+        "create (entry 1)",
         "+ The mill is Ada's",
-        "Memory 1: The mill is Ada's  [entry 0, score 0.875]",
-        "update Memory 1 (entry 0)",
+        "Memory 1: The mill is Ada's  [entry 1, score 0.875, created at step 1, shown 1 time]",
+        "update Memory 1 (entry 1): cut",
         "- The mill is Ada's",
         "+ The mill is Bob's",
         "delete Memory 4: no such entry was shown",
-        "create: rejected, the store is full",
+        "create: rejected (retention:reject: the store is full)",
         "lost: One too many",
-        "create (entry 5), which evicted entry 2",
+        "delete (entry 1) by retention:lru: unused",
+        "create (entry 5)",
+        "outcome by user",
+        "entry 5: 0.25",
         "(unchanged)",
         "store 0 -> 1 of 20 entries",
         "answer 1: Bob",
@@ -118,6 +125,7 @@ def test_shows_the_whole_episode(trace_file: Path) -> None:
         "stop reason: answered",
     ):
         assert expected in text, expected
+    assert "retrieve" not in text  # what it found is shown at the next step
 
 
 def test_abbreviates_chunks_unless_told_not_to(trace_file: Path) -> None:

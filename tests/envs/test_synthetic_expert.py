@@ -15,8 +15,10 @@ from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import PROSES, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
-from atommem.episode import Episode, MemoryView, Outcome, Retrieved
+from atommem.episode import Episode
 from atommem.errors import ConfigError
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import Outcome
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from tests.fakes import WordTokenizer, longdoc, make_episode_runner, reading

@@ -6,9 +6,11 @@ import pytest
 
 from atommem.actions import Action
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
-from atommem.episode import Episode, MemoryView, Observation, Operation, Outcome, Retrieved, Step, StopReason
+from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.eval.reporting.fates import Fate, Losses, fate_by_facts, fate_by_words
-from atommem.eval.reporting.inspection import AnswerTrail, Inspection, Source, answer_trails, holds
+from atommem.eval.reporting.inspection import AnswerSource, AnswerTrail, Inspection, answer_trails, holds
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import Operation, Outcome
 from tests.fakes import reading
 
 CREATE, UPDATE, DELETE, PAD = "create", "update", "delete", "scratchpad"
@@ -63,7 +65,7 @@ def test_an_answer_that_was_kept_shown_and_given() -> None:
             ("Lorne", "Lorne"),
         )
     )
-    expected = AnswerTrail(True, True, True, True, True, (Source("entry", 1, 1, 0),), 1)
+    expected = AnswerTrail(True, True, True, True, True, (AnswerSource("entry", 1, 1, 0),), 1)
     assert fate == (expected,)
 
 
@@ -73,7 +75,7 @@ def test_an_answer_that_was_kept_shown_and_given() -> None:
         (Operation(1, UPDATE, Outcome.APPLIED, 1, 1, "on the Lorne", "on a river"), (True, False)),
         (Operation(1, DELETE, Outcome.APPLIED, 1, 1, before="on the Lorne"), (True, False)),
         (Operation(1, DELETE, Outcome.UNKNOWN_HANDLE, handle=4), (True, True)),
-        (Operation(1, CREATE, Outcome.APPLIED, 2, after="else", evicted=1), (True, False)),
+        (Operation(1, DELETE, Outcome.APPLIED, 1, before="on the Lorne", actor="retention:fifo"), (True, False)),
     ],
 )
 def test_an_answer_that_memory_lost(loss: Operation, expected: tuple[bool, bool]) -> None:
@@ -93,7 +95,7 @@ def test_the_source_is_the_step_that_wrote_the_text() -> None:
             ("Lorne", "Lorne"),
         )
     )
-    assert (fate.entered, fate.sources) == (True, (Source("entry", 1, 1, written=1),))
+    assert (fate.entered, fate.sources) == (True, (AnswerSource("entry", 1, 1, written=1),))
 
 
 def test_rejected_is_not_entered() -> None:
@@ -108,7 +110,7 @@ def test_the_scratchpad_is_memory_and_a_wrong_answer_has_a_source() -> None:
         *make([step(0, pad), step(1, question=0, scratchpad="Lorne or Elsk", answer="Elsk")], ("Elsk", "Lorne"))
     )
     assert (fate.entered, fate.kept, fate.shown, fate.right) == (True, True, True, False)
-    assert fate.sources == (Source("scratchpad", written=0),)
+    assert fate.sources == (AnswerSource("scratchpad", written=0),)
 
 
 def test_every_question_has_its_own_step_and_memory() -> None:

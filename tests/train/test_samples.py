@@ -11,7 +11,7 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.episode import Episode
-from atommem.memory.operations import Contents
+from atommem.memory.contents import Contents
 from atommem.train.watch.sample_episodes import COLUMNS, SampleEpisodes, best_and_worst, describe
 from tests.atommem.test_episode import ANSWER, TASK, runner
 from tests.train.toys import make_episode

@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from atommem.activity import ActivityClock
-from atommem.episode import Episode, MemoryView, Observation, Step, StopReason
+from atommem.episode import Episode, Observation, Step, StopReason
+from atommem.memory.entries import MemoryView
 from atommem.policy.contract import Sampling
 
 VOCABULARY = 40

@@ -13,7 +13,7 @@ from atommem.config import MemoryConfig
 from atommem.description import TaskShape
 from atommem.dialects import get_dialect
 from atommem.environment import EnvironmentFactory
-from atommem.episode import MemoryView
+from atommem.memory.entries import MemoryView
 from atommem.prompts import PromptBuilder
 from atommem.train.dry_run.dry_run_config import DryRunConfig
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from atommem.config import MemoryConfig
 from atommem.description import TaskDescription
 from atommem.episode import Episode, Step
-from atommem.memory.operations import Contents
+from atommem.memory.contents import Contents
+from atommem.memory.operations import POLICY
 from atommem.trace import Trace
 from atommem.trace_view import render_trace
 
@@ -138,11 +139,15 @@ def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
 def describe(contents: Contents) -> str:
     """What a memory holds, as lines of text."""
     lines = [f"scratchpad: {contents.scratchpad or '(empty)'}", f"query: {contents.query or '(none)'}"]
-    return "\n".join([*lines, *(f"entry {number}: {text}" for number, text in contents.entries.items())])
+    return "\n".join([*lines, *(f"entry {entry.id}: {entry.text}" for entry in contents.entries.values())])
 
 
 def _actions(step: Step) -> str:
-    outcomes = [f"{operation.kind}: {operation.outcome}" for operation in step.operations]
+    outcomes = [
+        f"{operation.kind}: {operation.outcome}" + ("" if operation.actor == POLICY else f" by {operation.actor}")
+        for operation in step.operations
+        if operation.kind != "retrieve"
+    ]
     problems = [f"malformed: {problem.reason}" for problem in step.problems]
     return ", ".join([*outcomes, *problems])
 

@@ -93,7 +93,7 @@ function drawDetail() {
     parts.push(el("div", { class: "steps", role: "group", "aria-label": "Steps" },
       el("button", { type: "button", id: "previous", "aria-label": "Previous step", disabled: state.step === 0, onclick: () => goTo(state.step - 1) }, "←"),
       episode.steps.map((step, index) => el("button", {
-        type: "button", "data-step": index, "aria-current": String(index === state.step), title: `${step.phase}; ${plural(step.operations.length, "memory action")}`,
+        type: "button", "data-step": index, "aria-current": String(index === state.step), title: `${step.phase}; ${plural(step.operations.filter((operation) => operation.actor === "policy").length, "memory action")}`,
         class: step.problems.length ? "broken" : step.operations.some(changes) ? "changed" : "", onclick: () => goTo(index),
       }, String(index))),
       el("button", { type: "button", id: "next", "aria-label": "Next step", disabled: state.step === episode.steps.length - 1, onclick: () => goTo(state.step + 1) }, "→")),
@@ -104,7 +104,9 @@ function drawDetail() {
   if (focused) ($(focused) && !$(focused).disabled ? $(focused) : $("detail").querySelector(`[data-step="${state.step}"]`) ?? $("detail")).focus({ preventScroll: true });
 }
 
-const changes = (operation) => operation.outcome === "applied" && operation.kind !== "read";
+/** Retrievals stand in the log too: what they show stands on the left of the next step. */
+const isChange = (operation) => operation.kind !== "retrieve";
+const changes = (operation) => operation.outcome === "applied" && operation.kind !== "read" && isChange(operation);
 
 const LOST = {
   misread: "what it takes was in front of the model", not_retrieved: "memory held what it takes, but it was not retrieved",
@@ -146,7 +148,7 @@ function stepView(episode, index) {
       el("div", {}, el("h3", {}, "The model wrote"), el("h4", {}, "Completion"), completion(step),
         step.problems.length ? el("ul", {}, step.problems.map(([reason, tag]) => el("li", { class: "warning" }, `malformed: ${reason.replaceAll("_", " ")} <${tag}>`))) : null,
         el("h4", {}, "Changed in memory"),
-        step.operations.length ? step.operations.map(operationView) : el("p", { class: "empty" }, "no memory action"),
+        step.operations.some(isChange) ? step.operations.filter(isChange).map(operationView) : el("p", { class: "empty" }, "no memory action"),
         memoryAfter(episode, index))),
   ];
 }
@@ -167,15 +169,15 @@ function completion(step) {
   return el("pre", { class: "box", tabindex: "0" }, parts, written.slice(at).join(""));
 }
 
-const VERBS = { create: "created", update: "updated", delete: "deleted", scratchpad: "scratchpad", read: "query" };
-const IDLE = { rejected: "rejected: the store was full", unknown_handle: "no effect: this handle was not shown, or its entry is gone", disabled: "no effect: switched off" };
+const VERBS = { create: "created", update: "updated", delete: "deleted", scratchpad: "scratchpad", read: "query", outcome: "noted how the writers ended" };
+const IDLE = { rejected: "rejected by a rule", merged: "merged into this entry", unknown_handle: "no effect: this handle was not shown, or its entry is gone", disabled: "no effect: switched off" };
 
 function operationView(operation) {
   const name = operation.outcome === "applied" ? VERBS[operation.kind] : operation.kind;
   const label = `${name}${operation.entry === null ? "" : ` entry ${operation.entry}`}${operation.handle === null ? "" : ` (Memory ${operation.handle})`}`;
   const before = operation.before === null ? "" : text(operation.before), after = operation.after === null ? "" : text(operation.after);
   return el("div", { class: operation.outcome === "applied" ? "operation" : "operation idle" },
-    el("div", { class: "soft" }, label, operation.evicted === null ? "" : `; entry ${operation.evicted} was evicted for it`, operation.outcome === "applied" ? "" : [" · ", el("span", { class: "warning" }, IDLE[operation.outcome])]),
+    el("div", { class: "soft" }, label, operation.actor === "policy" ? "" : ` by ${operation.actor}`, operation.reason ? `; ${operation.reason}` : "", operation.outcome === "applied" ? "" : [" · ", el("span", { class: "warning" }, IDLE[operation.outcome])]),
     before || after ? el("pre", { class: "box", tabindex: "0" }, operation.outcome === "applied" ? difference(before, after) : after) : null);
 }
 
@@ -199,17 +201,18 @@ function difference(before, after) {
 /** The store after a step, from the operations until then. */
 function memoryAfter(episode, index) {
   const entries = new Map();
-  for (const step of episode.steps.slice(0, index + 1)) {
+  for (const [number, step] of episode.steps.slice(0, index + 1).entries()) {
     for (const operation of step.operations) {
       if (operation.outcome !== "applied") continue;
-      if (operation.evicted !== null) entries.delete(operation.evicted);
-      if (operation.kind === "create" || operation.kind === "update") entries.set(operation.entry, operation.after);
+      if (operation.kind === "create") entries.set(operation.entry, { content: operation.after, created: number, shown: 0 });
+      if (operation.kind === "update") entries.get(operation.entry).content = operation.after;
       if (operation.kind === "delete") entries.delete(operation.entry);
+      if (operation.kind === "retrieve") for (const id of operation.shown) entries.get(id).shown += 1;
     }
   }
   if (!entries.size) return null;
   return el("details", { open: entries.size <= 8 }, el("summary", {}, `the store after this step: ${entries.size === 1 ? "1 entry" : `${entries.size} entries`}`),
-    [...entries].map(([id, content]) => el("div", {}, el("div", { class: "soft" }, `entry ${id}`), el("pre", { class: "box" }, text(content)))));
+    [...entries].map(([id, { content, created, shown }]) => el("div", {}, el("div", { class: "soft" }, `entry ${id} · of step ${created}${shown ? ` · shown ${shown} times` : ""}`), el("pre", { class: "box" }, text(content)))));
 }
 
 drawCompare();

@@ -19,7 +19,7 @@ from atommem.errors import ConfigError, OutageError
 from atommem.eval.eval_cli import main
 from atommem.eval.methods import make_method
 from atommem.eval.methods.mem0 import DATE, at_fixed_date
-from atommem.memory.operations import replay
+from atommem.memory.contents import replay
 from tests.eval.methods.toys import TASK, TextPolicy, make_setup, right
 
 # Not importorskip: it would import mem0 before its telemetry is switched off.
@@ -115,7 +115,7 @@ async def test_what_it_stores_and_finds_is_recorded() -> None:
     assert [step.prompt for step in episode.steps] == policy.prompts
     assert len(policy.prompts) == 4 + 2
     entries = replay(operation for step in episode.steps for operation in step.operations).entries
-    assert entries[4] == "Bran lives in Port"
+    assert entries[4].text == "Bran lives in Port"
     assert "- Bran lives in Port" in policy.prompts[4]
     assert episode.steps[4].view.retrieved[0].entry_id == 4
     assert [step.store_size for step in episode.steps] == [1, 2, 3, 4, 4, 4]
@@ -192,7 +192,7 @@ async def test_no_reply_raises(reply: str, stored: list[str], malformed: bool) -
     episode = await make_method("mem0", setup).run(replace(TASK, documents=TASK.documents[:1]))  # type: ignore[arg-type]
     assert episode.reward == 1.0
     entries = replay(operation for step in episode.steps for operation in step.operations).entries
-    assert list(entries.values()) == stored
+    assert [entry.text for entry in entries.values()] == stored
     assert [problem.reason for problem in episode.steps[0].problems] == [ProblemReason.NOT_JSON] * malformed
 
 

@@ -15,7 +15,7 @@ from atommem.errors import OutageError
 from atommem.eval.methods import make_method
 from atommem.eval.methods.a_mem import parse_notes
 from atommem.eval.methods.generative_agents import rated_memories, stream_scores
-from atommem.memory.operations import replay
+from atommem.memory.contents import replay
 from tests.eval.methods.toys import DOCUMENTS, TASK, make_setup, right
 
 STATEMENTS = {"Moss": "moss grows", "Orla": "Orla is a potter", "Kiln": "kilns are hot", "Bran": "Bran lives in Port"}
@@ -111,7 +111,7 @@ async def test_a_mem_links_notes_and_rewrites_their_neighbours() -> None:
     assert "sister of Bran" in policy.prompts[-2]
     assert [problem.reason for step in episode.steps for problem in step.problems] == [ProblemReason.NOT_JSON] * 2
     contents = replay(operation for step in episode.steps for operation in step.operations)
-    assert contents.entries[2].startswith("Orla is a potter; context: sister")
+    assert contents.entries[2].text.startswith("Orla is a potter; context: sister")
 
 
 def test_notes_of_any_form() -> None:

@@ -1,28 +1,19 @@
+"""A memory used turn by turn: handles, views, limits, what is shown and what is logged."""
+
+from __future__ import annotations
+
 import asyncio
 
 import pytest
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
-from atommem.episode import Outcome
 from atommem.errors import OutageError
+from atommem.memory.entries import MemoryView, Source
+from atommem.memory.operations import Outcome
 from atommem.memory.working import WorkingMemory
+from tests.atommem.memory.toys import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, by_policy, memory, shown, texts
 from tests.fakes import WordEmbedder, WordTokenizer
-
-CREATE, READ, UPDATE = "create", "read", "update"
-DELETE, SCRATCHPAD = "delete", "scratchpad"
-
-
-def memory(**settings: object) -> WorkingMemory:
-    return WorkingMemory(WordEmbedder(), WordTokenizer(), MemoryConfig(**settings), " [cut]")  # type: ignore[arg-type]
-
-
-def texts(m: WorkingMemory) -> dict[int, str]:
-    return {entry.id: entry.text for entry in m.store.entries()}
-
-
-def shown(m: WorkingMemory) -> list[tuple[int, str]]:
-    return [(item.handle, item.text) for item in m.view().retrieved]
 
 
 async def test_a_read_is_shown_in_the_next_view_and_changes_nothing() -> None:
@@ -30,8 +21,10 @@ async def test_a_read_is_shown_in_the_next_view_and_changes_nothing() -> None:
     await m.apply([Action(CREATE, "ann lives here"), Action(CREATE, "bob flies")], 0)
     assert shown(m) == []
     before = texts(m)
-    (operation,) = await m.apply([Action(READ, "ann")], 1)
-    assert (operation.kind, operation.before, operation.after) == (READ, None, "ann")
+    operation, retrieval = await m.apply([Action(READ, "ann")], 1)
+    assert (operation.kind, operation.before, operation.after) == ("read", None, "ann")
+    assert (retrieval.kind, retrieval.actor, retrieval.before, retrieval.after) == ("retrieve", "memory", None, None)
+    assert [(item.entry_id, item.score) for item in m.view().retrieved] == list(retrieval.scores)
     assert shown(m)[0] == (1, "ann lives here")
     assert texts(m) == before
     assert m.view().query == "ann"
@@ -57,7 +50,7 @@ async def test_handles_are_those_of_the_view_that_the_model_saw() -> None:
         [Action(READ, "ann"), Action(UPDATE, "bob three", 1), Action(DELETE, handle=2), Action(DELETE, handle=2)], 1
     )
     # The read in the same completion must not shift the handles.
-    assert [(o.outcome, o.entry_id, o.before, o.after) for o in operations[1:]] == [
+    assert [(o.outcome, o.entry_id, o.before, o.after) for o in by_policy(operations)[1:]] == [
         (Outcome.APPLIED, 2, "bob two", "bob three"),
         (Outcome.APPLIED, 1, "ann one", None),
         (Outcome.UNKNOWN_HANDLE, None, None, None),
@@ -70,7 +63,7 @@ async def test_a_handle_that_was_not_shown_is_skipped_and_the_rest_applies(handl
     m = memory(retrieve_k=1)
     await m.apply([Action(CREATE, "ann one"), Action(CREATE, "bob two"), Action(READ, "ann")], 0)
     operations = await m.apply([Action(UPDATE, "gone", handle), Action(CREATE, "new")], 1)
-    assert [o.outcome for o in operations] == [Outcome.UNKNOWN_HANDLE, Outcome.APPLIED]
+    assert [o.outcome for o in by_policy(operations)] == [Outcome.UNKNOWN_HANDLE, Outcome.APPLIED]
     assert sorted(texts(m).values()) == ["ann one", "bob two", "new"]
 
 
@@ -85,6 +78,7 @@ async def test_capacity_reject_and_the_room_that_a_delete_makes() -> None:
     m = memory(capacity=1)
     operations = await m.apply([Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")], 0)
     assert [o.outcome for o in operations[:2]] == [Outcome.APPLIED, Outcome.REJECTED]
+    assert (operations[1].actor, operations[1].reason) == ("policy", "retention:reject: the store is full")
     assert (m.view().size, m.view().capacity) == (1, 1)
     await m.apply([Action(DELETE, handle=1), Action(CREATE, "three")], 1)
     assert list(texts(m).values()) == ["three"]
@@ -93,33 +87,58 @@ async def test_capacity_reject_and_the_room_that_a_delete_makes() -> None:
 async def test_an_eviction_is_logged_and_its_handle_is_gone() -> None:
     m = memory(capacity=1, retention="fifo")
     await m.apply([Action(CREATE, "one"), Action(READ, "one")], 0)
-    create, update = await m.apply([Action(CREATE, "two"), Action(UPDATE, "one again", 1)], 1)
-    assert create.evicted == 1
+    evicted, create, update, _ = await m.apply([Action(CREATE, "two"), Action(UPDATE, "one again", 1)], 1)
+    assert (evicted.kind, evicted.entry_id, evicted.before) == ("delete", 1, "one")
+    assert (evicted.actor, evicted.reason, evicted.score) == ("retention:fifo", "oldest, of step 0", 0)
+    assert (create.kind, create.entry_id, create.actor) == ("create", 2, "policy")
     assert update.outcome is Outcome.UNKNOWN_HANDLE
     assert list(texts(m).values()) == ["two"]
 
 
-async def test_scratchpad_is_replaced_cut_with_a_marker_and_cleared() -> None:
-    m = memory(scratchpad_tokens=3)
-    await m.apply([Action(SCRATCHPAD, "a b c d e")], 0)
-    assert m.view().scratchpad == "a b [cut]"
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [(SCRATCHPAD, "scratchpad_tokens"), (READ, "query_tokens"), (CREATE, "entry_tokens"), (UPDATE, "entry_tokens")],
+)
+async def test_every_text_has_a_limit_and_is_cut_with_a_marker(kind: str, setting: str) -> None:
+    m = memory(**{setting: 3})
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
+    operation, *_ = await m.apply([Action(kind, "a b c d e", 1)], 1)
+    assert (operation.after, operation.reason) == ("a b [cut]", "cut")
+    assert "a b [cut]" in (m.view().scratchpad, m.view().query, *texts(m).values())
+    assert not any("d e" in text for call in m._tools.embedder.calls for text in call)  # type: ignore[attr-defined]
+    fits, *_ = await m.apply([Action(kind, "a b c", 1)], 2)
+    assert (fits.after, fits.reason) == ("a b c", "")
+
+
+async def test_the_scratchpad_is_replaced_and_cleared() -> None:
+    m = memory()
+    await m.apply([Action(SCRATCHPAD, "one"), Action(SCRATCHPAD, "two")], 0)
     (operation,) = await m.apply([Action(SCRATCHPAD, "")], 1)
-    assert (operation.before, operation.after, m.view().scratchpad) == ("a b [cut]", "", "")
+    assert (operation.before, operation.after, m.view().scratchpad) == ("two", "", "")
+
+
+async def test_an_empty_read_is_no_query() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
+    assert shown(m) == [(1, "ann")]
+    await m.apply([Action(READ, "")], 1)
+    assert m.view() == MemoryView(size=1)
+    assert MemoryView(query="") == MemoryView(query=None)
 
 
 @pytest.mark.parametrize("kind", [CREATE, READ, UPDATE, DELETE, SCRATCHPAD])
 async def test_a_disabled_action_does_nothing_and_is_recorded(kind: str) -> None:
     m = memory(disabled_actions=[str(kind)])
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann"), Action(SCRATCHPAD, "pad")], 0)
-    before = (texts(m), m.scratchpad, m.query)
-    (operation,) = await m.apply([Action(kind, "changed", 1)], 1)
+    before = (texts(m), m.contents.scratchpad, m.contents.query)
+    (operation,) = by_policy(await m.apply([Action(kind, "changed", 1)], 1))
     assert operation.outcome is Outcome.DISABLED
-    assert (texts(m), m.scratchpad, m.query) == before
+    assert (texts(m), m.contents.scratchpad, m.contents.query) == before
 
 
 async def test_one_step_asks_the_embedder_once_per_kind() -> None:
     m = memory()
-    embedder = m._embedder
+    embedder = m._tools.embedder
     await m.apply([Action(CREATE, "a"), Action(READ, "x"), Action(CREATE, "b"), Action(READ, "y")], 0)
     assert sorted(embedder.calls) == [("entry", "a", "b"), ("query", "y")]  # type: ignore[attr-defined]
     await m.apply([Action(SCRATCHPAD, "s"), Action(DELETE, handle=1)], 1)
@@ -129,10 +148,46 @@ async def test_one_step_asks_the_embedder_once_per_kind() -> None:
 async def test_an_outage_leaves_the_memory_as_it_was() -> None:
     m = memory()
     await m.apply([Action(CREATE, "a"), Action(READ, "a")], 0)
-    m._embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
+    m._tools.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
     with pytest.raises(OutageError):
         await m.apply([Action(SCRATCHPAD, "s"), Action(DELETE, handle=1), Action(CREATE, "b")], 1)
-    assert (list(texts(m).values()), m.scratchpad) == (["a"], "")
+    assert (list(texts(m).values()), m.contents.scratchpad) == (["a"], "")
+
+
+async def test_entries_know_when_and_how_well_they_were_shown() -> None:
+    m = memory(retrieve_k=1)
+    span = Source(0, "chunk 1", 5, 9)
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann bob ann")], 0, span)
+    await m.apply([], 1)
+    await m.apply([Action(READ, "ann")], 2)
+    await m.apply([Action(UPDATE, "ann sings", 1)], 3)
+    ann, bob = m.entries()
+    first, _, second, third = (operation.scores[0][1] for operation in m.log if operation.kind == "retrieve")
+    assert first < second > third
+    assert (ann.created, ann.updated, ann.shown, ann.last_shown) == (0, 3, 4, 4)
+    assert (ann.last_similarity, ann.best_similarity) == (third, second)
+    assert (ann.source, bob.source) == (Source(3), span)
+    assert (bob.shown, bob.last_shown, bob.last_similarity, bob.best_similarity) == (0, None, None, None)
+
+
+async def test_a_step_without_a_change_shows_the_same_again_without_a_search() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
+    view, calls = m.view(), len(m._tools.embedder.calls)  # type: ignore[attr-defined]
+    (again,) = await m.apply([], 1)
+    assert (again.kind, m.view(), len(m._tools.embedder.calls)) == ("retrieve", view, calls)  # type: ignore[attr-defined]
+    assert await memory().apply([], 0) == ()
+
+
+async def test_the_outcome_of_the_writer_is_noted_until_another_writes() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
+    m.record_outcome(0.5, 0, [2])
+    operation = m.record_outcome(1.0, 0)
+    assert operation.scores == ((1, 1.0),)
+    assert [entry.outcome for entry in m.entries()] == [1.0, 0.5]
+    await m.apply([Action(UPDATE, "ann sings", 1)], 1)
+    assert [entry.outcome for entry in m.entries()] == [None, 0.5]
 
 
 async def test_being_shown_counts_as_use() -> None:

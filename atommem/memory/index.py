@@ -1,0 +1,242 @@
+"""The vectors of a store, searched exactly: a cache of what the operation log says, in blocks of float32 rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from atommem.embedding.embedder import Vectors
+from atommem.errors import ConfigError
+from atommem.memory.threads import THREADS, offload, share
+
+Ids = npt.NDArray[np.int64]
+Hits = list[tuple[int, float]]
+
+TIE_TOLERANCE = 1e-6
+"""Scores this close to the best of their group are a tie. Equal texts can differ in the last bits of their float32
+scores, by the batch that they were embedded in and by the row that they stand in."""
+
+_NORM_TOLERANCE = 1e-2
+_BLOCK_NUMBERS = 2**20
+"""Numbers in a block (4 MiB): what is copied at most when a fork writes, and scored at most on the event loop."""
+_FIRST_ROWS = 16
+_ENTRIES_ON_LOOP = 4096
+
+
+class VectorIndex:
+    """Unit vectors by id. Search is exact: the inner products of all rows, in float32 (on unit vectors the cosine).
+
+    A removed row is filled with the last one, so that removing costs one row. Forks share blocks until one writes.
+
+    Args:
+        dim: Length of the vectors.
+
+    Raises:
+        ConfigError: `dim` is less than 1; in methods, a vector is not one of `dim` numbers with norm 1.
+    """
+
+    def __init__(self, dim: int) -> None:
+        if dim < 1:
+            raise ConfigError(f"dim is {dim}: a store needs vectors of at least 1 number.")
+        self.dim = dim
+        self._block_rows = max(_FIRST_ROWS, 2 ** ((_BLOCK_NUMBERS // dim).bit_length() - 1))
+        self._blocks: list[Vectors] = []
+        self._shared: set[int] = set()
+        self._ids: Ids = np.empty(0, dtype=np.int64)
+        self._rows: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, entry_id: object) -> bool:
+        return entry_id in self._rows
+
+    def put(self, entry_id: int, vector: Vectors) -> None:
+        """Add a vector, or replace the one of this id."""
+        row = self.check(vector)[0]
+        place = self._rows.get(entry_id)
+        if place is None:
+            place = len(self._rows)
+            self._make_room(place + 1)
+            self._rows[entry_id] = place
+            self._ids[place] = entry_id
+        self._write(place, row)
+
+    def add(self, ids: Sequence[int] | Ids, vectors: Vectors) -> None:
+        """Add many at once, under ids that are not there yet.
+
+        Args:
+            ids: Length n, each once.
+            vectors: Shape (n, dim).
+        """
+        rows = self.check(vectors, len(ids))
+        first, size = len(self._rows), len(self._rows) + len(rows)
+        new = {int(entry_id): first + place for place, entry_id in enumerate(ids)}
+        if len(new) < len(rows) or not self._rows.keys().isdisjoint(new):
+            raise ConfigError(f"{len(rows)} vectors came with ids that repeat or are there already: give each id once.")
+        self._make_room(size)
+        self._rows |= new
+        self._ids[first:size] = ids
+        while first < size:
+            number, place = divmod(first, self._block_rows)
+            end = min(size, (number + 1) * self._block_rows)
+            self._block(number)[place : place + end - first] = rows[len(rows) - (size - first) : len(rows) - size + end]
+            first = end
+
+    def remove(self, entry_id: int) -> None:
+        """Take one out.
+
+        Raises:
+            KeyError: There is no such id.
+        """
+        place = self._rows.pop(entry_id)
+        last = len(self._rows)
+        if place != last:
+            moved = int(self._ids[last])
+            self._write(place, self._blocks[last // self._block_rows][last % self._block_rows])
+            self._ids[place] = moved
+            self._rows[moved] = place
+        # One empty block stays: deleting and creating in turn should not allocate in turn.
+        while len(self._blocks) > 1 + -(-last // self._block_rows):
+            self._blocks.pop()
+            self._shared.discard(len(self._blocks))
+
+    def vectors(self, ids: Iterable[int]) -> Vectors:
+        """A copy of the vectors of some ids, in their order: shape (n, dim).
+
+        Raises:
+            KeyError: There is no such id.
+        """
+        places = np.fromiter((self._rows[entry_id] for entry_id in ids), dtype=np.int64)
+        found = np.empty((len(places), self.dim), dtype=np.float32)
+        numbers, inside = np.divmod(places, self._block_rows)
+        for number in np.unique(numbers):
+            chosen = numbers == number
+            found[chosen] = self._blocks[number][inside[chosen]]
+        return found
+
+    def fork(self) -> VectorIndex:
+        """The same vectors, to be changed apart from these."""
+        twin = VectorIndex(self.dim)
+        twin._blocks, twin._ids, twin._rows = list(self._blocks), self._ids.copy(), dict(self._rows)
+        self._shared, twin._shared = set(range(len(self._blocks))), set(range(len(self._blocks)))
+        return twin
+
+    def search(self, vector: Vectors, k: int) -> Hits:
+        """The `k` ids most similar to a query with their scores (cosine, -1 to 1), best first; fewer of fewer.
+
+        Scores that lie within `TIE_TOLERANCE` of the best of their group tie: the smaller id, the older entry, comes
+        first. The best score opens the first group, the best score outside of it the next one, so ties do not chain.
+
+        Args:
+            vector: The query's embedding, shape (dim,).
+            k: How many to return.
+        """
+        query = self.check(vector)[0]
+        scores = np.empty(len(self._rows), dtype=np.float32)
+        parts = THREADS if self.is_large else 1
+        edges = [len(self._blocks) * part // parts for part in range(parts + 1)]
+        share([partial(self._score, query, scores, start, end) for start, end in pairwise(edges)])
+        return best(scores, self._ids[: len(scores)], k)
+
+    async def find(self, vector: Vectors, k: int) -> Hits:
+        """As `search`, in a thread where the store is large."""
+        if self.is_large:
+            hits: Hits = await offload(self.search, vector, k)
+            return hits
+        return self.search(vector, k)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a look at every row or entry is too much work for the event loop (about a millisecond)."""
+        return len(self._rows) > min(_ENTRIES_ON_LOOP, _BLOCK_NUMBERS // self.dim)
+
+    def check(self, vectors: Vectors, count: int = 1) -> Vectors:
+        """`vectors` as a matrix of `count` rows: finite numbers of norm 1, or an error."""
+        rows = np.ascontiguousarray(vectors, dtype=np.float32)
+        if rows.size != count * self.dim:
+            raise ConfigError(
+                f"{count} vector(s) came with shape {np.shape(vectors)}, the store's have {self.dim} numbers: "
+                "use one embedder."
+            )
+        rows = rows.reshape(count, self.dim)
+        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        wrong = norms[~(np.abs(norms - 1.0) <= _NORM_TOLERANCE)]
+        if len(wrong):
+            raise ConfigError(f"vector has norm {wrong[0]:.4g} instead of 1: the embedder has to return unit vectors.")
+        return rows
+
+    def _score(self, query: Vectors, scores: Vectors, first: int, last: int) -> None:
+        """Write the inner products with the rows of some blocks to their places in `scores`."""
+        for number in range(first, last):
+            start = number * self._block_rows
+            end = min(len(scores), start + self._block_rows)
+            if start < end:
+                np.dot(self._blocks[number][: end - start], query, out=scores[start:end])
+
+    def _write(self, place: int, row: Vectors) -> None:
+        number, inside = divmod(place, self._block_rows)
+        self._block(number)[inside] = row
+
+    def _block(self, number: int) -> Vectors:
+        """A block to write to: of its own, should a fork share it."""
+        if number in self._shared:
+            self._shared.discard(number)
+            self._blocks[number] = self._blocks[number].copy()
+        return self._blocks[number]
+
+    def _make_room(self, size: int) -> None:
+        if size > len(self._ids):
+            ids = np.empty(max(_FIRST_ROWS, size, 2 * len(self._ids)), dtype=np.int64)
+            ids[: len(self._rows)] = self._ids[: len(self._rows)]
+            self._ids = ids
+        # The first block grows, for most stores are small; the others are made whole, and touched as they fill.
+        if self._blocks and len(self._blocks[0]) < min(size, self._block_rows):
+            small = self._blocks[0]
+            self._blocks[0] = np.empty((min(self._block_rows, max(size, 2 * len(small))), self.dim), dtype=np.float32)
+            self._blocks[0][: len(small)] = small
+            self._shared.discard(0)
+        while len(self._blocks) * self._block_rows < size:
+            rows = self._block_rows if self._blocks else min(self._block_rows, max(size, _FIRST_ROWS))
+            self._blocks.append(np.empty((rows, self.dim), dtype=np.float32))
+
+
+def best(scores: Vectors, ids: Ids, k: int) -> Hits:
+    """The `k` best of `scores` under the rule of `VectorIndex.search`: ids and scores, rounded to the tolerance.
+
+    Args:
+        scores: Shape (n,).
+        ids: Shape (n,), the id of each.
+        k: How many; n where it is more.
+    """
+    k = min(k, len(scores))
+    if k < 1:
+        return []
+    kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
+    above = np.flatnonzero(scores > kth)  # fewer than k
+    above = above[np.argsort(-scores[above], kind="stable")]
+    places: list[int] = []
+    group: list[int] = []
+    top = kth
+    for place in above:
+        score = float(scores[place])
+        if not group or score < top - TIE_TOLERANCE:
+            places += sorted(group, key=ids.__getitem__)
+            group, top = [], score
+        group.append(int(place))
+    if not group or kth < top - TIE_TOLERANCE:
+        places += sorted(group, key=ids.__getitem__)
+        group, top = [], kth
+    # The group of rank k may reach far below it, to every row: the oldest are chosen without sorting them all.
+    low = np.float64(top - TIE_TOLERANCE)
+    members = np.flatnonzero((scores <= kth) & (scores >= low))
+    members = np.concatenate([np.array(group, dtype=members.dtype), members])
+    wanted = k - len(places)
+    if wanted < len(members):
+        members = members[np.argpartition(ids[members], wanted - 1)[:wanted]]
+    places += sorted(members.tolist(), key=ids.__getitem__)
+    return [(int(ids[place]), round(float(scores[place]), 6)) for place in places]

@@ -1,0 +1,319 @@
+"""One completion's memory actions becoming operations: limits, handles, admission, retention, retrieval."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atommem.actions import Action
+from atommem.activity import ActivityClock
+from atommem.config import MemoryConfig
+from atommem.embedding.embedder import Embedder, TextKind, Vectors
+from atommem.errors import ConfigError
+from atommem.memory.admission import AdmissionRule, Merged, Refused
+from atommem.memory.contents import Contents
+from atommem.memory.entries import Source
+from atommem.memory.index import VectorIndex
+from atommem.memory.operations import MEMORY, Operation, Outcome
+from atommem.memory.retention import RetentionRule
+from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.threads import offload
+from atommem.tokens import Tokenizer, cut_to_tokens
+
+CUT = "cut"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a memory works with: see `WorkingMemory`."""
+
+    embedder: Embedder
+    tokenizer: Tokenizer
+    config: MemoryConfig
+    cut_marker: str
+    activity: ActivityClock
+    admission: AdmissionRule
+    retention: RetentionRule
+
+    def cut(self, text: str, limit: int) -> str:
+        """`text` of at most `limit` tokens."""
+        return cut_to_tokens(self.tokenizer, text, limit, self.cut_marker)
+
+    async def embed(self, texts: Sequence[str], kind: TextKind) -> list[Vectors]:
+        """One vector for each text."""
+        return list(await self.embedder.embed(texts, kind)) if texts else []
+
+
+@dataclass(slots=True)
+class State:
+    """What a memory holds, and the vectors that cache it.
+
+    Attributes:
+        contents: What the operation log says.
+        index: The vectors of the contents' entries.
+        query_vector: Of the contents' query; None also after a restore, until something is searched for.
+    """
+
+    contents: Contents
+    index: VectorIndex
+    query_vector: Vectors | None = None
+
+    def fork(self) -> State:
+        """The same, to be changed apart from this one."""
+        return State(self.contents.copy(), self.index.fork(), self.query_vector)
+
+
+@dataclass(slots=True)
+class _Write:
+    """An action with its text cut at its limit, the entry that its handle stood for, and its text's vector."""
+
+    action: Action
+    text: str
+    entry_id: int | None
+    disabled: bool
+    vector: Vectors | None = None
+
+    @property
+    def reason(self) -> str:
+        return "" if self.text == self.action.text else CUT
+
+
+class Turn:
+    """Applies the actions of one completion to a memory: what `WorkingMemory.apply` does. Used once."""
+
+    def __init__(self, tools: Tools, state: State, step: int, source: Source | None, actor: str, seed: int) -> None:
+        self._tools = tools
+        self._state = state
+        self._step = step
+        self._source = source
+        self._actor = actor
+        self._seed = seed
+        self._operations: list[Operation] = []
+        self._query_vector = state.query_vector
+        self._changed = False
+        # The vectors of entries before this turn, should it have to be taken back; None of new ones.
+        self._before: dict[int, Vectors | None] = {}
+
+    async def run(self, actions: Sequence[Action]) -> list[Operation]:
+        """Apply `actions` and retrieve; the operations."""
+        shown = {handle: entry_id for handle, (entry_id, _) in enumerate(self._state.contents.shown, start=1)}
+        writes = [self._prepare(action, shown) for action in actions]
+        await self._embed(writes)
+        work = self._work(writes)
+        text = await self._advance(work, None, writes)
+        while text is not None:
+            with self._tools.activity.busy("embed"):
+                (vector,) = await self._tools.embed([text], "entry")
+            text = await self._advance(work, vector, writes)
+        return self._operations
+
+    async def _advance(
+        self, work: Generator[str, Vectors, None], vector: Vectors | None, writes: Sequence[_Write]
+    ) -> str | None:
+        """Go on with the work, in a thread where the store is large, until it ends or needs the vector of a text."""
+
+        def go_on() -> str | None:
+            try:
+                return next(work) if vector is None else work.send(vector)
+            except StopIteration:
+                return None
+
+        with self._tools.activity.busy("retrieve"):
+            if writes and self._state.index.is_large:
+                text: str | None = await offload(go_on)
+                return text
+            return go_on()
+
+    def _work(self, writes: Sequence[_Write]) -> Generator[str, Vectors, None]:
+        """Apply the actions one after the other, and retrieve; yields texts of merged entries, to be sent vectors."""
+        for write in writes:
+            kind = write.action.kind
+            if write.disabled:
+                self._note(write, Outcome.DISABLED, handle=write.action.handle)
+            elif kind == "create":
+                yield from self._create(write)
+            elif kind == "scratchpad":
+                before = self._state.contents.scratchpad
+                self._note(write, before=before, after=write.text, reason=write.reason)
+            elif kind == "read":
+                query = self._state.contents.query
+                self._note(write, before=query, after=write.text or None, reason=write.reason)
+                self._changed = True
+            else:
+                self._change(write)
+        self._retrieve()
+
+    def take_back(self, contents: Contents) -> None:
+        """Leave the memory with `contents`, as it was before this turn."""
+        self._state.contents = contents
+        index = self._state.index
+        for entry_id, vector in self._before.items():
+            if vector is not None:
+                index.put(entry_id, vector)
+            elif entry_id in index:
+                index.remove(entry_id)
+
+    def _prepare(self, action: Action, shown: dict[int, int]) -> _Write:
+        config = self._tools.config
+        entry_id = None if action.handle is None else shown.get(action.handle)
+        if str(action.kind) in config.disabled_actions:
+            return _Write(action, action.text, entry_id, disabled=True)
+        limits = {"scratchpad": config.scratchpad_tokens, "read": config.query_tokens}
+        limit = limits.get(action.kind, config.entry_tokens)
+        return _Write(action, self._tools.cut(action.text, limit), entry_id, disabled=False)
+
+    async def _embed(self, writes: Sequence[_Write]) -> None:
+        """Embed the texts to store, and the query of the next view where it is new."""
+        tools = self._tools
+        enabled = [write for write in writes if not write.disabled]
+        stored = [
+            write
+            for write in enabled
+            if write.action.kind == "create" or (write.action.kind == "update" and write.entry_id is not None)
+        ]
+        query = self._state.contents.query
+        reads = [write.text for write in enabled if write.action.kind == "read"]
+        if reads:
+            query, self._query_vector = (reads[-1] or None), None
+        # After a restore the query has no vector yet: it needs one as soon as something may change what it finds.
+        searched = any(write.action.kind != "scratchpad" for write in enabled)
+        asked = [query] if query is not None and self._query_vector is None and searched else []
+        if not stored and not asked:
+            return
+        with tools.activity.busy("embed"):
+            vectors, query_vectors = await asyncio.gather(
+                tools.embed([write.text for write in stored], "entry"), tools.embed(asked, "query")
+            )
+        for write, vector in zip(stored, vectors, strict=True):
+            write.vector = vector
+        if asked:
+            self._query_vector = query_vectors[0]
+
+    def _create(self, write: _Write) -> Generator[str, Vectors, None]:
+        assert write.vector is not None, "every create was embedded"
+        candidate = Candidate(write.text, write.vector, self._source or Source(self._step))
+        actor = f"admission:{self._tools.config.admission}"
+        admission = self._tools.admission.admit(candidate, self._seen())
+        if isinstance(admission, Refused):
+            self._refuse(write, actor, admission.reason, admission.score)
+        elif isinstance(admission, Merged):
+            yield from self._merge(write, actor, admission)
+        elif self._has_room(write, candidate):
+            new = self._state.contents.newest_id + 1
+            self._note(
+                write, vector=write.vector, entry_id=new, after=write.text, reason=write.reason, source=self._source
+            )
+
+    def _refuse(self, write: _Write, actor: str, reason: str, score: float | None) -> None:
+        self._note(write, Outcome.REJECTED, after=write.text, reason=f"{actor}: {reason}", score=score)
+
+    def _merge(self, write: _Write, actor: str, merged: Merged) -> Generator[str, Vectors, None]:
+        tools = self._tools
+        entry = self._state.contents.entries.get(merged.entry_id)
+        if entry is None:
+            raise ConfigError(f"{actor} merges into entry {merged.entry_id}, which is not there: mend the rule.")
+        text, vector = write.text, write.vector
+        if merged.text is not None and merged.text != text:
+            text = tools.cut(merged.text, tools.config.entry_tokens)
+            vector = yield text
+        self._note(write, Outcome.MERGED, entry_id=entry.id, after=write.text, reason=f"{actor}: {merged.reason}")
+        self._apply(
+            Operation(
+                self._step,
+                "update",
+                entry_id=entry.id,
+                before=entry.text,
+                after=text,
+                actor=actor,
+                reason=merged.reason,
+                score=merged.score,
+                source=self._source,
+            ),
+            vector,
+        )
+
+    def _has_room(self, write: _Write, candidate: Candidate) -> bool:
+        """Make room for a create; False when the retention rule keeps what it has."""
+        entries, capacity = self._state.contents.entries, self._tools.config.capacity
+        actor = f"retention:{self._tools.config.retention}"
+        while capacity is not None and len(entries) >= capacity:
+            eviction = self._tools.retention.evict(candidate, self._seen())
+            if eviction.entry_id is None:
+                self._refuse(write, actor, eviction.reason, eviction.score)
+                return False
+            entry = entries.get(eviction.entry_id)
+            if entry is None:
+                raise ConfigError(f"{actor} evicts entry {eviction.entry_id}, which is not there: mend the rule.")
+            self._apply(
+                Operation(
+                    self._step,
+                    "delete",
+                    entry_id=entry.id,
+                    before=entry.text,
+                    actor=actor,
+                    reason=eviction.reason,
+                    score=eviction.score,
+                )
+            )
+        return True
+
+    def _seen(self) -> StoreState:
+        """The store as rules see it now."""
+        state = self._state
+        return StoreState(state.contents, state.index, self._step, self._tools.config.capacity, self._seed)
+
+    def _change(self, write: _Write) -> None:
+        kind, handle = write.action.kind, write.action.handle
+        # An entry that was shown may be gone already: deleted or evicted earlier in this completion.
+        entry = None if write.entry_id is None else self._state.contents.entries.get(write.entry_id)
+        if entry is None:
+            self._note(write, Outcome.UNKNOWN_HANDLE, handle=handle)
+        elif kind == "delete":
+            self._note(write, entry_id=entry.id, handle=handle, before=entry.text)
+        else:
+            self._note(
+                write,
+                vector=write.vector,
+                entry_id=entry.id,
+                handle=handle,
+                before=entry.text,
+                after=write.text,
+                reason=write.reason,
+                source=self._source,
+            )
+
+    def _retrieve(self) -> None:
+        """Log what the next view shows: searched for when query or entries changed, and the same otherwise."""
+        state = self._state
+        scores = state.contents.shown
+        if state.contents.query is None:
+            scores = ()
+        elif self._changed:
+            assert self._query_vector is not None, "a query was embedded when it was read"
+            scores = tuple(state.index.search(self._query_vector, self._tools.config.retrieve_k))
+        if state.contents.query is not None or state.contents.shown:
+            self._apply(Operation(self._step, "retrieve", actor=MEMORY, scores=scores))
+        state.query_vector = self._query_vector
+
+    def _note(
+        self, write: _Write, outcome: Outcome = Outcome.APPLIED, *, vector: Vectors | None = None, **fields: Any
+    ) -> None:
+        """The line of the log that an action has."""
+        self._apply(Operation(self._step, str(write.action.kind), outcome, actor=self._actor, **fields), vector)
+
+    def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
+        """Apply an operation to the contents and to the vectors that cache them."""
+        index, entry_id = self._state.index, operation.entry_id
+        self._state.contents.apply(operation)
+        self._operations.append(operation)
+        if operation.outcome is not Outcome.APPLIED or entry_id is None:
+            return
+        if entry_id not in self._before:
+            self._before[entry_id] = index.vectors([entry_id])[0] if entry_id in index else None
+        self._changed = True
+        if vector is None:
+            index.remove(entry_id)
+        else:
+            index.put(entry_id, vector)

@@ -1,0 +1,270 @@
+"""The vectors of a store: exact search, ties by age that do not chain, forks; against a plain dictionary."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atommem.embedding.embedder import Vectors
+from atommem.errors import ConfigError
+from atommem.memory import index as index_module
+from atommem.memory.index import TIE_TOLERANCE, VectorIndex, best
+
+X = np.array([1, 0, 0, 0], dtype=np.float32)
+Y = np.array([0, 1, 0, 0], dtype=np.float32)
+
+
+def filled(*vectors: Vectors) -> VectorIndex:
+    index = VectorIndex(4)
+    for number, vector in enumerate(vectors, start=1):
+        index.put(number, vector)
+    return index
+
+
+def ids(index: VectorIndex, vector: Vectors, k: int) -> list[int]:
+    return [entry_id for entry_id, _ in index.search(vector, k)]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 16 rows, so that a few vectors fill several."""
+    monkeypatch.setattr(index_module, "_BLOCK_NUMBERS", 16 * 4)
+
+
+def test_search_is_by_cosine() -> None:
+    index = filled(X, Y, (X + Y) / np.sqrt(2), -X)
+    assert index.search(X, 4) == [(1, 1.0), (3, 0.707107), (2, 0.0), (4, -1.0)]
+    assert (ids(index, X, 2), ids(index, X, 99), ids(index, X, 0)) == ([1, 3], [1, 3, 2, 4], [])
+    assert VectorIndex(4).search(X, 6) == []
+
+
+def test_a_vector_is_replaced_and_removed() -> None:
+    index = filled(X, Y, X)
+    index.put(1, Y)
+    assert ids(index, Y, 3) == [1, 2, 3]
+    index.remove(2)
+    assert (2 in index, len(index), ids(index, Y, 3)) == (False, 2, [1, 3])
+    assert index.vectors([3, 1]).tolist() == [X.tolist(), Y.tolist()]
+    for call in (lambda: index.remove(2), lambda: index.vectors([2])):
+        with pytest.raises(KeyError):
+            call()
+
+
+def test_ties_go_to_the_older_entry_also_at_the_edge_of_k() -> None:
+    index = filled(*[X] * 40)
+    index.remove(3)  # the last row takes its place
+    assert ids(index, X, 5) == [1, 2, 4, 5, 6]
+    assert ids(index, Y, 40) == [n for n in range(1, 41) if n != 3]
+
+
+def test_what_differs_in_the_last_bits_is_a_tie() -> None:
+    blurred = X.copy()
+    blurred[0] -= np.float32(5e-7)
+    index = filled(blurred, X, np.array([1 - 5e-6, np.sqrt(1e-5), 0, 0], dtype=np.float32))
+    assert ids(index, X, 3) == [1, 2, 3]
+    assert ids(index, X, 1) == [1]
+
+
+def test_ties_do_not_chain() -> None:
+    # 4,000 scores 5e-7 apart, the oldest entry the worst: .500 is no tie of .502.
+    scores = (0.5 + 5e-7 * np.arange(4001)).astype(np.float32)
+    found = best(scores, np.arange(1, 4002), 6)
+    assert [score for _, score in found] == pytest.approx([0.502] * 6, abs=6e-6)
+    # Each group is what lies within the tolerance of its best, oldest first.
+    assert [entry_id for entry_id, _ in found] == by_hand(scores, 6)
+    assert found[0][0] in (3999, 4000)  # not the best itself, which is the youngest of its group
+
+
+def by_hand(scores: npt.NDArray[np.floating], k: int) -> list[int]:
+    """The rule as it is written: the best score opens a group, the best outside of it the next."""
+    left = {number: float(score) for number, score in enumerate(scores, start=1)}
+    order: list[int] = []
+    while left:
+        top = max(left.values())
+        group = sorted(number for number, score in left.items() if score >= top - TIE_TOLERANCE)
+        order += group
+        for number in group:
+            del left[number]
+    return order[:k]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 12), max_size=40), st.integers(0, 45))
+def test_the_order_is_that_of_the_rule(steps: list[int], k: int) -> None:
+    scores = (0.25 + 4e-7 * np.array(steps, dtype=np.float64)).astype(np.float32)
+    assert [entry_id for entry_id, _ in best(scores, np.arange(1, len(steps) + 1), k)] == by_hand(scores, k)
+
+
+def test_a_hundred_thousand_ties_are_found_fast() -> None:
+    scores, numbers = np.full(100_000, 0.5, dtype=np.float32), np.random.default_rng(0).permutation(100_000)
+    started = time.perf_counter()
+    assert [entry_id for entry_id, _ in best(scores, numbers, 100)] == list(range(100))
+    assert time.perf_counter() - started < 0.1
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_bulk_and_single_steps_agree_over_many_blocks() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((100, 4)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    one, other, third = VectorIndex(4), VectorIndex(4), VectorIndex(4)
+    one.add(range(100), rows)
+    for number, row in enumerate(rows):
+        other.put(number, row)
+    third.add(range(7), rows[:7])
+    third.add(np.arange(7, 100), rows[7:])
+    for index in (one, other, third):
+        assert len(index._blocks) == 7
+        assert np.array_equal(index.vectors(range(100)), rows)
+        assert index.search(rows[3], 100) == one.search(rows[3], 100)
+    for number in range(99):
+        one.remove(number)
+    assert (len(one._blocks), ids(one, rows[99], 9)) == (2, [99])
+
+
+@pytest.mark.parametrize(("given_ids", "count"), [([1, 2, 2], 3), ([5, 1], 2)])
+def test_ids_are_added_once(given_ids: list[int], count: int) -> None:
+    index = filled(X)
+    with pytest.raises(ConfigError, match="give each id once"):
+        index.add(given_ids, np.stack([Y] * count))
+    assert (len(index), ids(index, Y, 9)) == (1, [1])
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_fork_shares_what_neither_changes() -> None:
+    one = filled(*[X] * 40)
+    two = one.fork()
+    two.put(20, Y)
+    two.remove(1)
+    one.put(41, Y)
+    assert (ids(one, Y, 2), ids(two, Y, 2)) == ([41, 1], [20, 2])
+    assert (len(one), len(two)) == (41, 39)
+    # The block that the fork wrote to is its own now; the last one took both writers' copies.
+    assert [a is b for a, b in zip(one._blocks, two._blocks, strict=True)] == [False, False, False]
+    twin = one.fork()
+    twin.put(20, X)
+    assert [a is b for a, b in zip(one._blocks, twin._blocks, strict=True)] == [True, False, True]
+
+
+@pytest.mark.usefixtures("small_blocks")
+async def test_a_large_store_is_searched_in_threads_with_the_same_result() -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((500, 4)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    index = VectorIndex(4)
+    index.add(range(500), rows)
+    assert index.is_large
+    found = await asyncio.gather(*(index.find(row, 7) for row in rows[:50]))
+    assert found == [index.search(row, 7) for row in rows[:50]]
+
+
+@pytest.mark.parametrize(
+    ("vector", "message"),
+    [
+        (np.ones(3, dtype=np.float32), r"shape \((1, 3|3,)\)"),
+        (np.zeros(4, dtype=np.float32), "norm 0 instead of 1"),
+        (2 * X, "norm 2 instead of 1"),
+        (np.full(4, np.nan, dtype=np.float32), "norm nan instead of 1"),
+    ],
+)
+def test_vectors_are_checked_before_anything_changes(vector: Vectors, message: str) -> None:
+    index = filled(X)
+    for attempt in (
+        lambda: index.put(1, vector),
+        lambda: index.put(2, vector),
+        lambda: index.add([2], vector[None]),
+        lambda: index.search(vector, 1),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            attempt()
+    assert index.search(X, 9) == [(1, 1.0)]
+
+
+def test_impossible_sizes() -> None:
+    with pytest.raises(ConfigError, match="dim is 0"):
+        VectorIndex(0)
+
+
+def test_the_memory_needs_no_faiss() -> None:
+    code = "import sys, atommem.memory.working; assert 'faiss' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class ExactVectors:
+    """16 of 64 places hold 1/4 or -1/4: norm 1, and inner products are multiples of 1/16, ties at every rank."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def stored(self) -> tuple[Vectors, npt.NDArray[np.float64]]:
+        vector = np.zeros(64)
+        vector[self.rng.choice(64, 16, replace=False)] = self.rng.choice([-0.25, 0.25], 16)
+        return vector.astype(np.float32), vector
+
+    query = stored
+
+
+class BlurredVectors:
+    """60 random unit vectors, off by about 1e-8 at every use, as a batched model's are; the oracle knows them exactly.
+
+    Queries for which two different ones score within 1e-5 are drawn again: float32 cannot tell which is nearer.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.pool = rng.standard_normal((60, 64))
+        self.pool /= np.linalg.norm(self.pool, axis=1, keepdims=True)
+
+    def stored(self) -> tuple[Vectors, npt.NDArray[np.float64]]:
+        vector = self.pool[self.rng.integers(60)]
+        return (vector + self.rng.uniform(-1e-8, 1e-8, 64)).astype(np.float32), vector
+
+    def query(self) -> tuple[Vectors, npt.NDArray[np.float64]]:
+        while True:
+            vector = self.rng.standard_normal(64)
+            vector /= np.linalg.norm(vector)
+            if np.diff(np.sort(self.pool @ vector)).min() > 1e-5:
+                return vector.astype(np.float32), vector
+
+
+@pytest.mark.parametrize("kind", [ExactVectors, BlurredVectors])
+@pytest.mark.parametrize("rows_in_a_block", [16, 4096])
+def test_against_a_dictionary(
+    kind: type[ExactVectors] | type[BlurredVectors], rows_in_a_block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK_NUMBERS", rows_in_a_block * 64)
+    rng, vectors, index = random.Random(0), kind(np.random.default_rng(0)), VectorIndex(64)
+    oracle: dict[int, npt.NDArray[np.float64]] = {}
+    for newest in range(1500):
+        action = rng.choices(("put", "search", "replace", "remove", "fork"), (8, 6, 3, 4, 1))[0]
+        chosen = rng.choice(list(oracle)) if oracle else None
+        if action == "put" or (action == "replace" and chosen is not None):
+            vector, known = vectors.stored()
+            entry_id = newest if action == "put" or chosen is None else chosen
+            index.put(entry_id, vector)
+            oracle[entry_id] = known
+        elif action == "remove" and chosen is not None:
+            index.remove(chosen)
+            del oracle[chosen]
+        elif action == "fork":
+            left, index = index, index.fork()
+            for entry_id in list(oracle)[:3]:  # what happens to the other must not be seen
+                left.remove(entry_id)
+        elif action == "search":
+            query, known = vectors.query()
+            scores = {key: round(float(vector @ known), 12) for key, vector in oracle.items()}
+            expected = sorted(scores, key=lambda key: (-scores[key], key))
+            k = rng.choice((1, 2, 6, 20, 1000))
+            found = index.search(query, k)
+            assert [entry_id for entry_id, _ in found] == expected[:k]
+            assert [score for _, score in found] == pytest.approx([scores[key] for key in expected[:k]], abs=2e-6)
+        assert len(index) == len(oracle)

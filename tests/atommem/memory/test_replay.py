@@ -1,0 +1,133 @@
+"""Replaying an operation log: from hand-written operations, and from a memory that was really used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atommem.actions import Action
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.errors import TraceError
+from atommem.memory.contents import Contents, Snapshot, replay
+from atommem.memory.entries import Entry, Source
+from atommem.memory.operations import Operation, Outcome, operation_from_json, to_json
+from tests.atommem.memory.toys import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, memory
+
+SPAN = Source(0, "https://example.org", 3, 9)
+LOG = [
+    Operation(0, "create", entry_id=1, after="one"),
+    Operation(0, "create", entry_id=2, after="two", source=SPAN),
+    Operation(0, "read", before=None, after="query"),
+    Operation(0, "retrieve", actor="memory", scores=((2, 0.5), (1, 0.25))),
+    Operation(1, "update", entry_id=1, handle=2, before="one", after="uno", reason="cut"),
+    Operation(1, "update", Outcome.UNKNOWN_HANDLE, handle=9),
+    Operation(1, "scratchpad", before="", after="plan"),
+    Operation(1, "retrieve", actor="memory", scores=((2, 0.5), (1, 0.75))),
+    Operation(2, "create", Outcome.REJECTED, after="lost", reason="admission:strict: too short", score=0.1),
+    Operation(2, "delete", entry_id=1, before="uno", actor="retention:fifo", reason="oldest", score=0.0),
+    Operation(2, "create", entry_id=3, after="three"),
+    Operation(2, "create", Outcome.MERGED, after="trois"),
+    Operation(2, "update", entry_id=3, before="three", after="trois", actor="admission:merge"),
+    Operation(2, "delete", Outcome.DISABLED, handle=1),
+    Operation(2, "retrieve", actor="memory", scores=((2, 0.25),)),
+    Operation(3, "outcome", actor="user", scores=((2, 1.0),)),
+]
+
+
+def test_a_log_is_replayed_with_all_that_rules_need_to_know() -> None:
+    two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0)
+    three = Entry(3, "trois", 2, 2, source=Source(2))
+    assert replay(LOG) == Contents({2: two, 3: three}, "plan", "query", ((2, 0.25),), 3, len(LOG))
+    uno = Entry(1, "uno", 0, 1, 1, 1, 0.25, 0.25, Source(1))
+    assert replay(LOG[:5]).entries[1] == uno
+    assert replay([]) == Contents()
+
+
+def test_a_log_may_begin_at_a_snapshot() -> None:
+    for place in range(len(LOG) + 1):
+        start = Snapshot("words/64", replay(LOG[:place]))
+        assert replay(LOG[place:], start) == replay(LOG)
+        assert start.contents == replay(LOG[:place])  # the snapshot itself stays
+
+
+def test_operations_and_snapshots_go_through_json() -> None:
+    for operation in LOG:
+        assert operation_from_json(json.loads(json.dumps(to_json(operation)))) == operation
+    assert to_json(LOG[0]) == {"step": 0, "kind": "create", "entry_id": 1, "after": "one"}
+    snapshot = Snapshot("words/64", replay(LOG), seed=7)
+    assert Snapshot.from_json(json.loads(json.dumps(snapshot.to_json()))) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"format": 9}, "its format is 9"), ({"entries": [{"id": 1}]}, "broken: TypeError"), ({"shown": 3}, "broken")],
+)
+def test_what_is_no_snapshot_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        Snapshot.from_json({**Snapshot("words/64").to_json(), **change})
+    with pytest.raises(TraceError, match="its format is 'list'"):
+        Snapshot.from_json([])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (Operation(5, "create", entry_id=3, after="x"), "its new id is 3, after 3"),
+        (Operation(5, "create", entry_id=None, after="x"), "its new id is None"),
+        (Operation(5, "create", entry_id=4), "what it wrote"),
+        (Operation(5, "update", entry_id=1, before="uno", after="x"), "no entry 1"),
+        (Operation(5, "update", entry_id=3, before="tree", after="x"), "'trois', not 'tree'"),
+        (Operation(5, "delete", before="three"), "no entry None"),
+        (Operation(5, "delete", entry_id=3), "'trois', not None"),
+        (Operation(5, "scratchpad", before="", after="x"), "the scratchpad is 'plan'"),
+        (Operation(5, "read", before=None, after="x"), "the query is 'query'"),
+        (Operation(5, "retrieve", scores=((1, 0.5),)), "no entry 1"),
+        (Operation(5, "outcome", scores=((1, 0.5),)), "no entry 1"),
+        (Operation(5, "answer", after="x"), "answer is no memory operation"),
+    ],
+)
+def test_a_log_that_contradicts_itself_is_refused(operation: Operation, message: str) -> None:
+    with pytest.raises(TraceError, match=message) as raised:
+        replay([*LOG, operation])
+    assert "step 5" in str(raised.value)
+
+
+ACTIONS = st.one_of(
+    st.builds(Action, st.sampled_from([CREATE, READ, SCRATCHPAD]), st.text(alphabet="ab ", min_size=1, max_size=8)),
+    st.builds(Action, st.sampled_from([UPDATE, DELETE]), st.text(alphabet="cd", min_size=1), st.integers(0, 4)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(ACTIONS, max_size=6), max_size=6),
+    st.sampled_from(["reject", "fifo", "lru"]),
+    st.sampled_from([None, 2]),
+)
+def test_the_log_of_a_memory_replays_to_its_contents(
+    steps: list[list[Action]], retention: str, capacity: int | None
+) -> None:
+    async def use() -> None:
+        embedder = HashingEmbedder(16)
+        used = memory(embedder, capacity=capacity, retention=retention, retrieve_k=2, scratchpad_tokens=2)
+        views = [used.view()]
+        for step, actions in enumerate(steps):
+            await used.apply(actions, step)
+            views.append(used.view())
+            replayed = replay(used.log)
+            assert replayed == used.contents
+            assert replayed.view(capacity) == used.view()
+        for step, view in enumerate(views):
+            assert used.at(step).contents.view(capacity) == view
+
+    asyncio.run(use())
+
+
+def test_operations_that_did_not_apply_change_nothing() -> None:
+    for outcome in (Outcome.REJECTED, Outcome.MERGED, Outcome.UNKNOWN_HANDLE, Outcome.DISABLED):
+        assert replay([replace(LOG[0], outcome=outcome)]) == Contents(position=1)

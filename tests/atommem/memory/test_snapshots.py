@@ -1,0 +1,169 @@
+"""One mechanism: snapshot, restore, fork, undo, and the memory as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atommem.actions import Action
+from atommem.config import MemoryConfig
+from atommem.embedding.embedder import TextKind, Vectors
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.errors import ConfigError, OutageError
+from atommem.memory.contents import Snapshot
+from atommem.memory.operations import operation_from_json, to_json
+from atommem.memory.working import WorkingMemory
+from tests.atommem.memory.toys import CREATE, CUT_MARKER, DELETE, READ, SCRATCHPAD, UPDATE, memory, shown, texts
+from tests.fakes import WordEmbedder, WordTokenizer
+
+CONFIG = MemoryConfig(capacity=6, retention="lru", retrieve_k=3)
+
+
+def random_turn(rng: random.Random, step: int) -> list[Action]:
+    kinds = rng.choices((CREATE, READ, UPDATE, DELETE, SCRATCHPAD), (6, 2, 3, 2, 1), k=rng.randrange(5))
+    return [
+        Action(kind, f"fact {rng.randrange(9)} at {step} {number}", rng.randrange(1, 5))
+        for number, kind in enumerate(kinds)
+    ]
+
+
+async def restored(snapshot: Snapshot, embedder: Any = None, **settings: Any) -> WorkingMemory:
+    embedder = embedder or HashingEmbedder(32)
+    return await WorkingMemory.restore(snapshot, embedder, WordTokenizer(), CONFIG, CUT_MARKER, **settings)
+
+
+async def played(turns: list[list[Action]], pause: str = "") -> WorkingMemory:
+    """A memory after `turns`, put down and taken up in between in one of several ways."""
+    m = WorkingMemory(HashingEmbedder(32), WordTokenizer(), CONFIG, CUT_MARKER)
+    for step, turn in enumerate(turns):
+        await m.apply(turn, step)
+        if pause == "snapshot":
+            m = await restored(Snapshot.from_json(json.loads(json.dumps(m.snapshot().to_json()))))
+        elif pause == "vectors":
+            m = await restored(m.snapshot(), vectors=m.vectors())
+        elif pause == "log":
+            log = [operation_from_json(json.loads(json.dumps(to_json(operation)))) for operation in m.log]
+            m = await restored(m.at(0), operations=log)
+        elif pause == "fork":
+            m = m.fork()
+        elif pause == "undo":
+            await m.apply(random_turn(random.Random(step), step + 1), step + 1)
+            await m.undo(step + 1)
+    return m
+
+
+@pytest.mark.parametrize("pause", ["snapshot", "vectors", "log", "fork", "undo"])
+async def test_a_memory_that_was_put_down_goes_on_as_if_it_had_not_been(pause: str) -> None:
+    for seed in range(6):
+        rng = random.Random(seed)
+        turns = [random_turn(rng, step) for step in range(8)]
+        one, other = await played(turns), await played(turns, pause)
+        assert other.contents == one.contents
+        assert other.view() == one.view()
+        assert np.allclose(one.vectors()[1], other.vectors()[1])
+        if pause in ("log", "fork", "undo"):
+            assert other.log == one.log
+            assert all(other.at(step) == one.at(step) for step in range(9))
+
+
+async def test_as_it_was_is_what_the_policy_was_shown_then() -> None:
+    rng = random.Random(0)
+    m, views = WorkingMemory(HashingEmbedder(32), WordTokenizer(), CONFIG), []
+    for step in range(8):
+        views.append(m.view())
+        await m.apply(random_turn(rng, step), step)
+    for step, view in enumerate(views):
+        assert m.at(step).contents.view(CONFIG.capacity) == view
+        assert (await restored(m.at(step))).view() == view
+    assert m.at(99) == m.snapshot()
+
+
+async def test_a_fork_goes_its_own_way() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
+    twin = m.fork()
+    await twin.apply([Action(UPDATE, "eve", 1), Action(CREATE, "dan")], 1)
+    await m.apply([Action(DELETE, handle=2), Action(READ, "ann")], 1)
+    assert (texts(m), texts(twin)) == ({1: "ann"}, {1: "eve", 2: "bob", 3: "dan"})
+    assert (shown(m)[0], len(shown(twin))) == ((1, "ann"), 3)
+    assert m.log[:4] == twin.log[:4]
+
+
+async def test_undo_embeds_only_what_was_lost() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
+    await m.apply([Action(UPDATE, "eve", 2), Action(CREATE, "dan"), Action(READ, "dan")], 1)
+    embedder = m._tools.embedder
+    embedder.calls.clear()  # type: ignore[attr-defined]
+    await m.undo(1)
+    assert embedder.calls == [("entry", "bob")]  # type: ignore[attr-defined]
+    assert (texts(m), shown(m), m.contents.newest_id) == ({1: "ann", 2: "bob"}, [(1, "ann"), (2, "bob")], 2)
+    # The query's own vector is made again when something is searched for.
+    await m.apply([Action(CREATE, "ann too")], 1)
+    assert embedder.calls[1:] == [("entry", "ann too"), ("query", "ann")]  # type: ignore[attr-defined]
+    assert [text for _, text in shown(m)] == ["ann", "ann too", "bob"]
+
+
+async def test_given_vectors_spare_the_embedder_and_what_is_missing_is_embedded() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
+    ids, rows = m.vectors()
+    snapshot = m.snapshot()
+    later = await m.apply([Action(UPDATE, "eve", 1), Action(CREATE, "dan")], 1)
+    for given, missing in (((ids, rows), ("eve", "dan")), ((ids[:1], rows[:1]), ("eve", "bob", "dan"))):
+        embedder = WordEmbedder()
+        embedder._axes = m._tools.embedder._axes  # type: ignore[attr-defined]
+        again = await restored(snapshot, embedder, vectors=given, operations=later)
+        assert embedder.calls == [("entry", *missing)]
+        assert np.allclose(again.vectors()[1], m.vectors()[1])
+    with pytest.raises(ConfigError, match="2 vectors were given for 1 entries"):
+        await restored(snapshot, WordEmbedder(), vectors=([1, 7], rows))
+
+
+async def test_another_embedder_is_refused_unless_asked_to_embed_anew() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
+    snapshot = m.snapshot()
+    assert snapshot.embedder == "words/64"
+    with pytest.raises(ConfigError, match="'words/64', this one is 'hashing/8/32'"):
+        await restored(snapshot)
+    again = await restored(snapshot, reembed=True, vectors=m.vectors())
+    assert shown(again) == shown(m)
+    assert again.vectors()[1].shape == (1, 32)
+    assert again.snapshot().embedder == "hashing/8/32"
+
+
+async def test_an_outage_leaves_a_memory_where_it_was() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
+    await m.apply([Action(UPDATE, "eve", 1)], 1)
+    m._tools.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
+    with pytest.raises(OutageError):
+        await m.undo(1)
+    assert (texts(m), len(m.log)) == ({1: "eve"}, 5)
+
+
+class Slow(HashingEmbedder):
+    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
+        for _ in range(random.randrange(1, 6)):
+            await asyncio.sleep(0)
+        return await super().embed(texts, kind)
+
+
+async def test_many_at_once_see_what_each_sees_alone() -> None:
+    async def episode(number: int, embedder: HashingEmbedder) -> tuple[object, ...]:
+        rng = random.Random(number)
+        m = WorkingMemory(embedder, WordTokenizer(), MemoryConfig(capacity=(None, 1, 7)[number % 3], retention="fifo"))
+        for step in range(6):
+            await m.apply(random_turn(rng, step), step)
+        return m.log, m.view()
+
+    shared = Slow(32)
+    together = await asyncio.gather(*(episode(number, shared) for number in range(64)))
+    assert together == [await episode(number, HashingEmbedder(32)) for number in range(64)]
