@@ -3,84 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from atommem import plugins
 from atommem.actions import Action, ActionSpec, Problem
 from atommem.description import TaskDescription, TaskShape
+from atommem.dialects import Section, load_section
 from atommem.errors import ConfigError
+from atommem.memory.operations import Operation
+from atommem.observation import Observation, StopReason
 from atommem.tokens import Tokenizer
-
-if TYPE_CHECKING:
-    from atommem.dialects import Section
-    from atommem.memory.operations import Operation
 
 GROUP = "atommem.environments"
 """The group of entry points that environments are found in."""
 DEFAULT_ENVIRONMENT = "longdoc"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of an observation: the name of a template of the environment's section, and what fills it.
-
-    Attributes:
-        name: Which template.
-        values: By placeholder. Text is data, wherever it comes from, and is shown as such; numbers are ours. A piece,
-            or several (a list), stand where their placeholder stands.
-        needs: Shown only where the policy can write this memory action (``read``).
-    """
-
-    name: str
-    values: Mapping[str, str | int | Piece | tuple[Piece, ...]] = field(default_factory=dict)
-    needs: str | None = None
-
-    def walk(self) -> Iterator[tuple[str, str | int]]:
-        """All texts and numbers in it with their placeholders."""
-        for name, value in self.values.items():
-            if isinstance(value, Piece):
-                yield from value.walk()
-            elif isinstance(value, tuple):
-                for piece in value:
-                    yield from piece.walk()
-            else:
-                yield name, value
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The environment's part of what the policy sees (the memory's part is `MemoryView`).
-
-    Attributes:
-        phase: The environment's name for what is going on (``reading``, ``answering``, ``acting``).
-        task: Pieces that stay through the episode; they stand first.
-        stream: What is new at this step. Layout ``prefix`` has it before the memory, ``paper`` after it.
-        closing: What to do now; stands last.
-        label: Where this is, for people (``chunk 3/10``).
-        question: Index of the question that is asked at this step; None while none is.
-        origin: Where what is shown comes from (a chunk, an address): kept with the entries written at this step.
-    """
-
-    phase: str
-    task: tuple[Piece, ...] = ()
-    stream: tuple[Piece, ...] = ()
-    closing: tuple[Piece, ...] = ()
-    label: str = ""
-    question: int | None = None
-    origin: str | None = None
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """All of them."""
-        return (*self.task, *self.stream, *self.closing)
-
-    def values(self, name: str) -> list[Any]:
-        """Everything that stands for the placeholder `name`, in order."""
-        return [value for piece in self.pieces for key, value in piece.walk() if key == name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +40,6 @@ class Turn:
     problems: Sequence[Problem] = ()
     operations: Sequence[Operation] = ()
     deadline: float | None = None
-
-
-class StopReason(StrEnum):
-    """Why an episode ended. Every ending has one of these."""
-
-    ANSWERED = "answered"
-    """Every question got an answer (an environment without questions: it came to its end)."""
-    UNANSWERED = "unanswered"
-    """The steps ran out and at least one question has no answer."""
-    STEP_LIMIT = "step_limit"
-    TOKEN_LIMIT = "token_limit"
-    TIME_LIMIT = "time_limit"
-    CONTEXT_OVERFLOW = "context_overflow"
-    """The prompt did not fit the policy's context window."""
-    FAILED = "failed"
-    """An outage outside the policy. Not scored; counted and reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +147,14 @@ class EnvironmentFactory(ABC):
     def describe(task: Any) -> TaskDescription:
         """What the reader of a trace or report should know of a task."""
 
-    def section(self, templates: str) -> Section:
+    @classmethod
+    def section(cls, templates: str) -> Section:
         """Its part of the template set `templates`.
 
         Raises:
             DialectError: There is none, or it lacks a piece or a placeholder.
         """
-        from atommem.dialects import load_section
-
-        return load_section(templates, type(self))
+        return load_section(templates, cls.config_class().environment, cls.templates, cls.pieces)
 
     async def prepare(self, task: Any) -> None:
         """Whatever takes a while before an episode of `task` can start."""

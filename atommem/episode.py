@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atommem.actions import Action, Problem
-from atommem.environment import Observation, StopReason
 from atommem.memory.entries import MemoryView
 from atommem.memory.operations import Operation
+from atommem.observation import Observation, StopReason
 
 
 @dataclass(slots=True)

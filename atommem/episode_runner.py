@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from atommem.environment import Environment, EnvironmentFactory, Score, StopReason, Turn
+from atommem.environment import Environment, EnvironmentFactory, Score, Turn
 from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
+from atommem.observation import StopReason
 from atommem.session import Agent, Session, TurnTimeoutError
 
 Result = TypeVar("Result")

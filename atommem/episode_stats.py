@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from math import sqrt
 
 from atommem.actions import ANSWER, MEMORY_KINDS
-from atommem.environment import StopReason
 from atommem.episode import Episode
 from atommem.memory.operations import POLICY, Outcome
+from atommem.observation import StopReason
 
 WASTED_OUTCOMES = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)
 

@@ -60,8 +60,9 @@ _HANDLE = re.compile(
     r"""
     (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash> \# )?+ \s*+
     (?P<number> [0-9]{1,9}+ ) (?! \w | [.,][0-9] )
+    \s*+ (?P<close> [\])] )?+
     (?! \s*+ (?: [-\u2013\u2014,/&] | (?:and|to|or)\b ) \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
-    \s*+ (?P<close> [\])] )?+ \s*+ (?P<separator> [:.,] | -(?!\S) )?+
+    \s*+ (?P<separator> [:.,] | -(?!\S) )?+
     (?P<rest> .*+ )
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
@@ -107,7 +108,7 @@ class Grammar:
         known |= {tag.lower(): (spec, tag) for tag, spec in self.tags.items()}
         if self.call_tag is not None:
             known[self.call_tag.lower()] = (ActionSpec(self.call_tag, Body.ARGUMENTS), self.call_tag)
-        alternatives = "|".join(re.escape(name) for name in sorted(known))
+        alternatives = "|".join(re.escape(name) for name in sorted(name for _, name in known.values()))
         # ASCII: without it, the Kelvin sign would match as the letter k.
         return re.compile(f"<(/?)({alternatives})>", re.IGNORECASE | re.ASCII), known
 

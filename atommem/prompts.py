@@ -11,8 +11,9 @@ from atommem.actions import CREATE, MEMORY_ACTIONS, READ, SCRATCHPAD, ActionSpec
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section
 from atommem.dialects.templates import fill
-from atommem.environment import EnvironmentFactory, Observation, Piece
+from atommem.environment import EnvironmentFactory
 from atommem.memory.entries import MemoryView
+from atommem.observation import Observation, Piece
 from atommem.parsing import THINK
 from atommem.tokens import Tokenizer
 

@@ -13,10 +13,11 @@ from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentFactory, Observation
+from atommem.environment import EnvironmentFactory
 from atommem.episode import Step
 from atommem.memory.entries import MemoryView, Source
 from atommem.memory.working import WorkingMemory
+from atommem.observation import Observation
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.tokens import Tokenizer

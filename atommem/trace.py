@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from atommem.actions import Action, Problem, ProblemReason
-from atommem.environment import Observation, Piece, StopReason
 from atommem.episode import Episode, Step
 from atommem.errors import TraceError
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.operations import operation_from_json, to_json
+from atommem.observation import Observation, Piece, StopReason
 
 FORMAT = 2
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
-from atommem.dialects import Dialect, Section, get_dialect, load_section
+from atommem.dialects import Dialect, Section, get_dialect
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.synthetic.names import KINDS, names_of
 from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
@@ -36,7 +36,7 @@ def make_tokenizer(world: WorldConfig, memory: MemoryConfig) -> Any:
 def vocabulary(world: WorldConfig, memory: MemoryConfig) -> list[str]:
     """Special tokens first, then the words of templates and prose, tags, numbers, and the names last."""
     dialect = get_dialect(memory.dialect, memory.templates)
-    section = load_section(memory.templates, find_environment(DEFAULT_ENVIRONMENT))
+    section = find_environment(DEFAULT_ENVIRONMENT).section(memory.templates)
     numbers = [*range(1, memory.retrieve_k + 1)]  # handles
     if memory.capacity is not None:
         numbers += range(memory.capacity + 1)  # how full the store is

@@ -125,7 +125,7 @@ def parse_arguments(
 
     argv = with_config_path(argv, "eval")
     try:
-        ahead = read_ahead([*(["--policy", policy] if policy is not None else []), *argv], "policy", settings)
+        ahead = read_ahead([*argv, *(["--policy", policy] if policy is not None else [])], "policy", settings)
         parser = TrlParser(
             (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class),
             prog="atommem eval",

@@ -36,7 +36,8 @@ from transformers import AutoTokenizer
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.longdoc.environment import LongDocEnvironments
+from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.envs.task import Document, Task
 from atommem.episode_runner import EpisodeRunner

@@ -215,7 +215,7 @@ async def rollout(
     computed = {name: int(after[name] - before[name]) for name in after if name.endswith("_total") and name in before}
     return Measured(
         seconds,
-        sum(len(step.prompt_ids) for step in sampled),
+        sum(step.prompt_tokens for step in sampled),
         computed["vllm:prompt_tokens_total"] - computed["vllm:prefix_cache_hits_total"],
         sum(len(step.token_ids) for step in sampled),
         own_tokens(last),

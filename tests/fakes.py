@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from atommem.environment import EnvironmentFactory, Observation, environment_config, make_environments
+from atommem.environment import EnvironmentFactory, environment_config, make_environments
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
 from atommem.episode_runner import EpisodeRunner
+from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
 from atommem.session import Agent
 

@@ -66,7 +66,7 @@ def test_train_configs_are_read_by_a_real_run_too(path: Path) -> None:
         parse = {"sft": parse_sft, "grpo": parse_grpo}[stage_of(path)]  # type: ignore[assignment]
     args, memory, *_ = parse(["--config", str(path), "--use_cpu"])
     assert args.data
-    assert get_dialect(memory.dialect, memory.templates).kinds
+    assert get_dialect(memory.dialect, memory.templates).grammar(phases=("reading", "answering")).specs
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def test_eval_configs(path: Path) -> None:
     from atommem.eval.eval_config import parse_arguments
 
     _, memory, *_ = parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
-    assert get_dialect(memory.dialect, memory.templates).kinds
+    assert get_dialect(memory.dialect, memory.templates).grammar(phases=("reading", "answering")).specs
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)

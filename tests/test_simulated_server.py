@@ -43,13 +43,13 @@ def test_it_reads_and_answers_as_a_policy_does() -> None:
     shown = PROMPTS.text(reading("Who?", chunk="Ann sings. Bob hums."), MemoryView())
     written = server.completion_of(shown)
     assert written == server.completion_of(shown)
-    kinds = [action.kind for action in GRAMMAR.parse(written, "reading").actions]
+    kinds = [action.kind for action in GRAMMAR.parse(written).actions]
     assert kinds == ["create", "scratchpad", "read"]
     view = MemoryView(retrieved=(Retrieved(1, 1, "Gerta sings.", 1.0),))
     prompt = PROMPTS.text(answering("Who?"), view)
-    closing = GRAMMAR.parse(server.completion_of(prompt), "answering")
+    closing = GRAMMAR.parse(server.completion_of(prompt))
     assert [(action.kind, action.text) for action in closing.actions] == [("answer", "Gerta")]
-    assert not answering.problems
+    assert not closing.problems
 
 
 async def test_it_works_on_so_many_at_a_time_and_notes_every_request() -> None:

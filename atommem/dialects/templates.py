@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from atommem.errors import ConfigError, DialectError
 from atommem.shipped import find_file
-
-if TYPE_CHECKING:
-    from atommem.environment import EnvironmentFactory
 
 SHIPPED = ("full", "compact", "memagent")
 PLACES = ("scratchpad", "store")
@@ -97,12 +94,10 @@ def load_templates(name: str) -> Templates:
         DialectError: No such set or file, not YAML, an unknown or missing field, or a piece
             without the placeholder that it is for.
     """
-    path = Path(__file__).with_name(f"{name}.yaml")
-    if name not in SHIPPED:
-        try:
-            path = find_file("templates", name, "templates")
-        except ConfigError as error:
-            raise DialectError(f"no template set {name!r}: give {', '.join(SHIPPED)}, or a file. {error}") from error
+    try:
+        path = Path(__file__).parent / f"{name}.yaml" if name in SHIPPED else find_file("templates", name, "templates")
+    except ConfigError as error:
+        raise DialectError(f"no template set {name!r}: give {', '.join(SHIPPED)}, or a file. {error}") from error
     templates: Templates = _record(Templates, path, _read(path))
     for piece, placeholder in _REQUIRED.items():
         text = getattr(templates, piece)
@@ -115,28 +110,32 @@ def load_templates(name: str) -> Templates:
     return templates
 
 
-@lru_cache(maxsize=64)
-def load_section(name: str, environment: type[EnvironmentFactory]) -> Section:
+def load_section(name: str, environment: str, folder: Path, pieces: Mapping[str, Sequence[str]]) -> Section:
     """The section of an environment in the template set `name`.
 
     A file of a user's may hold it (``environments``); the shipped sets are those that the environment brings. For a
     file without it, it is the environment's ``full``, or ``compact`` where the file is plain text.
 
+    Args:
+        name: As for `load_templates`.
+        environment: The environment's name.
+        folder: Where its own sections lie.
+        pieces: Every piece that it may show, with the placeholders that its template must have.
+
     Raises:
         DialectError: There is none, or it has an unknown field, or lacks a piece or a piece's placeholder.
     """
     templates = load_templates(name)
-    own = environment.config_class().environment
-    if own in templates.environments:
-        path, loaded = Path(f"{name}, environments.{own}"), templates.environments[own]
+    if environment in templates.environments:
+        path, loaded = Path(f"{name}, environments.{environment}"), templates.environments[environment]
     else:
         wording = name if name in SHIPPED else "full" if templates.chat else "compact"
-        path = environment.templates / f"{wording}.yaml"
+        path = folder / f"{wording}.yaml"
         if not path.is_file():
-            raise DialectError(f"environment {own!r} has no wording {wording!r}: there is no {path}.")
+            raise DialectError(f"environment {environment!r} has no wording {wording!r}: there is no {path}.")
         loaded = _read(path)
     section: Section = _record(Section, path, loaded)
-    for piece, placeholders in environment.pieces.items():
+    for piece, placeholders in pieces.items():
         if piece not in section.pieces:
             raise DialectError(f"{path}: pieces lacks {piece}, which the environment shows.")
         for placeholder in placeholders:
@@ -144,9 +143,9 @@ def load_section(name: str, environment: type[EnvironmentFactory]) -> Section:
                 raise DialectError(
                     f"{path}: piece {piece} lacks {{{placeholder}}}, so its content would never be shown."
                 )
-    unknown = sorted(set(section.pieces) - set(environment.pieces))
+    unknown = sorted(set(section.pieces) - set(pieces))
     if unknown:
-        raise DialectError(f"{path}: unknown piece {', '.join(unknown)}; known are {', '.join(environment.pieces)}.")
+        raise DialectError(f"{path}: unknown piece {', '.join(unknown)}; known are {', '.join(pieces)}.")
     return section
 
 

@@ -7,60 +7,25 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from atommem.actions import ANSWER, ANSWER_ACTION, READ, ActionSpec, first
-from atommem.config import check_choice
 from atommem.description import TaskShape
-from atommem.environment import (
-    EnvironmentConfig,
-    EnvironmentFactory,
-    Observation,
-    Piece,
-    Score,
-    StepResult,
-    StopReason,
-    Turn,
-)
+from atommem.environment import EnvironmentFactory, Score, StepResult, Turn
 from atommem.envs.longdoc.chunking import chunk_task
+from atommem.envs.longdoc.fact_recall import fact_recall
+from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
 from atommem.envs.scoring.answers import Judge, check_reward, score_answers
-from atommem.envs.scoring.fact_recall import fact_recall
 from atommem.envs.scoring.judge import make_judge
-from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.errors import ConfigError
+from atommem.observation import Observation, Piece, StopReason
 from atommem.tokens import Tokenizer
-
-
-@dataclass
-class LongDocConfig(JudgeConfig, EnvironmentConfig):
-    """How a document is cut, and how an episode is asked and scored."""
-
-    chunking: str = field(
-        default="tokens", metadata={"help": "tokens: cut the joined text; documents: one chunk a document."}
-    )
-    chunk_tokens: int = field(default=4000, metadata={"help": "Tokens a chunk."})
-    whole_sentences: bool = field(default=False, metadata={"help": "End chunks where sentences end."})
-    max_reads: int = field(
-        default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
-    )
-    reward: str = field(default="em", metadata={"help": "em, f1 or judge: the mean over a task's questions."})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("chunking", self.chunking, ("tokens", "documents"))
-        check_reward(self.reward)
-        if self.reward == "judge" and self.judge_url is None:
-            raise ConfigError("reward is judge: give judge_url and judge_model as well.")
-        if self.chunk_tokens < 1:
-            raise ConfigError(f"chunk_tokens is {self.chunk_tokens}: give at least 1.")
-        if self.max_reads < 0:
-            raise ConfigError(f"max_reads is {self.max_reads}: give 0 or more.")
 
 
 class LongDocEnvironments(EnvironmentFactory):

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from atommem.description import TaskShape
 from atommem.envs.longdoc.chunking import chunk_task, joined_text
+from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task_files import iter_tasks
 from atommem.tokens import Tokenizer, token_offsets
-
-if TYPE_CHECKING:
-    from atommem.envs.longdoc.environment import LongDocConfig
 
 DOCUMENT_TOKENS = 140
 """A paragraph of Wikipedia with its title, as HotpotQA and its like have."""

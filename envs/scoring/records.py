@@ -9,9 +9,10 @@ from typing import Any
 
 from atommem.description import TaskDescription
 from atommem.envs.scoring.statistics import clustered_estimate, sign_test
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode
 from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import DataError
+from atommem.observation import StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class QuestionRecord:
     """A question, what was answered, and what its environment says of the answer.
 
     `category` is the benchmark's, where it reports its categories apart (LoCoMo); `metrics` are the scores of this
-    question (``em``, ``f1``, ``judge``, ...) and what was diagnosed of it (`atommem.envs.scoring.fact_recall`).
+    question (``em``, ``f1``, ``judge``, ...) and what was diagnosed of it (`atommem.envs.longdoc.fact_recall`).
     """
 
     id: str
@@ -149,7 +150,7 @@ def record_of(
         questions=questions,
         sums=episode_sums([episode]),
         seconds=episode.seconds,
-        prompt_tokens=sum(len(step.prompt_ids) for step in episode.steps),
+        prompt_tokens=sum(step.prompt_tokens for step in episode.steps),
         completion_tokens=sum(len(step.token_ids) for step in episode.steps),
     )
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atommem.dialects import Dialect
-from atommem.environment import Observation
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
 from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
+from atommem.observation import Observation
 
 _HOME = len(RELATIONS) - 1
 _MOST_NAMES = 3

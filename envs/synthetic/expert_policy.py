@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from atommem.environment import Observation
 from atommem.envs.synthetic.expert import Expert
 from atommem.errors import PolicyError
 from atommem.memory.entries import MemoryView
+from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
 from atommem.tokens import Tokenizer
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from atommem.dialects.templates import fill
 from atommem.envs.task import Task
-from atommem.episode import Observation
 from atommem.eval.methods.baseline import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
 from atommem.eval.methods.notes import Notebook, clean_text, clean_texts, read_objects
 from atommem.memory.entries import MemoryView
+from atommem.observation import Observation
 
 NEIGHBOURS = 5
 """How many of the nearest notes a new one is compared with (the default of the authors' code)."""

@@ -18,7 +18,7 @@ from atommem.actions import ANSWER_ACTION
 from atommem.config import MemoryConfig
 from atommem.dialects.templates import fill
 from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentFactory, Observation, Piece, Score, StopReason
+from atommem.environment import EnvironmentFactory, Score
 from atommem.envs.task import Task
 from atommem.episode import Episode, Step
 from atommem.episode_runner import run_jobs, set_score
@@ -26,6 +26,7 @@ from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.memory.contents import Contents
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.operations import Operation
+from atommem.observation import Observation, Piece, StopReason
 from atommem.parsing import THINK, parse_whole
 from atommem.policy.contract import Policy, Sampling
 from atommem.prompts import render_chat

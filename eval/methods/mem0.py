@@ -23,12 +23,13 @@ from typing import Any, TypeVar
 from atommem.actions import Problem, ProblemReason
 from atommem.embedding.embedder import Embedder, TextKind
 from atommem.envs.task import Task
-from atommem.episode import Observation, Step
+from atommem.episode import Step
 from atommem.errors import AtomMemError, ConfigError
 from atommem.eval.methods.baseline import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder, Setup
 from atommem.eval.methods.notes import clean_text
 from atommem.memory.entries import Retrieved
 from atommem.memory.operations import Operation
+from atommem.observation import Observation
 
 INSTALL = "pip install 'atommem[mem0]'"
 READER = "reader"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atommem.envs.longdoc.chunking import document_text
-from atommem.envs.scoring.fact_recall import gold_documents
+from atommem.envs.longdoc.fact_recall import gold_documents
 from atommem.envs.task import Task
 from atommem.errors import DataError
 from atommem.eval.methods.baseline import Baseline, Recorder

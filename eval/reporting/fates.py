@@ -35,7 +35,7 @@ class Fate(StrEnum):
 
 
 def fate_by_facts(question: QuestionRecord) -> Fate | None:
-    """By supporting-fact recall (`atommem.envs.scoring.fact_recall`); None for a question without a fact."""
+    """By supporting-fact recall (`atommem.envs.longdoc.fact_recall`); None for a question without a fact."""
     numbers = question.metrics
     if "fact_entered" not in numbers or question.right is None:
         return None

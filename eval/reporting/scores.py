@@ -12,7 +12,7 @@ METRICS = ("em", "f1", "sub_em", "judge", "reward")
 """Scores of answers: the ones that rows are tested in. Only their numbers can be bold."""
 
 FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
-"""Supporting-fact recall (`atommem.envs.scoring.fact_recall`)."""
+"""Supporting-fact recall (`atommem.envs.longdoc.fact_recall`)."""
 
 LABELS = {
     "em": "EM",

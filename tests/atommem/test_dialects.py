@@ -5,7 +5,7 @@ import yaml
 
 from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_KINDS, ActionSpec, Body
 from atommem.config import MemoryConfig
-from atommem.dialects import dialect_names, get_dialect, load_section, load_templates, register_dialect
+from atommem.dialects import dialect_names, get_dialect, load_templates, register_dialect
 from atommem.dialects.templates import fill
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, DialectError
@@ -100,14 +100,14 @@ def test_a_broken_section_names_the_piece(tmp_path: Path, pieces: dict[str, obje
     section = {name: text for name, text in {**SECTION, **pieces}.items() if text is not None}
     path = write(tmp_path, environments={"longdoc": {"pieces": section}})
     with pytest.raises(DialectError, match=message):
-        load_section(path, find_environment("longdoc"))
+        find_environment("longdoc").section(path)
 
 
 def test_a_file_without_a_section_takes_the_environments_own(tmp_path: Path) -> None:
     longdoc = find_environment("longdoc")
-    assert load_section(write(tmp_path), longdoc) == load_section("full", longdoc)
+    assert longdoc.section(write(tmp_path)) == longdoc.section("full")
     (tmp_path / "plain").mkdir()
-    assert load_section(write(tmp_path / "plain", chat=False), longdoc) == load_section("compact", longdoc)
+    assert longdoc.section(write(tmp_path / "plain", chat=False)) == longdoc.section("compact")
 
 
 def test_actions_of_an_environment_bring_their_tags() -> None:

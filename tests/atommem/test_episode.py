@@ -7,10 +7,11 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.environment import Score, environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError
 from atommem.memory.operations import Outcome
+from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
@@ -56,7 +57,7 @@ async def test_an_episode_from_empty_memory_to_the_reward() -> None:
 
 
 async def test_tokens_are_kept_as_they_were_sampled() -> None:
-    run = runner(["x", "y", ANSWER])
+    run = runner(["x", "y", ANSWER], keep_prompts=True)
     episode = await run.run(TASK)
     for step, prompt in zip(episode.steps, run.agent.policy.prompts, strict=True):  # type: ignore[attr-defined]
         assert run.agent.tokenizer.decode(step.prompt_ids, skip_special_tokens=False) == prompt
@@ -236,7 +237,7 @@ async def test_a_refused_request_is_raised_not_scored() -> None:
         await runner([PolicyError("no such model")]).run_all([(TASK, 0)])
 
 
-async def test_a_judge_that_is_gone_fails_the_episode() -> None:
+async def test_a_judge_that_is_gone_fails_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unscored:
         def __init__(self, inner: object) -> None:
             self.inner = inner
@@ -248,8 +249,8 @@ async def test_a_judge_that_is_gone_fails_the_episode() -> None:
             raise OutageError("judge gone")
 
     run = runner(["x", "y", ANSWER])
-    factory = run.environment_factory
-    run.environment_factory = lambda: Unscored(factory())  # type: ignore[assignment, return-value]
+    make = type(run.environments).__call__
+    monkeypatch.setattr(type(run.environments), "__call__", lambda self: Unscored(make(self)))
     episode = await run.run(TASK)
     assert (episode.failed, episode.error, len(episode.steps)) == (True, "judge gone", 3)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from atommem.actions import Action, Problem, ProblemReason
-from atommem.environment import Observation, StopReason
 from atommem.episode import Episode, Step
 from atommem.episode_stats import add_sums, episode_sums, means, summarize_episodes
 from atommem.memory.entries import MemoryView
 from atommem.memory.operations import Operation, Outcome
+from atommem.observation import Observation, StopReason
 
 
 def step(kinds: list[str], outcomes: list[tuple[str, Outcome]], problems: int, size: int) -> Step:
@@ -93,7 +93,6 @@ def test_counted_by_hand() -> None:
         "actions/delete": 1 / 4,
         "actions/update": 0.0,
         "actions/scratchpad": 0.0,
-        "actions/tool": 0.0,
         "actions/answer": 1 / 4,
         "malformed": 3 / 4,
         "wasted/rejected": 1 / 4,

@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from atommem.actions import Action, Problem, ProblemReason
+from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, Action, Problem, ProblemReason
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, register_dialect
-from atommem.environment import StopReason, environment_config, make_environments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import DialectError
 from atommem.memory.entries import MemoryView
 from atommem.memory.operations import Outcome
+from atommem.observation import StopReason
 from atommem.parsing import parse_whole
 from atommem.policy.contract import Sampling
 from atommem.session import Agent
@@ -28,6 +29,7 @@ TASK = Task(
     (Document("", "Ann lives in Rome."), Document("", "Bob sings.")),
 )
 PAD, ANSWER = "scratchpad", "answer"
+SPEC = next(spec for spec in MEMORY_ACTIONS if spec.name == PAD)
 
 
 def runner(texts: list[str | Exception], scratchpad_tokens: int = 1024) -> EpisodeRunner:
@@ -86,30 +88,28 @@ async def test_tags_of_other_dialects_are_text_and_an_answer_without_a_box_is_no
     ],
 )
 def test_the_whole_completion_outside_of_thinking(text: str, body: str) -> None:
-    parsed = parse_whole(text, PAD)
+    parsed = parse_whole(text, SPEC, text.startswith("hm</think>"))
     assert parsed.actions == (Action(PAD, body, None, 0, len(text)),)
     assert parsed.problems == ()
 
 
 def test_what_is_empty_or_never_stops_thinking_leaves_the_memory_as_it_was() -> None:
-    assert parse_whole(" ", PAD).problems == (Problem(ProblemReason.EMPTY, "scratchpad", 0, 1),)
-    assert parse_whole("<think>hm</think>", PAD).actions == ()
-    cut = parse_whole("<think>hm, so", PAD)
+    assert parse_whole(" ", SPEC).problems == (Problem(ProblemReason.EMPTY, "scratchpad", 0, 1),)
+    assert parse_whole("<think>hm</think>", SPEC).actions == ()
+    cut = parse_whole("<think>hm, so", SPEC)
     assert (cut.actions, cut.problems) == ((), (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 13),))
-    kept = parse_whole("memory <think>hm", PAD)
+    kept = parse_whole("memory <think>hm", SPEC)
     assert [action.text for action in kept.actions] == ["memory"]
     assert [problem.reason for problem in kept.problems] == [ProblemReason.UNCLOSED_THINKING]
 
 
 def test_the_last_box_is_the_answer() -> None:
-    parsed = parse_whole(r"\boxed{no} <think>\boxed{never}</think> so \boxed{\text{yes}}", ANSWER)
+    parsed = parse_whole(r"\boxed{no} <think>\boxed{never}</think> so \boxed{\text{yes}}", ANSWER_ACTION)
     assert [action.text for action in parsed.actions] == [r"\text{yes}"]
-    assert [p.reason for p in parse_whole(r"\boxed{}", ANSWER).problems] == [ProblemReason.EMPTY]
+    assert [p.reason for p in parse_whole(r"\boxed{}", ANSWER_ACTION).problems] == [ProblemReason.EMPTY]
 
 
 def test_tags_and_whole_completions_do_not_mix() -> None:
-    with pytest.raises(DialectError, match="give an action for reading and for answering"):
-        register_dialect("test_half", {}, whole={"reading": PAD})
     with pytest.raises(DialectError, match="and no tags"):
         register_dialect("test_both", {PAD: "note"}, whole={"reading": PAD, "answering": ANSWER})
     with pytest.raises(DialectError, match="templates 'full' explain tags, and dialect 'memagent' has none"):

@@ -73,7 +73,7 @@ def test_spans_cut_the_elements_out() -> None:
     assert [text[item.start : item.end] for item in parsed.problems] == ["<u>none</u>", "<c>"]
 
     # Ended by an opening tag, by a wrong closing tag, by thinking, by the end of the text.
-    text = "<c>a<u>1: b</s><u><c>c</s><think></u></think></a><u>d<think>e"
+    text = "<c>a<u>1: b</s><u><c>c</s><think></s></think></a><u>d<think>e"
     parsed = SHORT.parse(text)
     assert [text[item.start : item.end] for item in parsed.actions] == ["<c>a", "<c>c</s>"]
     assert [text[item.start : item.end] for item in parsed.problems] == [

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from atommem.actions import Action, Problem, ProblemReason
-from atommem.environment import StopReason
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, TraceError
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.operations import Operation, Outcome
+from atommem.observation import StopReason
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import main, render_trace
 from tests.fakes import answering

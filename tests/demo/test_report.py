@@ -10,8 +10,8 @@ from rich.console import Console
 
 from atommem.demo.results import ablations_of, check_bars, print_outcome, results_table, summarize, write_summary
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionRecord
-from atommem.episode import StopReason
 from atommem.episode_stats import episode_sums
+from atommem.observation import StopReason
 
 ISSUE_FIELDS = {
     "em_before",

@@ -89,4 +89,6 @@ def test_the_model_is_small_and_shaped_like_qwen3(settings: Settings) -> None:
     assert model.config.model_type == "qwen3"
     assert 100_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert "system" not in PromptBuilder(tokenizer, dialect_of(settings), settings.memory).system
+    environments = make_environments(settings.environment, tokenizer)
+    prompts = PromptBuilder.of(tokenizer, dialect_of(settings), settings.memory, environments)
+    assert "system" not in prompts.system

@@ -128,7 +128,7 @@ def test_faults_do_not_hang_on_names() -> None:
     config = WorldConfig(hops=(1, 1), distractors=0, corrections=0.0, names=2)
     stored: dict[bool, set[str]] = {True: set(), False: set()}
     for episode in play(config, Faults(create=0.5), n=40):
-        name = episode.steps[0].observation.questions[0]
+        name = episode.steps[0].observation.values("questions")[0]
         stored[episode.metrics["em"] == 1.0].add(name)
     assert stored[True] == stored[False]
 

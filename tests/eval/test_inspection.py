@@ -6,11 +6,12 @@ import pytest
 
 from atommem.actions import Action
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
-from atommem.episode import Episode, Observation, Step, StopReason
+from atommem.episode import Episode, Step
 from atommem.eval.reporting.fates import Fate, Losses, fate_by_facts, fate_by_words
 from atommem.eval.reporting.inspection import AnswerSource, AnswerTrail, Inspection, answer_trails, holds
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.operations import Operation, Outcome
+from atommem.observation import Observation, StopReason
 from tests.fakes import reading
 
 CREATE, UPDATE, DELETE, PAD = "create", "update", "delete", "scratchpad"

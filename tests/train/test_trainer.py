@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode
 from atommem.errors import ConfigError
+from atommem.observation import StopReason
 from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.micro_batches import MicroBatch

@@ -12,8 +12,9 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from atommem.activity import ActivityClock
-from atommem.episode import Episode, Observation, Step, StopReason
+from atommem.episode import Episode, Step
 from atommem.memory.entries import MemoryView
+from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Sampling
 
 VOCABULARY = 40

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode
+from atommem.observation import StopReason
 
 NORMALIZATIONS = ("token", "step", "trajectory")
 

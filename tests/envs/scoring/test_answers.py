@@ -23,7 +23,7 @@ async def test_what_a_list_of_candidates_earns_is_no_reward() -> None:
         environment_config("longdoc", reward="sub_em")
     environments = longdoc(WordTokenizer(), reward="f1")
     with pytest.raises(ConfigError, match=r"'f1'.*'locomo'.*lists candidates.*em or judge"):
-        environments().reset(TASK)
+        await environments().reset(TASK)
     with pytest.raises(ConfigError, match="LoCoMo"):
         await environments.score(TASK, [LISTING])
     await environments.close()

@@ -14,9 +14,10 @@ from atommem.envs.scoring.judge import LLMJudge, make_judge, quoted
 from atommem.envs.scoring.judge_config import PROMPT, JudgeConfig, judge_settings
 from atommem.envs.scoring.verdicts import Verdict, read_verdict
 from atommem.envs.task import Question, Task
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode
 from atommem.episode_runner import set_score
 from atommem.errors import ConfigError, JudgeError, OutageError
+from atommem.observation import StopReason
 from atommem.servers.chat import ChatReply
 from atommem.servers.client import ServerClient
 from atommem.trace import read_trace, write_trace

@@ -10,7 +10,7 @@ import pytest
 
 from atommem.cli import main
 from atommem.description import QuestionDescription, TaskDescription
-from atommem.environment import Score
+from atommem.environment import Environment, Score, find_environment
 from atommem.envs.scoring.records import (
     EpisodeRecord,
     EvalResult,
@@ -22,12 +22,12 @@ from atommem.envs.scoring.records import (
     summarize,
 )
 from atommem.envs.task import Question, Task, describe_task
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode
 from atommem.errors import DataError
 from atommem.eval.console_report import report_table
 from atommem.eval.runner import evaluate
+from atommem.observation import StopReason
 from tests.eval.toys import make_runner, make_task
-from tests.fakes import WordTokenizer, longdoc
 
 TASK = TaskDescription("t", "web", (QuestionDescription("Where?", ("Port",), "q0"), QuestionDescription("Who?")))
 
@@ -111,9 +111,9 @@ def test_comparisons_take_any_score() -> None:
 class OnlyRewards:
     """The long document's environment without exact match: its reward is all that it says, and once a count."""
 
-    def __init__(self) -> None:
-        self._inner = longdoc(WordTokenizer(), max_reads=1)()
-        self.reset, self.step = self._inner.reset, self._inner.step
+    def __init__(self, inner: Environment) -> None:
+        self._inner = inner
+        self.reset, self.step = inner.reset, inner.step
 
     async def score(self) -> Score:
         score = await self._inner.score()
@@ -121,11 +121,14 @@ class OnlyRewards:
 
 
 async def test_an_environment_without_exact_match_is_evaluated_compared_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    make = find_environment("longdoc").__call__
+    monkeypatch.setattr(find_environment("longdoc"), "__call__", lambda self: OnlyRewards(make(self)))
+    monkeypatch.setattr(find_environment("longdoc"), "diagnose", lambda self, task, episode: ())
     names = [f"t{number}" for number in range(8)]
     for folder, wrong in (("a", names[:6]), ("b", names[:1])):
-        runner, policy = make_runner(environment_factory=OnlyRewards)
+        runner, policy = make_runner()
         policy.wrong = set(wrong)
         result = await evaluate([make_task(name) for name in names], runner, tmp_path / folder, progress=False)
     assert result.mean("reward") == pytest.approx((7 + 0.5) / 8)

@@ -12,12 +12,12 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.envs.longdoc.chunking import joined_text
 from atommem.envs.task import Task
-from atommem.episode import StopReason
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
 from atommem.eval.console_report import report_table
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.runner import evaluate
+from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
 from tests.eval.methods.toys import TASK, make_setup, right, shown_documents
@@ -34,10 +34,10 @@ async def test_one_call_a_question_each_kept_as_a_step(name: str) -> None:
     assert [step.prompt for step in episode.steps] == policy.prompts
     assert [step.index for step in episode.steps] == [0, 1]
     for step in episode.steps:
-        assert setup.tokenizer.decode(step.prompt_ids, skip_special_tokens=False) == step.prompt
+        assert step.prompt_tokens == len(setup.tokenizer.encode(step.prompt or "", add_special_tokens=False))
         assert step.token_ids == [*setup.tokenizer.encode(step.text, add_special_tokens=False), 0]
         assert step.actions[0].text in ("Port", "Orla")
-    assert episode.steps[1].observation.questions == ("Who is a potter ?",)
+    assert episode.steps[1].observation.values("questions") == ["Who is a potter ?"]
     assert [question["em"] for question in episode.question_metrics] == [1.0, 1.0]
 
 
@@ -104,8 +104,8 @@ async def test_full_context_cuts_the_middle_and_says_how_much(context_tokens: in
     assert full.metrics["truncated"] == 0.0
     assert full.metrics["context_kept"] == 1.0
     assert episode.metrics["truncated"] == 1.0
-    lengths = [len(step.prompt_ids) for step in episode.steps]
-    missing = len(full.steps[0].prompt_ids) - lengths[0]
+    lengths = [step.prompt_tokens for step in episode.steps]
+    missing = full.steps[0].prompt_tokens - lengths[0]
     assert episode.metrics["context_kept"] == pytest.approx((total - missing) / total, abs=1.5 / total)
     assert max(lengths) + 64 <= context_tokens < max(lengths) + 64 + 12
     assert "Moss grows" in policy.prompts[0]
@@ -170,10 +170,10 @@ async def test_atommem_and_memagent_are_the_loop() -> None:
     setup, policy = make_setup(lambda prompt: right(prompt) if "Question:" in prompt else "")
     atommem = make_method("atommem", setup)
     assert isinstance(atommem, EpisodeRunner)
-    assert atommem.memory is setup.memory
+    assert atommem.agent.memory is setup.memory
     memagent = make_method("memagent", replace(setup, memory=MemoryConfig(capacity=3, disabled_actions=["read"])))
     assert isinstance(memagent, EpisodeRunner)
-    assert (memagent.memory.dialect, memagent.memory.templates, memagent.memory.capacity) == (
+    assert (memagent.agent.memory.dialect, memagent.agent.memory.templates, memagent.agent.memory.capacity) == (
         "memagent",
         "memagent",
         None,

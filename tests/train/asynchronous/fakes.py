@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode
 from atommem.errors import OutageError
+from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.train.loops.asynchronous.order import TaskOrder
 from atommem.train.loops.asynchronous.worker import LoopThread, RolloutWorker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atommem.episode import Episode, StopReason
+from atommem.episode import Episode
+from atommem.observation import StopReason
 from atommem.train.loops.asynchronous.updates import Group, make_update
 from tests.train.toys import make_episode
 

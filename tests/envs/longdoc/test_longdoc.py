@@ -5,10 +5,12 @@ from typing import Any, ClassVar
 import pytest
 
 from atommem.actions import Action
-from atommem.environment import Observation, StopReason, Turn
-from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironment, LongDocEnvironments
+from atommem.environment import Turn
+from atommem.envs.longdoc.environment import LongDocEnvironment, LongDocEnvironments
+from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
+from atommem.observation import Observation, StopReason
 from tests.fakes import WordTokenizer
 
 ANSWER, READ = "answer", "read"

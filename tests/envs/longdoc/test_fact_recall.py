@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from atommem.environment import Observation, StopReason
-from atommem.envs.scoring.fact_recall import fact_recall, facts_of
+from atommem.envs.longdoc.fact_recall import fact_recall, facts_of
 from atommem.envs.scoring.records import record_of
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode, Step
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.operations import Operation, Outcome
+from atommem.observation import Observation, StopReason
 
 TASK = Task(
     "t",
