@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from atommem.policy.local import LocalPolicy
     from atommem.policy.server import ServerPolicy
-    from atommem.servers.pool import ServerPool
+    from atommem.policy.server_pool import ServerPool
 
 
 OTHER_FILES = 256
@@ -83,7 +83,7 @@ def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | Server
         return ServerPolicy(
             settings.policy[0], settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
         )
-    from atommem.servers.pool import ServerPool
+    from atommem.policy.server_pool import ServerPool
 
     # While the others are gone, one server may get all requests.
     return ServerPool(settings.policy, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)

@@ -31,7 +31,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
-from atommem.servers.pool import Adapter, ServerPool
+from atommem.policy.server_pool import Adapter, ServerPool
 from atommem.session import Agent
 from atommem.train.loops.grpo import run_grpo
 from atommem.train.loops.models import load_tokenizer

@@ -30,7 +30,7 @@ from atommem.envs.synthetic.world import generate
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Completion, Sampling
-from atommem.servers.pool import ServerPool
+from atommem.policy.server_pool import ServerPool
 from atommem.session import Agent
 
 LEAST_RECOVERY = 0.8

@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 python scripts/bench_store.py
 
-1. One memory of 100,000 entries x 384 is restored from a snapshot (with `WorkingMemory.vectors`), forked and put down again, and then searched, updated and deleted from. An update or delete is what one operation
+forked and put down again, and then searched, updated and deleted from. An update or delete is what one operation of
+the log costs in the memory,
    costs: in the contents (what the log says) and in the vectors. A turn is a whole `WorkingMemory.apply`, in which what
    changed is also searched again.
 2. The unfavourable shapes: k = 100, all scores tied, 4,000 scores that would chain, a create into a full store under

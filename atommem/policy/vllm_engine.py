@@ -9,7 +9,7 @@ from typing import Any
 from atommem.errors import PolicyError
 from atommem.policy.completions import check_request, make_completion
 from atommem.policy.contract import Completion, Sampling
-from atommem.servers.pool import Adapter
+from atommem.policy.server_pool import Adapter
 
 
 class VllmEnginePolicy:

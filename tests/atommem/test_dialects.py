@@ -92,7 +92,7 @@ def test_a_broken_template_file_names_the_field(tmp_path: Path, changes: dict[st
     ("pieces", "message"),
     [
         ({"chunk": None}, "pieces lacks chunk"),
-        ({"chunk": "no place for it"}, r"piece chunk lacks \\{chunk\\}"),
+        ({"chunk": "no place for it"}, r"piece chunk lacks \{chunk\}"),
         ({"colour": "red"}, "unknown piece colour"),
     ],
 )

@@ -18,6 +18,7 @@ def step(kinds: list[str], outcomes: list[tuple[str, Outcome]], problems: int, s
         observation=Observation("reading"),
         view=MemoryView(),
         prompt_ids=[1, 2, 3],
+        prompt_tokens=len([1, 2, 3]),
         token_ids=[4, 5],
         logprobs=[-0.1, -0.2],
         text="",

@@ -89,7 +89,7 @@ async def test_tags_of_other_dialects_are_text_and_an_answer_without_a_box_is_no
 )
 def test_the_whole_completion_outside_of_thinking(text: str, body: str) -> None:
     parsed = parse_whole(text, SPEC, text.startswith("hm</think>"))
-    assert parsed.actions == (Action(PAD, body, None, 0, len(text)),)
+    assert parsed.actions == (Action(PAD, body, start=0, end=len(text)),)
     assert parsed.problems == ()
 
 

@@ -275,7 +275,7 @@ def test_tag_names_are_taken_literally() -> None:
     assert outline(text, odd) == ["create 1", "read 3", "scratchpad 4"]
     kelvin = grammar(create="k")
     assert outline("<\u212a>x</\u212a>", kelvin) == []
-    assert outline("<c>x</c></think>", Grammar({})) == []
+    assert outline("<c>x</c>", Grammar({})) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from atommem.errors import ConfigError, OutageError, PolicyError
 from atommem.policy.contract import Completion, Sampling
-from atommem.servers.pool import Adapter, ServerPool
+from atommem.policy.server_pool import Adapter, ServerPool
 from atommem.servers.vllm_control import parse_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer

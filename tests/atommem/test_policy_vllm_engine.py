@@ -9,8 +9,8 @@ import pytest
 
 from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy.contract import Completion, Sampling
+from atommem.policy.server_pool import Adapter
 from atommem.policy.vllm_engine import VllmEnginePolicy
-from atommem.servers.pool import Adapter
 from tests.fakes import WordTokenizer
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=3, seed=5)

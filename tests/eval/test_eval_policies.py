@@ -11,7 +11,7 @@ import pytest
 from atommem.errors import ConfigError
 from atommem.eval import policies
 from atommem.policy.server import ServerPolicy
-from atommem.servers.pool import ServerPool
+from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
 
 

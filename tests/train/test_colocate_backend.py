@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig
 
 from atommem.errors import ConfigError
-from atommem.servers.pool import Adapter
+from atommem.policy.server_pool import Adapter
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.adapters import AdapterPublisher
 from atommem.train.rollout.colocate_backend import ColocateBackend, colocate_backend

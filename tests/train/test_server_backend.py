@@ -13,7 +13,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 
 from atommem.errors import ConfigError
-from atommem.servers.pool import ServerPool
+from atommem.policy.server_pool import ServerPool
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.rollout.adapters import AdapterPublisher

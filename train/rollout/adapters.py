@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.pool import Adapter
+from atommem.policy.server_pool import Adapter
 from atommem.train.rollout.backend import TrainingSide
 
 KEPT = 2

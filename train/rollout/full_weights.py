@@ -10,7 +10,7 @@ from accelerate.utils import broadcast_object_list
 from torch.distributed.tensor import DTensor
 
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.pool import ServerPool
+from atommem.policy.server_pool import ServerPool
 from atommem.train.rollout.backend import TrainingSide
 
 USE_LORA = "Train a LoRA adapter instead (use_peft: true), with vLLM started with --enable-lora."

@@ -14,7 +14,7 @@ from peft import PeftModel
 from atommem.episode_runner import EpisodeRunner
 from atommem.episode_stats import add_sums
 from atommem.errors import OutageError
-from atommem.servers.pool import ServerPool
+from atommem.policy.server_pool import ServerPool
 from atommem.train.rollout.adapters import AdapterPublisher
 from atommem.train.rollout.backend import TrainingSide
 from atommem.train.rollout.episodes import Rollouts

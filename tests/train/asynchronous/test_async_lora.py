@@ -15,7 +15,7 @@ from atommem.environment import make_environments
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
-from atommem.servers.pool import ServerPool
+from atommem.policy.server_pool import ServerPool
 from atommem.session import Agent
 from atommem.train.loops.asynchronous.samplers import AdapterTransfer, Sampler
 from atommem.train.loops.asynchronous.worker import LoopThread

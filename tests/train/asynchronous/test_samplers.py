@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from atommem.policy.contract import Sampling
-from atommem.servers.pool import Adapter
+from atommem.policy.server_pool import Adapter
 from atommem.train.loops.asynchronous.samplers import AdapterTransfer, CopyPolicy, CopyTransfer
 from atommem.train.loops.asynchronous.worker import LoopThread
 from tests.train.toys import make_model, make_tokenizer

@@ -20,7 +20,7 @@ from atommem.policy.completions import Completion
 from atommem.policy.contract import Policy, Sampling
 from atommem.policy.decoding import Row
 from atommem.policy.local import LocalPolicy
-from atommem.servers.pool import Adapter, ServerPool
+from atommem.policy.server_pool import Adapter, ServerPool
 from atommem.session import Agent
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.worker import LoopThread
