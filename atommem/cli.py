@@ -5,6 +5,7 @@ The core knows none of them by import: the rooms above it (and third parties) br
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib.metadata import entry_points
 
@@ -29,6 +30,8 @@ def _usage(names: list[str]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; returns the exit status (2: a wrong call or an `AtomMemError`)."""
     argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # no text of a model ends a command that shows it
     commands = {entry.name: entry for entry in entry_points(group="atommem.commands")}
     names = sorted(commands, key=lambda name: (list(_SUMMARIES).index(name) if name in _SUMMARIES else 99, name))
     if not argv or argv[0] in ("-h", "--help"):

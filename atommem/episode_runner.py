@@ -216,7 +216,7 @@ def request_sampling(sampling: Sampling, episode: Episode, index: int) -> Sampli
     sampling = replace(sampling, affinity=episode.task_id)
     if sampling.seed is None:
         return sampling
-    key = f"{sampling.seed}/{episode.task_id}/{episode.sample}/{index}".encode()
+    key = f"{sampling.seed}/{episode.task_id}/{episode.sample}/{index}".encode("utf-8", "surrogatepass")
     return replace(sampling, seed=int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1)
 
 
