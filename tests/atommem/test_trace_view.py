@@ -73,6 +73,7 @@ def make_episode() -> Episode:
         answers=("Bob",),
         reward=0.0,
         metrics={"em": 0.0, "f1": 0.25},
+        question_notes=("judge: INCORRECT",),
         stop_reason=StopReason.ANSWERED,
         seconds=4.0,
     )
@@ -96,6 +97,7 @@ def test_shows_the_whole_episode(trace_file: Path) -> None:
         "task-7, sample 3 (hotpotqa)",
         QUESTION,  # square brackets are text, not rich markup
         "Ada | Ada L.",
+        "note: judge: INCORRECT",
         "dialect paper",
         "step 1/2, reading, chunk 1/2",
         "step 2/2, answering, question 1/1, 1 read left",
