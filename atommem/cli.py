@@ -5,6 +5,7 @@ The core knows none of them by import: the rooms above it (and third parties) br
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
@@ -26,6 +27,8 @@ _SUMMARIES = {
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; returns the exit status (2: a wrong call or an `AtomMemError`)."""
     argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # no text of a model ends a command that shows it
     commands = _commands()
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage(commands))

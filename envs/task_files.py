@@ -12,7 +12,7 @@ from typing import Any
 
 from atommem.envs.benchmarks.locomo import is_locomo, parse_locomo
 from atommem.envs.benchmarks.memagent import is_memagent, parse_memagent
-from atommem.envs.benchmarks.rows import Row, import_pyarrow, read_rows
+from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
 
@@ -257,7 +257,7 @@ def _metadata(row: Row, name: str, value: Any) -> dict[str, Any]:
     """Metadata as an object; parquet holds it as a JSON string."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = load_json(value)
         except json.JSONDecodeError as error:
             raise row.error(name, f"is not JSON: {error}") from error
     if value is None:

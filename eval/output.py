@@ -155,7 +155,8 @@ def file_stem(task_id: str) -> str:
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", task_id)[:80]
     if safe == task_id:
         return safe
-    return f"{safe}-{hashlib.blake2b(task_id.encode(), digest_size=5).hexdigest()}"
+    digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+    return f"{safe}-{digest}"
 
 
 def _open_locked(path: Path) -> BinaryIO:

@@ -99,7 +99,7 @@ class ServerPolicy:
                 ) from error
             raise PolicyError(
                 f"{self._client.base_url} refused a completion of model {served.name!r} ({error}): "
-                "check the model's name and the sampling values."
+                "check the model's name, the key (ATOMMEM_POLICY_API_KEY) and the sampling values."
             ) from error
         return self._read(reply)
 

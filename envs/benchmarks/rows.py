@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 from atommem.envs.task import Document
 from atommem.errors import DataError
+from atommem.untrusted import clean
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Row:
         if not isinstance(value, str):
             return value
         try:
-            return json.loads(value)
+            return load_json(value)
         except json.JSONDecodeError as error:
             raise self.error(name, f"is a string but not JSON: {error}") from error
 
@@ -130,7 +134,7 @@ def unique_paragraphs(documents: list[Document]) -> tuple[Document, ...]:
 def _json_rows(path: Path) -> Iterator[Row]:
     text = _decode(path, path.read_bytes(), "the file")
     try:
-        values = json.loads(text)
+        values = load_json(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}: {_broken_row(text, error)} Is the file truncated? Get it again.") from error
     del text
@@ -164,7 +168,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
             if not text:
                 continue
             try:
-                value = json.loads(text)
+                value = load_json(text)
             except json.JSONDecodeError as error:
                 where = f"{error.msg} at character {error.pos} of the line"
                 raise DataError(f"{path}: row {number} is not JSON: {where}. Is the file truncated?") from error
@@ -196,6 +200,22 @@ def import_pyarrow() -> tuple[Any, Any]:
             f"parquet files need pyarrow ({error}). Install it with: pip install 'atommem[data]'."
         ) from error
     return pyarrow, pyarrow.parquet
+
+
+def load_json(text: str) -> Any:
+    """As `json.loads`, without halves of surrogate pairs, which JSON can escape and no tokenizer or file takes."""
+    value = json.loads(text)
+    return _cleaned(value) if _SURROGATE.search(text) else value
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    if isinstance(value, dict):
+        return {clean(key): _cleaned(item) for key, item in value.items()}
+    return value
 
 
 def _decode(path: Path, data: bytes, where: str) -> str:

@@ -19,6 +19,7 @@ from atommem.eval.reporting.results import Cell
 from atommem.eval.reporting.scores import LABELS, METRICS, ordered
 from atommem.eval.reporting.tables import FATES, incomplete_note, make_tables
 from atommem.trace import read_trace
+from atommem.untrusted import clean
 
 REPORT = "report.html"
 CHUNK_CHARACTERS = 6000
@@ -286,7 +287,7 @@ def render_page(data: Mapping[str, Any]) -> str:
 def write_page(data: Mapping[str, Any], folder: Path) -> Path:
     """Write ``report.html``."""
     path = folder / REPORT
-    path.write_text(render_page(data), encoding="utf-8")
+    path.write_text(clean(render_page(data)), encoding="utf-8")
     return path
 
 

@@ -15,6 +15,7 @@ from atommem.eval.reporting.markdown import markdown_tables
 from atommem.eval.reporting.page import PageData, write_page
 from atommem.eval.reporting.plots import write_plots
 from atommem.eval.reporting.results import RESULTS, make_cells, make_results, write_results
+from atommem.untrusted import clean
 
 _LABELS = ("method", "dataset", "setting", "documents", "seed", "parameters")
 
@@ -58,8 +59,8 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
     write_results(results, out)
-    (out / "tables.md").write_text(markdown_tables(results), encoding="utf-8")
-    (out / "tables.tex").write_text(latex_tables(results), encoding="utf-8")
+    (out / "tables.md").write_text(clean(markdown_tables(results)), encoding="utf-8")
+    (out / "tables.tex").write_text(clean(latex_tables(results)), encoding="utf-8")
     write_page(page.to_json(results, metrics), out)
     write_plots(results, metrics, out / "plots")
     return results

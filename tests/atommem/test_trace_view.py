@@ -24,7 +24,7 @@ TASK = {"id": "task-7", "source": "hotpotqa", "questions": [{"text": QUESTION, "
 
 
 def make_episode() -> Episode:
-    reading = "Notes. <create_memory>The mill is Ada's</create_memory> <read_memory>mill owner"
+    written = "Notes. <create_memory>The mill is Ada's</create_memory> <read_memory>mill owner"
     first = Step(
         index=0,
         observation=reading(QUESTION, chunk=LONG_CHUNK, count=2),
@@ -32,10 +32,10 @@ def make_episode() -> Episode:
         prompt_ids=[1] * 9,
         token_ids=[1, 2, 3],
         logprobs=[-1.0, -1.0, -1.0],
-        text=reading,
+        text=written,
         finish_reason="length",
-        actions=(Action("create", "The mill is Ada's", None, 7, 55),),
-        problems=(Problem(ProblemReason.UNCLOSED, "read_memory", 56, len(reading)),),
+        actions=(Action("create", "The mill is Ada's", start=7, end=55),),
+        problems=(Problem(ProblemReason.UNCLOSED, "read_memory", 56, len(written)),),
         operations=(
             Operation(0, "create", entry_id=1, after="The mill is Ada's"),
             Operation(0, "read", after="mill owner"),
@@ -54,7 +54,7 @@ def make_episode() -> Episode:
         logprobs=[-1.0],
         text="\x1b[31mred\x1b[0m <final_answer>\\boxed{Bob}</final_answer>",
         finish_reason="stop",
-        actions=(Action("answer", "Bob", None, 13, 52),),
+        actions=(Action("answer", "Bob", start=13, end=52),),
         problems=(),
         operations=(
             Operation(1, "update", Outcome.APPLIED, 1, 1, "The mill is Ada's", "The mill is Bob's", reason="cut"),
@@ -77,6 +77,7 @@ def make_episode() -> Episode:
         answers=("Bob",),
         reward=0.0,
         metrics={"em": 0.0, "f1": 0.25},
+        question_notes=("judge: INCORRECT",),
         stop_reason=StopReason.ANSWERED,
         seconds=4.0,
     )
@@ -100,6 +101,7 @@ def test_shows_the_whole_episode(trace_file: Path) -> None:
         "task-7, sample 3 (hotpotqa)",
         QUESTION,  # square brackets are text, not rich markup
         "Ada | Ada L.",
+        "note: judge: INCORRECT",
         "dialect paper",
         "step 1/2, reading, chunk 1/2",
         "step 2/2, answering, question 1/1, 1 read left",
