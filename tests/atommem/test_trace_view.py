@@ -16,7 +16,7 @@ from atommem.memory.operations import Operation, Outcome
 from atommem.observation import StopReason
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import main, render_trace
-from tests.fakes import answering
+from tests.fakes import answering, reading
 
 QUESTION = "Who runs the [old] mill?"
 LONG_CHUNK = "Start of the chunk. " + "x " * 3000 + "End of the chunk."
