@@ -237,7 +237,7 @@ class PromptBuilder:
             values: dict[str, Any] = {"entries": entries or empty, "size": view.size}
             limited = self._capacity_notice and view.capacity is not None
             if limited:
-                filled = {"size": view.size, "capacity": view.capacity}
+                filled = {"size": view.size, "capacity": view.capacity or 0}
                 values["capacity_notice"] = Piece(f"{_MEMORY}capacity_notice", filled)
             pieces.append(Piece(f"{_MEMORY}query", {"text": empty if view.query is None else view.query}))
             pieces.append(Piece(f"{_MEMORY}memory" if limited else _NO_NOTICE, values))

@@ -140,7 +140,6 @@ class Watch:
 
 def measured_run(flags: list[str], out: Path) -> None:
     """Train by the command, in this process, and write the peaks."""
-    import faiss  # noqa: F401  # what a run imports is not what it is measured for
     import torch
 
     from atommem.environment import Score

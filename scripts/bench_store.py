@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python scripts/bench_store.py
 
-forked and put down again, and then searched, updated and deleted from. An update or delete is what one operation of
-the log costs in the memory,
-   costs: in the contents (what the log says) and in the vectors. A turn is a whole `WorkingMemory.apply`, in which what
-   changed is also searched again.
+1. One memory of 100,000 entries x 384 is restored from a snapshot and `WorkingMemory.vectors`, forked and put down
+   again, and then searched, updated and deleted from. An update or delete is what one operation costs: in the contents
+   (what the log says) and in the vectors. A turn is a whole `WorkingMemory.apply`, in which what changed is also
+   searched again.
 2. The unfavourable shapes: k = 100, all scores tied, 4,000 scores that would chain, a create into a full store under
    lru, and a search right after the memory was forked.
 3. 64 sessions side by side, each with a fork of the memory, read, create, update and delete for a few turns, while one
@@ -37,6 +37,7 @@ from atommem.memory.contents import Contents, Snapshot
 from atommem.memory.entries import Entry, Source
 from atommem.memory.index import VectorIndex
 from atommem.memory.operations import Operation
+from atommem.memory.shared_map import SharedMap
 from atommem.memory.working import WorkingMemory
 
 SEARCH_P50, DELETE_P50, STALL = 10.0, 1.0, 50.0
@@ -84,7 +85,8 @@ class Bench:
         self.embedder = RandomEmbedder(dim)
         self.config = MemoryConfig(retrieve_k=K)
         self.rows = unit_rows(entries, dim, self.rng)
-        held = {number: Entry(number, f"entry {number}", 0, 0, source=Source(0)) for number in range(1, entries + 1)}
+        texts = ((number, f"entry {number}") for number in range(1, entries + 1))
+        held = SharedMap((number, Entry(number, text, 0, 0, source=Source(0))) for number, text in texts)
         self.snapshot = Snapshot(self.embedder.id, Contents(held, newest_id=entries, position=entries))
         self.result: dict[str, Any] = {"entries": entries, "dim": dim, "load_before": round(os.getloadavg()[0], 1)}
 

@@ -9,6 +9,7 @@ from typing import Any
 from atommem.errors import TraceError
 from atommem.memory.entries import Entry, MemoryView, Retrieved, Source
 from atommem.memory.operations import Operation, Outcome, to_json
+from atommem.memory.shared_map import SharedMap
 
 SNAPSHOT_FORMAT = 1
 
@@ -26,7 +27,7 @@ class Contents:
         position: How many operations led here.
     """
 
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: SharedMap[Entry] = field(default_factory=SharedMap)
     scratchpad: str = ""
     query: str | None = None
     shown: tuple[tuple[int, float], ...] = ()
@@ -57,7 +58,7 @@ class Contents:
 
     def copy(self) -> Contents:
         """The same, to be changed apart from this one."""
-        return replace(self, entries=dict(self.entries))
+        return replace(self, entries=self.entries.copy())
 
     def _create(self, operation: Operation) -> None:
         new, step = operation.entry_id, operation.step
@@ -164,9 +165,9 @@ class Snapshot:
             found = record.get("format") if isinstance(record, Mapping) else type(record).__name__
             raise TraceError(f"this is no memory snapshot of format {SNAPSHOT_FORMAT} (its format is {found!r}).")
         try:
-            entries = [_entry_from_json(item) for item in record["entries"]]
+            entries = map(_entry_from_json, record["entries"])
             contents = Contents(
-                {entry.id: entry for entry in entries},
+                SharedMap((entry.id, entry) for entry in entries),
                 record["scratchpad"],
                 record["query"],
                 tuple((int(entry_id), float(score)) for entry_id, score in record["shown"]),

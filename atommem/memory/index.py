@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
+from atommem.memory.shared_map import SharedMap
 from atommem.memory.threads import THREADS, offload, share
 
 Ids = npt.NDArray[np.int64]
@@ -21,10 +22,11 @@ TIE_TOLERANCE = 1e-6
 scores, by the batch that they were embedded in and by the row that they stand in."""
 
 _NORM_TOLERANCE = 1e-2
-_BLOCK_NUMBERS = 2**20
-"""Numbers in a block (4 MiB): what is copied at most when a fork writes, and scored at most on the event loop."""
+_BLOCK_NUMBERS = 2**18
+"""Numbers in a block (1 MiB): what a fork copies to write, and what one product is made of. OpenBLAS begins threads of
+its own for larger ones, which get in each other's way when several searches run."""
+_BLOCKS_ON_LOOP, _ENTRIES_ON_LOOP = 4, 4096
 _FIRST_ROWS = 16
-_ENTRIES_ON_LOOP = 4096
 
 
 class VectorIndex:
@@ -47,7 +49,7 @@ class VectorIndex:
         self._blocks: list[Vectors] = []
         self._shared: set[int] = set()
         self._ids: Ids = np.empty(0, dtype=np.int64)
-        self._rows: dict[int, int] = {}
+        self._rows: SharedMap[int] = SharedMap()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -76,10 +78,10 @@ class VectorIndex:
         rows = self.check(vectors, len(ids))
         first, size = len(self._rows), len(self._rows) + len(rows)
         new = {int(entry_id): first + place for place, entry_id in enumerate(ids)}
-        if len(new) < len(rows) or not self._rows.keys().isdisjoint(new):
+        if len(new) < len(rows) or any(entry_id in self._rows for entry_id in new):
             raise ConfigError(f"{len(rows)} vectors came with ids that repeat or are there already: give each id once.")
         self._make_room(size)
-        self._rows |= new
+        self._rows.update(new)
         self._ids[first:size] = ids
         while first < size:
             number, place = divmod(first, self._block_rows)
@@ -122,7 +124,7 @@ class VectorIndex:
     def fork(self) -> VectorIndex:
         """The same vectors, to be changed apart from these."""
         twin = VectorIndex(self.dim)
-        twin._blocks, twin._ids, twin._rows = list(self._blocks), self._ids.copy(), dict(self._rows)
+        twin._blocks, twin._ids, twin._rows = list(self._blocks), self._ids.copy(), self._rows.copy()
         self._shared, twin._shared = set(range(len(self._blocks))), set(range(len(self._blocks)))
         return twin
 
@@ -153,7 +155,7 @@ class VectorIndex:
     @property
     def is_large(self) -> bool:
         """Whether a look at every row or entry is too much work for the event loop (about a millisecond)."""
-        return len(self._rows) > min(_ENTRIES_ON_LOOP, _BLOCK_NUMBERS // self.dim)
+        return len(self._rows) > min(_ENTRIES_ON_LOOP, _BLOCKS_ON_LOOP * self._block_rows)
 
     def check(self, vectors: Vectors, count: int = 1) -> Vectors:
         """`vectors` as a matrix of `count` rows: finite numbers of norm 1, or an error."""

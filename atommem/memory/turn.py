@@ -26,7 +26,7 @@ CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class Resources:
     """What a memory works with: see `WorkingMemory`."""
 
     embedder: Embedder
@@ -83,8 +83,10 @@ class _Write:
 class Turn:
     """Applies the actions of one completion to a memory: what `WorkingMemory.apply` does. Used once."""
 
-    def __init__(self, tools: Tools, state: State, step: int, source: Source | None, actor: str, seed: int) -> None:
-        self._tools = tools
+    def __init__(
+        self, resources: Resources, state: State, step: int, source: Source | None, actor: str, seed: int
+    ) -> None:
+        self._resources = resources
         self._state = state
         self._step = step
         self._source = source
@@ -104,8 +106,8 @@ class Turn:
         work = self._work(writes)
         text = await self._advance(work, None, writes)
         while text is not None:
-            with self._tools.activity.busy("embed"):
-                (vector,) = await self._tools.embed([text], "entry")
+            with self._resources.activity.busy("embed"):
+                (vector,) = await self._resources.embed([text], "entry")
             text = await self._advance(work, vector, writes)
         return self._operations
 
@@ -120,7 +122,7 @@ class Turn:
             except StopIteration:
                 return None
 
-        with self._tools.activity.busy("retrieve"):
+        with self._resources.activity.busy("retrieve"):
             if writes and self._state.index.is_large:
                 text: str | None = await offload(go_on)
                 return text
@@ -156,17 +158,17 @@ class Turn:
                 index.remove(entry_id)
 
     def _prepare(self, action: Action, shown: dict[int, int]) -> _Write:
-        config = self._tools.config
+        config = self._resources.config
         entry_id = None if action.handle is None else shown.get(action.handle)
         if str(action.kind) in config.disabled_actions:
             return _Write(action, action.text, entry_id, disabled=True)
         limits = {"scratchpad": config.scratchpad_tokens, "read": config.query_tokens}
         limit = limits.get(action.kind, config.entry_tokens)
-        return _Write(action, self._tools.cut(action.text, limit), entry_id, disabled=False)
+        return _Write(action, self._resources.cut(action.text, limit), entry_id, disabled=False)
 
     async def _embed(self, writes: Sequence[_Write]) -> None:
         """Embed the texts to store, and the query of the next view where it is new."""
-        tools = self._tools
+        resources = self._resources
         enabled = [write for write in writes if not write.disabled]
         stored = [
             write
@@ -182,9 +184,9 @@ class Turn:
         asked = [query] if query is not None and self._query_vector is None and searched else []
         if not stored and not asked:
             return
-        with tools.activity.busy("embed"):
+        with resources.activity.busy("embed"):
             vectors, query_vectors = await asyncio.gather(
-                tools.embed([write.text for write in stored], "entry"), tools.embed(asked, "query")
+                resources.embed([write.text for write in stored], "entry"), resources.embed(asked, "query")
             )
         for write, vector in zip(stored, vectors, strict=True):
             write.vector = vector
@@ -194,8 +196,8 @@ class Turn:
     def _create(self, write: _Write) -> Generator[str, Vectors, None]:
         assert write.vector is not None, "every create was embedded"
         candidate = Candidate(write.text, write.vector, self._source or Source(self._step))
-        actor = f"admission:{self._tools.config.admission}"
-        admission = self._tools.admission.admit(candidate, self._seen())
+        actor = f"admission:{self._resources.config.admission}"
+        admission = self._resources.admission.admit(candidate, self._seen())
         if isinstance(admission, Refused):
             self._refuse(write, actor, admission.reason, admission.score)
         elif isinstance(admission, Merged):
@@ -210,13 +212,13 @@ class Turn:
         self._note(write, Outcome.REJECTED, after=write.text, reason=f"{actor}: {reason}", score=score)
 
     def _merge(self, write: _Write, actor: str, merged: Merged) -> Generator[str, Vectors, None]:
-        tools = self._tools
+        resources = self._resources
         entry = self._state.contents.entries.get(merged.entry_id)
         if entry is None:
             raise ConfigError(f"{actor} merges into entry {merged.entry_id}, which is not there: mend the rule.")
         text, vector = write.text, write.vector
         if merged.text is not None and merged.text != text:
-            text = tools.cut(merged.text, tools.config.entry_tokens)
+            text = resources.cut(merged.text, resources.config.entry_tokens)
             vector = yield text
         self._note(write, Outcome.MERGED, entry_id=entry.id, after=write.text, reason=f"{actor}: {merged.reason}")
         self._apply(
@@ -236,10 +238,10 @@ class Turn:
 
     def _has_room(self, write: _Write, candidate: Candidate) -> bool:
         """Make room for a create; False when the retention rule keeps what it has."""
-        entries, capacity = self._state.contents.entries, self._tools.config.capacity
-        actor = f"retention:{self._tools.config.retention}"
+        entries, capacity = self._state.contents.entries, self._resources.config.capacity
+        actor = f"retention:{self._resources.config.retention}"
         while capacity is not None and len(entries) >= capacity:
-            eviction = self._tools.retention.evict(candidate, self._seen())
+            eviction = self._resources.retention.evict(candidate, self._seen())
             if eviction.entry_id is None:
                 self._refuse(write, actor, eviction.reason, eviction.score)
                 return False
@@ -262,7 +264,7 @@ class Turn:
     def _seen(self) -> StoreState:
         """The store as rules see it now."""
         state = self._state
-        return StoreState(state.contents, state.index, self._step, self._tools.config.capacity, self._seed)
+        return StoreState(state.contents, state.index, self._step, self._resources.config.capacity, self._seed)
 
     def _change(self, write: _Write) -> None:
         kind, handle = write.action.kind, write.action.handle
@@ -292,7 +294,7 @@ class Turn:
             scores = ()
         elif self._changed:
             assert self._query_vector is not None, "a query was embedded when it was read"
-            scores = tuple(state.index.search(self._query_vector, self._tools.config.retrieve_k))
+            scores = tuple(state.index.search(self._query_vector, self._resources.config.retrieve_k))
         if state.contents.query is not None or state.contents.shown:
             self._apply(Operation(self._step, "retrieve", actor=MEMORY, scores=scores))
         state.query_vector = self._query_vector

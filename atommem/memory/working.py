@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Self
@@ -21,8 +21,9 @@ from atommem.memory.entries import Entry, MemoryView, Source
 from atommem.memory.index import Ids, VectorIndex
 from atommem.memory.operations import POLICY, Operation
 from atommem.memory.retention import make_retention
+from atommem.memory.shared_map import SharedMap
 from atommem.memory.threads import offload
-from atommem.memory.turn import State, Tools, Turn
+from atommem.memory.turn import Resources, State, Turn
 from atommem.tokens import Tokenizer
 
 _EMBEDDED_AT_ONCE = 256
@@ -57,7 +58,7 @@ class WorkingMemory:
     ) -> None:
         admission, retention = make_admission(config.admission), make_retention(config.retention)
         activity = activity or ActivityClock()
-        self._tools = Tools(embedder, tokenizer, config, cut_marker, activity, admission, retention)
+        self._resources = Resources(embedder, tokenizer, config, cut_marker, activity, admission, retention)
         self._start = Snapshot(embedder.id, Contents(), seed)
         self._state = State(Contents(), VectorIndex(embedder.dim))
         self._log: list[Operation] = []
@@ -143,14 +144,15 @@ class WorkingMemory:
             OutageError: The embedder is out of reach.
             ConfigError: A rule names an entry that is not there.
         """
-        turn = Turn(self._tools, self._state, step, source, actor, self._start.seed)
+        before = self._state.contents.copy()
+        turn = Turn(self._resources, self._state, step, source, actor, self._start.seed)
         try:
             operations = await turn.run([action for action in actions if action.kind in MEMORY_KINDS])
         except BaseException:
-            turn.take_back(replay(self._log, self._start))
+            turn.take_back(before)
             raise
         self._log += operations
-        self._view = self._state.contents.view(self._tools.config.capacity)
+        self._view = self._state.contents.view(self._resources.config.capacity)
         return tuple(operations)
 
     def record_outcome(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:
@@ -173,21 +175,23 @@ class WorkingMemory:
 
     def vectors(self) -> tuple[Ids, Vectors]:
         """Ids (n,) and vectors (n, dim) of all entries, oldest first: they spare a restore the embedder."""
-        ids = np.fromiter(self._state.contents.entries, dtype=np.int64)
+        ids = np.fromiter(self._state.contents.entries, dtype=np.int64, count=len(self._state.contents.entries))
         return ids, self._state.index.vectors(ids.tolist())
 
     def fork(self) -> Self:
         """A second memory that is this one now, log included, and goes its own way from here."""
         twin = copy(self)
-        config = self._tools.config
-        twin._tools = replace(
-            self._tools, admission=make_admission(config.admission), retention=make_retention(config.retention)
+        config = self._resources.config
+        twin._resources = replace(
+            self._resources, admission=make_admission(config.admission), retention=make_retention(config.retention)
         )
         twin._state, twin._log = self._state.fork(), list(self._log)
         return twin
 
     async def undo(self, step: int) -> None:
         """Take back what was done at step `step` and after it, as if it had never been: `at(step)`, in place.
+
+        The operations leave the log, and the ids of their entries are given anew.
 
         Raises:
             OutageError: The embedder, which entries deleted or changed since need, is out of reach.
@@ -199,18 +203,22 @@ class WorkingMemory:
         """Hold other contents; the vectors of texts that stay as they are serve on."""
         gone, new = await offload(_difference, self._state.contents, contents)
         parts = [new[first : first + _EMBEDDED_AT_ONCE] for first in range(0, len(new), _EMBEDDED_AT_ONCE)]
-        embed = self._tools.embedder.embed
+        embed = self._resources.embedder.embed
         rows = await asyncio.gather(*(embed([entry.text for entry in part], "entry") for part in parts))
         ids = [[entry.id for entry in part] for part in parts]
-        index = await offload(_changed, self._state.index, gone, list(zip(ids, rows, strict=True)))
+        index = self._state.index
+        if gone or new:
+            index = await offload(_changed, index, gone, list(zip(ids, rows, strict=True)))
         same_query = contents.query == self._state.contents.query
         self._state = State(contents, index, self._state.query_vector if same_query else None)
-        self._view, self._log = contents.view(self._tools.config.capacity), log
+        self._view, self._log = contents.view(self._resources.config.capacity), log
 
 
 def _with_vectors(contents: Contents, ids: Ids, rows: Vectors) -> State:
     """The entries of `contents` that have a given vector."""
-    entries = {entry_id: contents.entries[entry_id] for entry_id in ids.tolist() if entry_id in contents.entries}
+    entries = SharedMap(
+        (entry_id, contents.entries[entry_id]) for entry_id in ids.tolist() if entry_id in contents.entries
+    )
     if len(entries) < len(ids):
         raise ConfigError(f"{len(ids)} vectors were given for {len(entries)} entries of the snapshot: one for each id.")
     index = VectorIndex(rows.shape[1])
@@ -222,8 +230,9 @@ def _difference(present: Contents, wanted: Contents) -> tuple[list[int], list[En
     """The ids whose vectors do not serve for `wanted`, and its entries that need new ones."""
     entries = present.entries
 
-    def serves(entry: Entry, others: dict[int, Entry]) -> bool:
-        return entry.id in others and others[entry.id].text == entry.text
+    def serves(entry: Entry, others: Mapping[int, Entry]) -> bool:
+        other = others.get(entry.id)
+        return other is entry or (other is not None and other.text == entry.text)
 
     gone = [entry.id for entry in entries.values() if not serves(entry, wanted.entries)]
     return gone, [entry for entry in wanted.entries.values() if not serves(entry, entries)]

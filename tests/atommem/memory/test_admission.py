@@ -59,7 +59,7 @@ async def test_a_merge_is_an_update_by_the_rule(new: str, after: str) -> None:
     assert texts(m) == {1: after}
     assert replay(m.log) == m.contents
     # What is searched is what the entry says now.
-    rows = await m._tools.embedder.embed([after], "entry")
+    rows = await m._resources.embedder.embed([after], "entry")
     assert np.allclose(m.vectors()[1], rows, atol=1e-6)
 
 

@@ -158,7 +158,7 @@ def test_a_fork_shares_what_neither_changes() -> None:
 @pytest.mark.usefixtures("small_blocks")
 async def test_a_large_store_is_searched_in_threads_with_the_same_result() -> None:
     rng = np.random.default_rng(1)
-    rows = rng.standard_normal((500, 4)).astype(np.float32)
+    rows = rng.standard_normal((500, 4)).astype(np.float32)  # 32 blocks
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     index = VectorIndex(4)
     index.add(range(500), rows)

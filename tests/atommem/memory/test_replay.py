@@ -16,6 +16,7 @@ from atommem.errors import TraceError
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Entry, Source
 from atommem.memory.operations import Operation, Outcome, operation_from_json, to_json
+from atommem.memory.shared_map import SharedMap
 from tests.atommem.memory.toys import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, memory
 
 SPAN = Source(0, "https://example.org", 3, 9)
@@ -42,7 +43,7 @@ LOG = [
 def test_a_log_is_replayed_with_all_that_rules_need_to_know() -> None:
     two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0)
     three = Entry(3, "trois", 2, 2, source=Source(2))
-    assert replay(LOG) == Contents({2: two, 3: three}, "plan", "query", ((2, 0.25),), 3, len(LOG))
+    assert replay(LOG) == Contents(SharedMap([(2, two), (3, three)]), "plan", "query", ((2, 0.25),), 3, len(LOG))
     uno = Entry(1, "uno", 0, 1, 1, 1, 0.25, 0.25, Source(1))
     assert replay(LOG[:5]).entries[1] == uno
     assert replay([]) == Contents()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,14 @@ import pytest
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.errors import ConfigError
+from atommem.memory import admission, retention
 from atommem.memory.contents import Contents
 from atommem.memory.entries import Entry, Source
 from atommem.memory.index import VectorIndex
 from atommem.memory.operations import Outcome
 from atommem.memory.retention import Eviction, make_retention
 from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.shared_map import SharedMap
 from atommem.memory.working import WorkingMemory
 from tests.atommem.memory.toys import CREATE, READ, by_policy, memory, texts
 from tests.fakes import WordEmbedder, WordTokenizer
@@ -25,7 +29,7 @@ UNIT = np.array([1, 0], dtype=np.float32)
 
 def store(last_shown: list[int | None]) -> StoreState:
     entries = {10 + i: Entry(10 + i, "text", i, i, last_shown=step) for i, step in enumerate(last_shown)}
-    return StoreState(Contents(entries), VectorIndex(2), step=9, capacity=len(entries), seed=0)
+    return StoreState(Contents(SharedMap(entries.items())), VectorIndex(2), step=9, capacity=len(entries), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,12 @@ def store(last_shown: list[int | None]) -> StoreState:
 def test_our_rules(name: str, last_shown: list[int | None], decision: Eviction) -> None:
     candidate = Candidate("new", UNIT, Source(9))
     assert make_retention(name).evict(candidate, store(last_shown)) == decision
+
+
+def test_ours_are_entry_points_as_a_users_are() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"]["atommem.retention"] == dict(retention.OURS)
+    assert project["entry-points"]["atommem.admission"] == dict(admission.OURS)
 
 
 @pytest.mark.parametrize(

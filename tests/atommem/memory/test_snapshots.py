@@ -99,7 +99,7 @@ async def test_undo_embeds_only_what_was_lost() -> None:
     m = memory()
     await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
     await m.apply([Action(UPDATE, "eve", 2), Action(CREATE, "dan"), Action(READ, "dan")], 1)
-    embedder = m._tools.embedder
+    embedder = m._resources.embedder
     embedder.calls.clear()  # type: ignore[attr-defined]
     await m.undo(1)
     assert embedder.calls == [("entry", "bob")]  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ async def test_given_vectors_spare_the_embedder_and_what_is_missing_is_embedded(
     later = await m.apply([Action(UPDATE, "eve", 1), Action(CREATE, "dan")], 1)
     for given, missing in (((ids, rows), ("eve", "dan")), ((ids[:1], rows[:1]), ("eve", "bob", "dan"))):
         embedder = WordEmbedder()
-        embedder._axes = m._tools.embedder._axes  # type: ignore[attr-defined]
+        embedder._axes = m._resources.embedder._axes  # type: ignore[attr-defined]
         again = await restored(snapshot, embedder, vectors=given, operations=later)
         assert embedder.calls == [("entry", *missing)]
         assert np.allclose(again.vectors()[1], m.vectors()[1])
@@ -143,7 +143,7 @@ async def test_an_outage_leaves_a_memory_where_it_was() -> None:
     m = memory()
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
     await m.apply([Action(UPDATE, "eve", 1)], 1)
-    m._tools.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
+    m._resources.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
     with pytest.raises(OutageError):
         await m.undo(1)
     assert (texts(m), len(m.log)) == ({1: "eve"}, 5)

@@ -105,7 +105,7 @@ async def test_every_text_has_a_limit_and_is_cut_with_a_marker(kind: str, settin
     operation, *_ = await m.apply([Action(kind, "a b c d e", 1)], 1)
     assert (operation.after, operation.reason) == ("a b [cut]", "cut")
     assert "a b [cut]" in (m.view().scratchpad, m.view().query, *texts(m).values())
-    assert not any("d e" in text for call in m._tools.embedder.calls for text in call)  # type: ignore[attr-defined]
+    assert not any("d e" in text for call in m._resources.embedder.calls for text in call)  # type: ignore[attr-defined]
     fits, *_ = await m.apply([Action(kind, "a b c", 1)], 2)
     assert (fits.after, fits.reason) == ("a b c", "")
 
@@ -138,7 +138,7 @@ async def test_a_disabled_action_does_nothing_and_is_recorded(kind: str) -> None
 
 async def test_one_step_asks_the_embedder_once_per_kind() -> None:
     m = memory()
-    embedder = m._tools.embedder
+    embedder = m._resources.embedder
     await m.apply([Action(CREATE, "a"), Action(READ, "x"), Action(CREATE, "b"), Action(READ, "y")], 0)
     assert sorted(embedder.calls) == [("entry", "a", "b"), ("query", "y")]  # type: ignore[attr-defined]
     await m.apply([Action(SCRATCHPAD, "s"), Action(DELETE, handle=1)], 1)
@@ -148,7 +148,7 @@ async def test_one_step_asks_the_embedder_once_per_kind() -> None:
 async def test_an_outage_leaves_the_memory_as_it_was() -> None:
     m = memory()
     await m.apply([Action(CREATE, "a"), Action(READ, "a")], 0)
-    m._tools.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
+    m._resources.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
     with pytest.raises(OutageError):
         await m.apply([Action(SCRATCHPAD, "s"), Action(DELETE, handle=1), Action(CREATE, "b")], 1)
     assert (list(texts(m).values()), m.contents.scratchpad) == (["a"], "")
@@ -173,9 +173,9 @@ async def test_entries_know_when_and_how_well_they_were_shown() -> None:
 async def test_a_step_without_a_change_shows_the_same_again_without_a_search() -> None:
     m = memory()
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
-    view, calls = m.view(), len(m._tools.embedder.calls)  # type: ignore[attr-defined]
+    view, calls = m.view(), len(m._resources.embedder.calls)  # type: ignore[attr-defined]
     (again,) = await m.apply([], 1)
-    assert (again.kind, m.view(), len(m._tools.embedder.calls)) == ("retrieve", view, calls)  # type: ignore[attr-defined]
+    assert (again.kind, m.view(), len(m._resources.embedder.calls)) == ("retrieve", view, calls)  # type: ignore[attr-defined]
     assert await memory().apply([], 0) == ()
 
 
