@@ -20,6 +20,7 @@ from atommem.trace import write_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
 from tests.fakes import WordEmbedder, WordTokenizer
 
+ENVIRONMENT = environment_config("longdoc", chunking="documents")
 MEMORY = MemoryConfig()
 
 
@@ -35,7 +36,7 @@ def run_episode(tokenizer: WordTokenizer, gold: str = "red") -> Episode:
             policy=ScriptedPolicy(tokenizer, script, eos_token_id=0),
             embedder=WordEmbedder(),
             tokenizer=tokenizer,
-            environments=make_environments(environment_config("longdoc", chunking="documents"), tokenizer),
+            environments=make_environments(ENVIRONMENT, tokenizer),
             memory=MEMORY,
             sampling=Sampling(),
         )
@@ -53,7 +54,7 @@ def test_rows_of_a_trace_are_those_of_the_episode(tmp_path: Path) -> None:
     episode = run_episode(tokenizer)
     assert episode.reward == 1.0
     path = save(tmp_path, "a.jsonl", episode)
-    rows = trace_demonstrations(path, tokenizer, MEMORY, 1.0)
+    rows = trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
     assert rows == [(step.prompt_ids, step.token_ids) for step in episode.steps]
     assert len(rows) == 2
 
@@ -63,7 +64,7 @@ def test_another_tokenizer_encodes_the_text(tmp_path: Path) -> None:
     save(tmp_path, "a.jsonl", episode)
     other = WordTokenizer()
     other.encode("these words come first in the other vocabulary")
-    rows = trace_demonstrations(tmp_path, other, MEMORY, 1.0)
+    rows = trace_demonstrations(tmp_path, other, MEMORY, ENVIRONMENT, 1.0)
     assert [other.decode(completion) for _, completion in rows] == [step.text for step in episode.steps]
     assert all(completion[-1] == other.eos_token_id for _, completion in rows)
     assert rows[0][1] != episode.steps[0].token_ids
@@ -75,20 +76,20 @@ def test_a_folder_of_an_evaluation(tmp_path: Path) -> None:
     save(tmp_path / "traces", "right.jsonl", run_episode(tokenizer))
     save(tmp_path / "traces", "wrong.jsonl", run_episode(tokenizer, gold="blue"))
     (tmp_path / "episodes.jsonl").write_text('{"task_id": "t"}\n')
-    assert len(trace_demonstrations(tmp_path, tokenizer, MEMORY, 1.0)) == 2
-    assert len(trace_demonstrations(tmp_path, tokenizer, MEMORY, 0.0)) == 4
+    assert len(trace_demonstrations(tmp_path, tokenizer, MEMORY, ENVIRONMENT, 1.0)) == 2
+    assert len(trace_demonstrations(tmp_path, tokenizer, MEMORY, ENVIRONMENT, 0.0)) == 4
 
 
 def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:
     tokenizer = WordTokenizer()
     with pytest.raises(ConfigError, match="neither a trace nor a folder with traces"):
-        trace_demonstrations(tmp_path, tokenizer, MEMORY, 1.0)
+        trace_demonstrations(tmp_path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
     path = save(tmp_path, "wrong.jsonl", run_episode(tokenizer, gold="blue"))
     with pytest.raises(ConfigError, match=r"none of the 1 traces .* reward of at least 1"):
-        trace_demonstrations(tmp_path, tokenizer, MEMORY, 1.0)
+        trace_demonstrations(tmp_path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
     save(tmp_path, "wrong.jsonl", run_episode(tokenizer), dialect="released")
     with pytest.raises(ConfigError, match="dialect 'released': it cannot teach 'paper'"):
-        trace_demonstrations(path, tokenizer, MEMORY, 1.0)
+        trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
     path.write_text("no trace\n")
     with pytest.raises(TraceError):
-        trace_demonstrations(path, tokenizer, MEMORY, 1.0)
+        trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, 1.0)

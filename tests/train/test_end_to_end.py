@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from atommem.config import CONFIG_FILE, EmbedderConfig, MemoryConfig, load_config
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config
-from atommem.envs.task import Document, Question, Task
+from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.trace import read_trace
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.checkpoint import GenerationSettings, save_final
@@ -72,7 +72,7 @@ def make_real_trainer(folder: Path, model: Any = None, **settings: Any) -> tuple
         tasks=tasks,
         processing_class=tokenizer,
         make_backend=local_backend(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
-        on_episodes=TraceWriter(folder / "traces", tasks, MEMORY) if config.save_traces else None,
+        on_episodes=TraceWriter(folder / "traces", tasks, describe_task, MEMORY) if config.save_traces else None,
         callbacks=[recorder],
         settings=SETTINGS,
     )

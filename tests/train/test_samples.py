@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from atommem.config import MemoryConfig
+from atommem.envs.task import describe_task
 from atommem.episode import Episode
 from atommem.memory.contents import Contents
 from atommem.train.watch.sample_episodes import COLUMNS, SampleEpisodes, best_and_worst, describe
@@ -33,7 +34,7 @@ async def episode() -> Episode:
 
 
 def samples(folder: Path, **settings: Any) -> SampleEpisodes:
-    return SampleEpisodes(folder, [TASK], Words(), MEMORY, **{"count": 2, "every": 10, **settings})
+    return SampleEpisodes(folder, [TASK], describe_task, Words(), MEMORY, **{"count": 2, "every": 10, **settings})
 
 
 async def test_rows_tell_what_the_memory_was_before_and_after(tmp_path: Path, episode: Episode) -> None:

@@ -32,7 +32,7 @@ class NoRequests(WrittenRunner):
 
     def __init__(self, pool: ServerPool) -> None:
         super().__init__(mixed_episode)
-        self.policy = pool  # type: ignore[assignment]
+        self.agent.policy = pool
 
 
 def train(tmp_path: Path, cluster: Cluster, sync: WeightSync, updates: int = 1, **settings: Any) -> MemoryGRPOTrainer:

@@ -6,12 +6,14 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from atommem.activity import ActivityClock
+from atommem.description import QuestionDescription, TaskDescription
 from atommem.episode import Episode, Step
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, StopReason
@@ -66,6 +68,18 @@ class Closable:
         return None
 
 
+class ToyEnvironments:
+    """Describes a toy task."""
+
+    @staticmethod
+    def describe(task: Any) -> TaskDescription:
+        return TaskDescription(task.id, "toy", tuple(QuestionDescription(q.text, q.answers) for q in task.questions))
+
+    @staticmethod
+    def diagnose(task: Any, episode: Episode) -> tuple[()]:
+        return ()
+
+
 class WrittenRunner:
     """An episode runner whose episodes come from a function of task id and sample.
 
@@ -76,14 +90,18 @@ class WrittenRunner:
 
     def __init__(self, write: Callable[[str, int], Episode]) -> None:
         self.write = write
-        self.sampling = Sampling(temperature=1.0)
-        self.activity = ActivityClock()
-        self.policy = self.embedder = Closable()
+        self.agent: Any = SimpleNamespace(
+            policy=Closable(),
+            embedder=Closable(),
+            sampling=Sampling(temperature=1.0),
+            activity=ActivityClock(),
+            environments=ToyEnvironments,
+        )
         self.jobs: list[tuple[str, int]] = []
         self.seeds: list[int | None] = []
 
     async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:
-        self.seeds.append(self.sampling.seed)
+        self.seeds.append(self.agent.sampling.seed)
         self.jobs += [(task.id, sample) for task, sample in jobs]
         return [self.write(task.id, sample) for task, sample in jobs]
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+from atommem.activity import ActivityClock
 from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError
 from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
@@ -41,21 +44,23 @@ class FakeRunner:
     """
 
     def __init__(self, outcome: Callable[[str, int, int], float | Exception]) -> None:
-        self.policy: Any = FakePolicy()
-        self.embedder = Closable()
-        self.sampling = Sampling(temperature=1.0)
+        self.agent: Any = SimpleNamespace(
+            policy=FakePolicy(), embedder=Closable(), sampling=Sampling(temperature=1.0), activity=ActivityClock()
+        )
         self.outcome = outcome
         self.runs: list[tuple[str, int, int | None]] = []
 
+    using = EpisodeRunner.using
+
     async def run(self, task: ToyTask, sample: int = 0) -> Episode:
         before = sum(run[:2] == (task.id, sample) for run in self.runs)
-        self.runs.append((task.id, sample, self.sampling.seed))
+        self.runs.append((task.id, sample, self.agent.sampling.seed))
         result = self.outcome(task.id, sample, before)
         if isinstance(result, OutageError):
             return Episode(task.id, sample, error=str(result))
         if isinstance(result, Exception):
             raise result
-        await self.policy.complete([sample], self.sampling)
+        await self.agent.policy.complete([sample], self.sampling)
         return Episode(task.id, sample, [make_step([2, 3], [1])], reward=result, stop_reason=StopReason.ANSWERED)
 
 
