@@ -14,6 +14,7 @@ import numpy as np
 
 from atommem.train.objective.sequences import Row
 
+ROUNDING = 1e-12
 TOLERANCE = 0.02
 """Ranks are balanced when the costliest exceeds the cheapest by no more than this share of the mean."""
 
@@ -81,7 +82,8 @@ def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
         high = max(range(len(loads)), key=lambda rank: loads[rank])
         low = min(range(len(loads)), key=lambda rank: loads[rank])
         gap = loads[high] - loads[low]
-        smaller = [bundle for bundle in held[high] if bundle[0] < gap]
+        # Less than the gap by more than rounding: else two ranks could pass one bundle to and fro for ever.
+        smaller = [bundle for bundle in held[high] if bundle[0] < gap - ROUNDING * loads[high]]
         if gap <= enough or not smaller:
             return owners
         # Every move makes the sum of squared loads smaller, so this ends.
