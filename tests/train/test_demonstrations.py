@@ -39,6 +39,7 @@ def run_episode(tokenizer: WordTokenizer, gold: str = "red") -> Episode:
             environments=make_environments(ENVIRONMENT, tokenizer),
             memory=MEMORY,
             sampling=Sampling(),
+            keep_prompts=True,
         )
     )
     task = Task("t", (Question("Which colour?", (gold,)),), (Document("", "It says red."),))

@@ -60,7 +60,7 @@ class FakeRunner:
             return Episode(task.id, sample, error=str(result))
         if isinstance(result, Exception):
             raise result
-        await self.agent.policy.complete([sample], self.sampling)
+        await self.agent.policy.complete([sample], self.agent.sampling)
         return Episode(task.id, sample, [make_step([2, 3], [1])], reward=result, stop_reason=StopReason.ANSWERED)
 
 
