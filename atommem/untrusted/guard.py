@@ -1,0 +1,119 @@
+"""The guard of a prompt: data goes in as text, and comes out as nothing but text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+
+from atommem.errors import ConfigError
+from atommem.tokens import Tokenizer
+from atommem.untrusted.cleaning import clean
+from atommem.untrusted.control import control_tokens, find_tokens, normalizer_of, single_characters, watched_ids
+from atommem.untrusted.escaping import Escaper, Fold
+from atommem.untrusted.structure import Structure
+
+Rewrite = Callable[[str, str, str], str]
+"""Data, the piece and the placeholder that it stands in -> what stands there."""
+
+# A backslash says to every reader that what follows is meant as written. The others are for a tokenizer that has it in
+# one of its control tokens.
+_ESCAPES = "\\/~^`¦¤¬‖⁞"
+
+
+class PromptGuard:
+    """Rewrites data for the prompts of one tokenizer and one set of templates, and checks the prompts.
+
+    Ordinary text stays as it is, byte for byte. A control token in it is broken by a backslash behind its first
+    character (``<\\|im_end|>``), a heading of the templates gets one in front (``\\Memory 2: ...``), and what looks
+    rewritten already gets one more: the rewrite is injective (see `atommem.untrusted.escaping`), and so is rendering
+    (see `atommem.untrusted.structure`).
+
+    Args:
+        tokenizer: Whose control tokens are guarded.
+        structure: Of the templates; None for prompts without any.
+        forms: Further texts that its model takes for control tokens (see `forms_in`).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, structure: Structure | None = None, forms: Collection[str] = ()) -> None:
+        self.tokenizer = tokenizer
+        self._structure = structure
+        self._fold = Fold(normalizer_of(tokenizer))
+        self._lines = structure is None or _keeps_lines(tokenizer)
+        tokens = control_tokens(tokenizer)
+        self._watched = watched_ids(tokenizer, tokens)
+        texts = {*tokens.values(), *forms}
+        self.escape = _escape_for(texts, structure.literals if structure else (), self._fold)
+        self._find_tokens = find_tokens(texts, self._fold)
+        self._write_out = single_characters(texts, self._fold, self.escape)
+        self._escapers: dict[tuple[str, str], Escaper] = {}
+        # The episodes of a group read the same chunk, and a memory shows the same entries again and again.
+        self.data = lru_cache(maxsize=1024)(self._data)
+
+    def _data(self, text: str, piece: str = "", placeholder: str = "") -> str:
+        """`text` as data of a placeholder of a piece (without them: of any)."""
+        text = clean(text)
+        if self._write_out is not None:
+            text = self._write_out(text)
+        place = (piece, placeholder)
+        if place not in self._escapers:
+            finders = list(self._find_tokens)
+            if self._structure is not None:
+                finders.append(self._structure.finder(*place, self.escape, self._fold, self._lines))
+            self._escapers[place] = Escaper(self.escape, self._fold, finders)
+        return self._escapers[place](text)
+
+    def controls(self, token_ids: Sequence[int]) -> list[int]:
+        """The control tokens among `token_ids`, in order."""
+        watched = self._watched
+        return [token for token in token_ids if token in watched]
+
+    def encode(self, render: Callable[[Rewrite], str], expected: Sequence[int] | None = None) -> list[int]:
+        """The token ids of a prompt, among which no control token comes from data.
+
+        The last word is the token level's: should the control tokens not be those of the prompt without data, it is
+        rendered again with every character of the data by itself, and if that does not help either (no tokenizer is
+        known for which it would be so) without the data.
+
+        Args:
+            render: Renders the prompt with the given rewrite of its data.
+            expected: The control tokens of the prompt without data, where they are known.
+        """
+        token_ids = self._encode(render(self.data))
+        if expected is None or self.controls(token_ids) != list(expected):
+            expected = self.controls(self._encode(render(_nothing)))
+        for harder in (self._apart, _nothing):
+            if self.controls(token_ids) == list(expected):
+                break
+            token_ids = self._encode(render(harder))
+        return token_ids
+
+    def _encode(self, prompt: str) -> list[int]:
+        return self.tokenizer.encode(prompt, add_special_tokens=False)
+
+    def _apart(self, text: str, piece: str = "", placeholder: str = "") -> str:
+        text = clean(text)
+        if self._write_out is not None:
+            text = self._write_out(text)
+        return self.escape + "".join(character + self.escape for character in text)
+
+
+def _nothing(text: str, piece: str = "", placeholder: str = "") -> str:
+    return ""
+
+
+def _keeps_lines(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer tells a line break from a blank."""
+    line, blank = (tokenizer.encode(f"a{between}b", add_special_tokens=False) for between in "\n ")
+    return line != blank
+
+
+def _escape_for(tokens: Collection[str], literals: Collection[str], fold: Fold) -> str:
+    """A character that no control token holds, no heading begins with, and the normaliser leaves alone."""
+    folded = [fold(token)[0] for token in tokens]
+    for escape in _ESCAPES:
+        used = any(escape in token for token in (*tokens, *folded)) or any(text.startswith(escape) for text in literals)
+        if not used and fold(escape)[0] == escape:
+            return escape
+    raise ConfigError(
+        f"each of {_ESCAPES} stands in a control token or begins a template: word the templates otherwise."
+    )
