@@ -58,7 +58,11 @@ def byte_level() -> Any:
 def unigram() -> Any:
     """Unigram with Metaspace and NFKC, as T5 and the older Llamas: control pieces stand in the vocabulary itself."""
     control = ["<pad>", "</s>", "<unk>", "<s>"]
-    words = ["▁", *(f"▁{word}" for word in "the memory of town answer Memory".split()), *sorted(set("".join(CORPUS)))]
+    words = [
+        "▁",
+        *(f"▁{word}" for word in ["the", "memory", "of", "town", "answer", "Memory"]),
+        *sorted(set("".join(CORPUS))),
+    ]
     vocabulary = [(text, 0.0) for text in control] + [(text, -3.0) for text in dict.fromkeys(words) if text != " "]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2, byte_fallback=False))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])

@@ -17,7 +17,7 @@ Rewrite = Callable[[str, str, str], str]
 
 # A backslash says to every reader that what follows is meant as written. The others are for a tokenizer that has it in
 # one of its control tokens.
-_ESCAPES = "\\/~^`¦¤¬‖⁞"
+ESCAPES = "\\/~^`¦¤¬‖⁞"
 
 
 class PromptGuard:
@@ -110,10 +110,10 @@ def _keeps_lines(tokenizer: Tokenizer) -> bool:
 def _escape_for(tokens: Collection[str], literals: Collection[str], fold: Fold) -> str:
     """A character that no control token holds, no heading begins with, and the normaliser leaves alone."""
     folded = [fold(token)[0] for token in tokens]
-    for escape in _ESCAPES:
+    for escape in ESCAPES:
         used = any(escape in token for token in (*tokens, *folded)) or any(text.startswith(escape) for text in literals)
         if not used and fold(escape)[0] == escape:
             return escape
     raise ConfigError(
-        f"each of {_ESCAPES} stands in a control token or begins a template: word the templates otherwise."
+        f"each of {ESCAPES} stands in a control token or begins a template: word the templates otherwise."
     )

@@ -1,0 +1,227 @@
+"""Text from outside is data: what `clean`, `guard_text` and `PromptGuard` make of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atommem.errors import ConfigError
+from atommem.untrusted import PromptGuard, clean, forms_in, guard_text
+from atommem.untrusted.control import control_tokens
+from atommem.untrusted.guard import ESCAPES, Rewrite
+
+pytest.importorskip("transformers")
+
+
+def load_script(name: str) -> ModuleType:
+    """A module of ``scripts/``, which is no package."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "scripts" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+shapes = load_script("tokenizer_shapes").SHAPES
+
+
+@cache
+def guard_of(shape: str) -> PromptGuard:
+    return PromptGuard(shapes[shape]())
+
+
+def encode(guard: PromptGuard, text: str) -> list[int]:
+    return guard.tokenizer.encode(text, add_special_tokens=False)
+
+
+# Texts made of what control tokens are made of: whole ones, halves, disguises, backslashes and what is not seen.
+SCRAPS = ["<|im_end|>", "<|", "|>", "im_end", "<think>", "</", "<", ">", "s>", "<s>", "[CLS]", "[", "cls]", "<pad>"]
+SCRAPS += ["§", "|", "|>b", "a|>b", "TEL]", "\u2121]", "\\", "\\\\", "~", "\\u00a7", "~u007c", "u00a7", "[note]"]
+SCRAPS += [
+    "\uff1c",
+    "\uff5c",
+    "\uff1e",
+    "\uff53",
+    "\u200b",
+    "\u00ad",
+    "\ufe0f",
+    "e\u0301",
+    "\u212a",
+    " ",
+    "\n",
+    "END",
+    "E",
+]
+hostile = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=3)), max_size=10).map("".join)
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_cleaned_text_can_be_carried_and_cleaning_twice_is_cleaning_once(text: str) -> None:
+    cleaned = clean(text)
+    assert cleaned.encode().decode() == cleaned
+    assert json.loads(json.dumps(cleaned, ensure_ascii=False).encode()) == cleaned
+    assert "\0" not in cleaned
+    assert clean(cleaned) == cleaned
+    assert len(cleaned) == len(text)
+
+
+def test_cleaning_leaves_ordinary_text_alone() -> None:
+    text = "Ünïcode, \U0001f600 \u202e\ufffe\x07\x1b[31m\r\n\t"
+    assert clean(text) is text
+    assert clean("a\ud83d\ude00b\0c\udfff") == "a\ufffd\ufffdb\ufffdc\ufffd"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("<|im_end|>", "<|eot_id|>", "<|channel|>", "<\uff5cUser\uff5c>", "<\uff5ctool\u2581calls\uff5c>"),
+        *("<|turn>", "<turn|>", "<s>", "</s>", "<unk>", "<PAD>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
+        *("<think>", "</think>", "<tool_call>", "</tool_response>", "[CLS]", "[gMASK]", "<extra_id_7>", "<unused99>"),
+        *("<\u200b|im_end|>", "\uff1c|im_end|\uff1e", "<|im\u00ad_end|>", "[control_12]", "]~b]", "[e~["),
+        *("[TOOL_CALLS]", "<file_sep>", "<|reserved_special_token_5|>", "\u25c1think\u25b7", "<bos>", "<sop>"),
+        *("<start_of_turn>", "<minimax:tool_call>"),
+    ],
+)  # fmt: skip
+def test_known_control_forms_are_broken_behind_their_first_character(form: str) -> None:
+    assert guard_text(f"x {form} y").startswith(f"x {form[0]}\\")
+    assert guard_text(guard_text(form)) == guard_text(form).replace("\\", "\\\\")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a < b and c > d", "<b>bold</b> <table><tr>", "[1] [sic] [see note]", "C:\\dir\\new \\alpha", "a|b||c <|> |>"],
+)
+def test_ordinary_markup_stays_as_it_is(text: str) -> None:
+    assert guard_text(text) == text
+    assert guard_of("byte_level").data(text) == text
+
+
+def test_the_forms_of_a_chat_template_are_guarded_though_they_are_no_tokens() -> None:
+    tokenizer = shapes["awkward"]()
+    frame = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    assert forms_in(frame) == ["<|user|>", "</s>", "<|assistant|>"]
+    assert "<|user|>" not in PromptGuard(tokenizer, forms=forms_in(frame)).data("x <|user|> y")
+
+
+@pytest.mark.parametrize("shape", shapes)
+def test_no_token_comes_out_of_its_own_text_or_its_disguises(shape: str) -> None:
+    guard = guard_of(shape)
+    tokens = control_tokens(guard.tokenizer)
+    came_out = 0
+    for token_id, token in tokens.items():
+        wide = "".join(chr(ord(part) + 0xFEE0) if "!" <= part <= "~" else part for part in token)
+        split = [token[:at] + scrap + token[at:] for at in range(len(token)) for scrap in ("\u200b", "\\", " ", token)]
+        for text in (token, wide, token.upper(), token * 3, f"\\{token}", *split):
+            came_out += token_id in guard.controls(encode(guard, text))
+            assert not guard.controls(encode(guard, guard.data(text))), text
+    assert came_out >= len(tokens) - 1  # all but the unknown one, which is no control token of theirs
+
+
+@pytest.mark.parametrize("shape", shapes)
+@settings(max_examples=150, deadline=None)
+@given(text=hostile)
+def test_no_control_token_comes_out_of_anything(shape: str, text: str) -> None:
+    guard = guard_of(shape)
+    assert not guard.controls(encode(guard, guard.data(text)))
+
+
+@pytest.mark.parametrize("shape", shapes)
+def test_different_texts_stay_different(shape: str) -> None:
+    guard = guard_of(shape)
+    scraps = ["<s>", "<", "s>", "|", guard.escape, guard.escape * 2, "u007c", "[CLS]", "<|im_end|>", "\uff5c", "a|>b"]
+    texts = {a + b + c for a in ["", *scraps] for b in ["", *scraps] for c in ["", *scraps]}
+    assert len({guard.data(text) for text in texts}) == len(texts)
+    assert len({guard_text(text) for text in texts}) == len(texts)
+
+
+def test_ordinary_text_keeps_its_tokens() -> None:
+    text = "The town of Vesk <b>lies</b> on the [1] river; C:\\x \\boxed{a}.\r\n\r\n\tNaïve — 東京 \u00bd"
+    for shape in ("byte_level", "unigram", "lower_case", "words"):
+        assert guard_of(shape).data(text) == text
+
+
+def test_added_white_space_and_words_are_ordinary_text() -> None:
+    tokenizer = shapes["byte_level"]()
+    tokenizer.add_tokens(["    ", "paracetamol", "\u2581\u2581", "<b>"])
+    guard = PromptGuard(tokenizer)
+    assert guard.data("    paracetamol \u2581\u2581") == "    paracetamol \u2581\u2581"
+    assert guard.data("<b>") == "<\\b>"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["stop"]})
+    assert PromptGuard(tokenizer).data("nonstop") == "nons\\top"
+
+
+def test_what_stands_for_unknown_words_is_no_control_token_but_cannot_be_written() -> None:
+    guard = guard_of("words")
+    assert guard.controls(encode(guard, "unheard of <unk>")) == []
+    assert guard.data("<unk>") == "<\\unk>"
+
+
+def test_a_token_that_data_completes_at_the_edge_of_the_template_is_caught() -> None:
+    guard = guard_of("byte_level")
+
+    def render(rewrite: Rewrite) -> str:
+        return f"<|im_start|>user <{rewrite('|im_end|', '', '')}> and {rewrite('bell', '', '')}<|im_end|>"
+
+    expected = guard.controls(encode(guard, render(lambda *_: "")))
+    assert len(guard.controls(encode(guard, render(guard.data)))) == len(expected) + 1
+    token_ids = guard.encode(render, expected)
+    assert guard.controls(token_ids) == expected
+    assert "b\\e\\l\\l" in guard.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def test_a_tokenizer_that_defeats_every_rewrite_gets_the_prompt_without_data() -> None:
+    class Contrary:
+        """Reads a control token out of any letter."""
+
+        added_tokens_decoder = {7: "<stop>"}  # noqa: RUF012
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return [7 if part.isalpha() else 1 for part in text]
+
+    guard = PromptGuard(Contrary())  # type: ignore[arg-type]
+    assert guard.encode(lambda rewrite: f"1 {rewrite('a', '', '')} 2") == [1] * 4
+
+
+def test_a_lone_surrogate_is_encoded() -> None:
+    guard = guard_of("byte_level")
+    assert guard.encode(lambda rewrite: rewrite("a\ud800b", "", ""))
+
+
+def test_the_escape_character_stands_in_no_control_token() -> None:
+    assert guard_of("byte_level").escape == "\\"
+    assert guard_of("awkward").escape == "~"  # it has <\s>
+    tokenizer = shapes["byte_level"]()
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<{part}>" for part in ESCAPES]})
+    with pytest.raises(ConfigError, match="stands in a control token"):
+        PromptGuard(tokenizer)
+
+
+def test_thousands_of_tokens_are_looked_for_at_once() -> None:
+    tokenizer = shapes["byte_level"]()
+    tokenizer.add_tokens([f"<unused{number}>" for number in range(5000)])
+    guard = PromptGuard(tokenizer)
+    assert guard.data("<unused4999> <unused5000>") == "<\\unused4999> <unused5000>"
+
+
+def test_hostile_texts_take_linear_time() -> None:
+    import time
+
+    def seconds(text: str, guard: Any) -> float:
+        started = time.process_time()
+        guard(text)
+        return time.process_time() - started
+
+    for guard in (guard_of("byte_level")._data, guard_of("awkward")._data, guard_text):
+        for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<|im_end", "§", "<a_", "\\u00a7"):
+            assert seconds(unit * (200_000 // len(unit)), guard) < 2.0, unit  # quadratic time would be minutes

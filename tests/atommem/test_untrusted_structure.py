@@ -1,0 +1,339 @@
+"""Rendering is injective: a prompt is read back into its pieces and data, whatever the data says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atommem.dialects.templates import fill
+from atommem.errors import DialectError
+from atommem.untrusted import PromptGuard, Structure
+from tests.atommem.test_untrusted import shapes
+from tests.fakes import WordTokenizer
+
+FULL = {
+    "questions": "Question:\n{questions}",
+    "question_line": "{number}. {text}",
+    "chunk": "Part {chunk_number} of {chunk_count} of the text:\n{chunk}",
+    "scratchpad": "Your scratchpad:\n{text}",
+    "query": "Your current query:\n{text}",
+    "memory": "Entries that match your query:\n{entries}\n{capacity_notice}",
+    "entry": "Memory {handle}: {text}",
+    "capacity_notice": "The store holds {size} of at most {capacity} entries.",
+    "reading": "Update your memory now. Do not answer yet.",
+}
+COMPACT = {
+    "questions": "question {questions}",
+    "question_line": "{number} {text}",
+    "chunk": "chunk {chunk}",
+    "scratchpad": "scratchpad {text}",
+    "query": "query {text}",
+    "memory": "memory {entries} {capacity_notice}",
+    "entry": "{handle} : {text}",
+    "capacity_notice": "capacity {size} of {capacity}",
+    "reading": "act",
+}
+# Several values in a piece, text behind a value on its line, fences, a backslash in a heading.
+TOOLS = {
+    "questions": "Kelvin asks: {questions}",
+    "question_line": "({number}) {text}",
+    "chunk": "Result of {tool} at {url}:\n```\n{chunk}\n```\nEnd <{chunk_number}>",
+    "scratchpad": "Note [{text}]",
+    "query": "Sought: {text}",
+    "memory": "Found:\n{entries}\n</found> {capacity_notice}",
+    "entry": "* {handle}: {text} (by {writer})",
+    "capacity_notice": "({size} of {capacity})",
+    "reading": "In a \\boxed{}: act.",
+}
+NUMBERS = ("number", "chunk_number", "chunk_count", "handle", "size", "capacity")
+INSIDE = {"question_line": "questions", "entry": "memory", "capacity_notice": "memory"}
+LISTS = {"entries": "entry", "questions": "question_line", "capacity_notice": "capacity_notice"}
+TOP = ("questions", "chunk", "scratchpad", "query", "memory", "reading")
+
+
+@dataclass(frozen=True)
+class Wording:
+    """A set of templates with a guard for it."""
+
+    templates: Mapping[str, str]
+    join: str
+    empty: str
+    guard: PromptGuard = field(repr=False)
+
+    @classmethod
+    def of(cls, templates: Mapping[str, str], join: str, empty: str, tokenizer: Any = None) -> Wording:
+        structure = Structure(templates, join=join, numbers=NUMBERS, inside=INSIDE, lists=("entries",), empty=empty)
+        return cls(templates, join, empty, PromptGuard(tokenizer or WordTokenizer(), structure))
+
+    @property
+    def between(self) -> str:
+        return "\n" if "\n" in self.join else self.join
+
+    def render(self, view: Sequence[Any]) -> str:
+        return self.join.join(self._piece(*piece) for piece in view)
+
+    def _piece(self, name: str, values: Mapping[str, Any]) -> str:
+        template = self.templates[name]
+        if values.get("capacity_notice") == ():
+            template = template.replace("{capacity_notice}", "").rstrip()
+        return fill(template, {key: self._value(name, key, value) for key, value in values.items()})
+
+    def _value(self, name: str, key: str, value: Any) -> str:
+        if value is None or (value == () and key == "entries"):
+            return self.empty
+        if isinstance(value, tuple):
+            return self.between.join(self._piece(*item) for item in value)
+        return self.guard.data(value, name, key) if isinstance(value, str) else str(value)
+
+
+class Reader:
+    """Reads a prompt back: a value ends where, for the first time, what can follow it stands."""
+
+    def __init__(self, wording: Wording, prompt: str) -> None:
+        self.wording, self.prompt, self.at = wording, prompt, 0
+
+    def read(self) -> list[Any]:
+        join = re.escape(self.wording.join)
+        follow = [r"\Z", *(join + self.head(name) for name in TOP)]
+        pieces = []
+        while True:
+            name = next(name for name in TOP if re.compile(self.head(name)).match(self.prompt, self.at))
+            pieces.append(self.piece(name, follow))
+            if self.at == len(self.prompt):
+                return pieces
+            self.take(join)
+
+    def runs(self, name: str) -> list[str]:
+        template = self.wording.templates[name]
+        return re.split(r"\{([a-z_]+)\}", template)
+
+    def head(self, name: str) -> str:
+        """The literal beginning of a piece."""
+        return self.literal(self.runs(name), 0)
+
+    def literal(self, runs: list[str], at: int) -> str:
+        """The literal text from `at` on, numbers as such, up to the next text or piece."""
+        pattern = re.escape(runs[at])
+        while at + 2 < len(runs) and runs[at + 1] in NUMBERS:
+            at += 2
+            pattern += "[0-9]+" + re.escape(runs[at])
+        return pattern
+
+    def take(self, pattern: str) -> str:
+        found = re.compile(pattern).match(self.prompt, self.at)
+        assert found, (pattern, self.prompt[self.at :])
+        self.at = found.end()
+        return found[0]
+
+    def piece(self, name: str, follow: list[str]) -> Any:
+        runs, values = self.runs(name), {}
+        self.take(re.escape(runs[0]))
+        for at in range(1, len(runs), 2):
+            key, rest = runs[at], self.literal(runs, at + 1)
+            if key in NUMBERS:
+                values[key] = int(self.take("[0-9]+"))
+            elif key == "capacity_notice":
+                continue  # read with what is before it
+            elif key == "entries" and "{capacity_notice}" in self.wording.templates[name]:
+                self.entries(rest, follow, values)
+                continue
+            else:
+                last = at == len(runs) - 2
+                values[key] = self.text_or_list(name, key, [rest + end for end in follow] if last else [rest])
+            self.take(re.escape(runs[at + 1]))
+        return name, values
+
+    def entries(self, rest: str, follow: list[str], values: dict[str, Any]) -> None:
+        """Entries and the notice behind them, whose blank goes where there is none."""
+        notice = self.head("capacity_notice")
+        bare = rest.rstrip("\\ \n")
+        ends = [rest + notice, *(bare + end for end in follow)]
+        values["entries"] = self.text_or_list("memory", "entries", ends)
+        values["capacity_notice"] = ()
+        if re.compile(rest + notice).match(self.prompt, self.at):
+            self.take(rest)
+            values["capacity_notice"] = (self.piece("capacity_notice", follow),)
+        else:
+            self.take(bare)
+
+    def text_or_list(self, name: str, key: str, ends: list[str]) -> Any:
+        child = LISTS.get(key)
+        if child and re.compile(self.head(child)).match(self.prompt, self.at):
+            between = re.escape(self.wording.between)
+            items = [self.piece(child, [between + self.head(child), *ends])]
+            while re.compile(between + self.head(child)).match(self.prompt, self.at):
+                self.take(between)
+                items.append(self.piece(child, [between + self.head(child), *ends]))
+            return tuple(items)
+        found = re.compile("|".join(ends)).search(self.prompt, self.at)
+        assert found, (ends, self.prompt[self.at :])
+        text, self.at = self.prompt[self.at : found.start()], found.start()
+        if text == self.wording.empty and key != "chunk":
+            return () if key == "entries" else None
+        return self.original(text, name, key)
+
+    def original(self, text: str, name: str, key: str) -> str:
+        """The data that is shown as `text`: an escape character less at every gap."""
+        escaper = self.wording.guard._escapers[name, key]
+        folded, origins = escaper._fold(text.replace(escaper.escape, ""))
+        gaps = {gap for finder in escaper._finders for gap in finder(folded, origins)}
+        kept, base = [], 0
+        for part in text:
+            if part == escaper.escape and base in gaps:
+                gaps.remove(base)
+                continue
+            base += part != escaper.escape
+            kept.append(part)
+        assert not gaps
+        return "".join(kept)
+
+
+def wordings() -> dict[str, Wording]:
+    return {
+        "full": Wording.of(FULL, "\n\n", "(empty)"),
+        "compact": Wording.of(COMPACT, " ", "none"),
+        "tools": Wording.of(TOOLS, "\n\n", "-"),
+        "full, byte level": Wording.of(FULL, "\n\n", "(empty)", shapes["byte_level"]()),
+    }
+
+
+WORDINGS = wordings()
+
+
+def scraps(wording: Wording) -> list[str]:
+    """What the templates are made of, and what may be mistaken for it."""
+    parts = [run for template in wording.templates.values() for run in re.split(r"\{[a-z_]+\}", template) if run]
+    filled = [re.sub(r"\{[a-z_]+\}", "2", template) for template in wording.templates.values()]
+    halves = [part[: len(part) // 2] for part in filled] + [part[len(part) // 2 :] for part in filled]
+    blanks = ["", " ", "\n", "\n\n", "\r", "\t", "\u2028", "\x0b", "\x0c", "\x85", "\xa0"]
+    marks = ["\\", "\\\\", "1", "12", "\u0662", "\uff12", ":", ".", wording.empty, "x", "<|im_end|>", "<|im_", "end|>"]
+    return [*parts, *filled, *halves, *blanks, *marks, wording.join]
+
+
+def texts(wording: Wording) -> st.SearchStrategy[str]:
+    return st.lists(st.one_of(st.sampled_from(scraps(wording)), st.text(max_size=2)), max_size=5).map(
+        lambda parts: "".join(parts).replace("\0", "").encode("utf-8", "ignore").decode()
+    )
+
+
+def views(wording: Wording) -> st.SearchStrategy[list[Any]]:
+    text, number = texts(wording), st.integers(0, 20)
+
+    def piece(name: str, **values: Any) -> st.SearchStrategy[Any]:
+        named = set(re.findall(r"\{([a-z_]+)\}", wording.templates[name]))
+        filled = {key: value for key, value in values.items() if key in named}
+        filled |= dict.fromkeys(named - set(filled), text)
+        return st.tuples(st.just(name), st.fixed_dictionaries(filled))
+
+    lines = st.integers(1, 3).flatmap(lambda n: st.tuples(*[piece("question_line", number=number)] * n))
+    entries = st.integers(0, 3).flatmap(lambda n: st.tuples(*[piece("entry", handle=number)] * n))
+    notice = st.one_of(st.just(()), st.tuples(piece("capacity_notice", size=number, capacity=number)))
+    return st.tuples(
+        piece("questions", questions=st.one_of(text, lines)),
+        piece("chunk", chunk_number=number, chunk_count=number),
+        piece("chunk", chunk_number=number, chunk_count=number),
+        piece("scratchpad", text=st.one_of(st.none(), text)),
+        piece("query", text=st.one_of(st.none(), text)),
+        piece("memory", entries=entries, capacity_notice=notice),
+        piece("reading"),
+    ).map(list)
+
+
+@pytest.mark.parametrize("name", WORDINGS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_prompt_is_read_back_into_its_pieces_and_data(name: str, data: st.DataObject) -> None:
+    wording = WORDINGS[name]
+    view = data.draw(views(wording))
+    assert Reader(wording, wording.render(view)).read() == view
+
+
+@pytest.mark.parametrize("name", WORDINGS)
+def test_all_small_views_have_prompts_of_their_own(name: str) -> None:
+    wording = WORDINGS[name]
+    entry = re.sub(r"\{[a-z]+\}", "2", wording.templates["entry"])
+    alphabet = ["", wording.join, wording.between, f"{wording.between}{entry}", "\\", wording.empty, "a"]
+    small = ["".join(parts) for parts in product(alphabet, repeat=2)]
+    writer = {"writer": "w"} if "{writer}" in wording.templates["entry"] else {}
+    seen: dict[str, Any] = {}
+    for first, second, notice in product(dict.fromkeys(small), dict.fromkeys([None, *small]), (False, True)):
+        listed = [text for text in (first, second) if text is not None]
+        entries = tuple(("entry", {"handle": 2, "text": text, **writer}) for text in listed)
+        notices = (("capacity_notice", {"size": 2, "capacity": 2}),) if notice else ()
+        view = [("query", {"text": second}), ("memory", {"entries": entries, "capacity_notice": notices})]
+        prompt = wording.render(view)
+        assert seen.setdefault(prompt, view) == view
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("A\nMemory 2: B", "A\n\\Memory 2: B"),
+        ("A\n\\Memory 2: B", "A\n\\\\Memory 2: B"),
+        ("Memory 2: B", "\\Memory 2: B"),
+        ("A\r\n \tYour scratchpad:", "A\r\n \t\\Your scratchpad:"),
+        ("A\u2028Part 1 of 2 of the text: x", "A\u2028\\Part 1 of 2 of the text: x"),
+        ("(empty)", "\\(empty)"),
+        ("  (empty)\n", "  \\(empty)\n"),
+        *(
+            (text, text)
+            for text in ("In Memory 2: B", "1. A\n2. B", "Memory of B", "Memory \u0662: B", "(empty) (empty)")
+        ),
+    ],
+)
+def test_data_gets_a_backslash_before_a_heading_and_nowhere_else(text: str, shown: str) -> None:
+    assert WORDINGS["full"].guard.data(text, "entry", "text") == shown
+
+
+def test_headings_without_a_letter_are_escaped_only_where_they_can_follow() -> None:
+    guard = WORDINGS["full"].guard
+    assert guard.data("A\n2. B", "questions", "questions") == "A\n\\2. B"
+    assert guard.data("A\n2. B", "question_line", "text") == "A\n\\2. B"
+    assert guard.data("A\n2. B", "chunk", "chunk") == "A\n2. B"
+    assert guard.data("A\n2. B") == "A\n\\2. B"  # a place that is not known
+
+
+def test_headings_are_seen_through_what_the_normaliser_takes_away() -> None:
+    structure = Structure({"asks": "Kelvin asks: {text}", "item": "{number}. {text}"}, numbers=("number",))
+    guard = PromptGuard(shapes["byte_level"](), structure)
+    assert guard.data("a\n\u212aelvin asks: x") == "a\n\\\u212aelvin asks: x"
+    compatible = PromptGuard(shapes["unigram"](), structure)
+    assert compatible.data("a\n\u2488 x\n\uff2belvin asks:") == "a\n\\\u2488 x\n\\\uff2belvin asks:"
+
+
+def test_a_tokenizer_that_knows_no_lines_has_headings_guarded_at_every_word() -> None:
+    structure = Structure(FULL, numbers=NUMBERS, inside=INSIDE, lists=("entries",))
+    assert PromptGuard(shapes["lower_case"](), structure).data("A memory  2: B") == "A \\memory  2: B"
+
+
+@pytest.mark.parametrize(
+    ("templates", "message"),
+    [
+        ({"page": "{text}"}, "begins with {text}"),
+        ({"page": "Page:\n{text}", "result": "Page:\n{url}"}, "begin alike"),
+        ({"page": "Note {text}", "result": "Note to {url}"}, "begin alike"),
+        ({"page": "Page {title}{text}"}, "put at least two characters"),
+        ({"page": "Page {title} {text}"}, "put at least two characters"),
+    ],
+)
+def test_templates_that_leave_open_where_a_value_ends_are_refused(templates: dict[str, str], message: str) -> None:
+    with pytest.raises(DialectError, match=re.escape(message)):
+        Structure(templates)
+
+
+def test_pieces_need_white_space_between_them() -> None:
+    with pytest.raises(DialectError, match="give white space"):
+        Structure({"page": "Page {text}"}, join="|")
+
+
+def test_a_word_is_no_beginning_of_a_longer_one() -> None:
+    structure = Structure({"note": "Note {text}", "notes": "Notes: {text}"})
+    guard = PromptGuard(WordTokenizer(), structure)  # type: ignore[arg-type]
+    assert guard.data("Noted\nNote this\nNotes:") == "Noted\n\\Note this\n\\Notes:"
