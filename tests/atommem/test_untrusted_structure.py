@@ -119,12 +119,12 @@ class Reader:
         return self.literal(self.runs(name), 0)
 
     def literal(self, runs: list[str], at: int) -> str:
-        """The literal text from `at` on, numbers as such, up to the next text or piece."""
+        """The literal text from `at` on, numbers as such, up to the next text or piece; at the end, to the end of a word."""
         pattern = re.escape(runs[at])
         while at + 2 < len(runs) and runs[at + 1] in NUMBERS:
             at += 2
             pattern += "[0-9]+" + re.escape(runs[at])
-        return pattern
+        return pattern + (r"(?!\S)" if pattern and at == len(runs) - 1 else "")
 
     def take(self, pattern: str) -> str:
         found = re.compile(pattern).match(self.prompt, self.at)
