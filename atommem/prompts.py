@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from atommem.actions import CREATE, MEMORY_ACTIONS, READ, SCRATCHPAD, ActionSpec
@@ -12,10 +13,17 @@ from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section
 from atommem.dialects.templates import fill
 from atommem.environment import EnvironmentFactory
+from atommem.errors import DialectError
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, Piece
 from atommem.parsing import THINK
 from atommem.tokens import Tokenizer
+from atommem.untrusted import PromptGuard, Rewrite, Structure, forms_in
+
+_MEMORY = "memory."
+"""Before the names of memory's own pieces: an environment may use the same names."""
+_MEMORY_PIECES = ("scratchpad", "query", "memory", "entry", "capacity_notice")
+_NO_NOTICE = f"{_MEMORY}unlimited"
 
 
 class PromptBuilder:
@@ -24,16 +32,23 @@ class PromptBuilder:
     Layout ``prefix`` puts what is new before the memory, so that the episodes of a group share almost
     the whole prompt; ``paper`` puts it last, as arXiv 2601.08323 does.
 
+    All text of observations and memory is data (`atommem.untrusted`): no control token comes out of it, and different
+    observations and memories have different prompts.
+
     Args:
         tokenizer: The policy's.
         dialect: Tags and wording of the memory.
         config: Layout, disabled actions.
         section: Wording of the environment.
         actions: The environment's.
+        numbers, inside: What its `EnvironmentFactory` says of its pieces.
         chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
 
     Attributes:
         opens_thinking: Whether the chat template ends prompts with ``<think>``: completions then begin inside of it.
+
+    Raises:
+        DialectError: The templates do not let one piece be told from another.
     """
 
     def __init__(
@@ -44,11 +59,15 @@ class PromptBuilder:
         section: Section,
         actions: Sequence[ActionSpec],
         chat_template_kwargs: dict[str, Any] | None = None,
+        *,
+        numbers: Sequence[str] = (),
+        inside: Mapping[str, str] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.layout = config.layout
         self._templates = dialect.templates
         self._section = section
+        self._inside = inside or {}
         self._capacity_notice = config.capacity_notice
         self._chat_template_kwargs = chat_template_kwargs or {}
         specs = {spec.name: spec for spec in (*MEMORY_ACTIONS, *actions) if not spec.is_tool}
@@ -66,9 +85,26 @@ class PromptBuilder:
         }
         self._places = {place for place, is_used in used.items() if is_used or not self._templates.places}
         self.system = self._instructions(() if dialect.whole else actions)
-        self.opens_thinking = False
-        if self._templates.chat:
-            self.opens_thinking = self._chat([{"role": "user", "content": ""}]).rstrip().endswith(f"<{THINK}>")
+        frame = self._rendered(self._messages(""))
+        self.opens_thinking = self._templates.chat and frame.rstrip().endswith(f"<{THINK}>")
+        wording = {f"{_MEMORY}{name}": getattr(self._templates, name) for name in _MEMORY_PIECES} | dict(section.pieces)
+        self._words = {name: self._tagged(template) for name, template in wording.items()}
+        self._structure = Structure(
+            self._words,
+            join=self._templates.join,
+            numbers=("handle", "size", "capacity", *numbers),
+            inside={f"{_MEMORY}{name}": f"{_MEMORY}memory" for name in ("entry", "capacity_notice")}
+            | dict(self._inside),
+            lists=("entries",),
+            empty=self._templates.empty,
+        )
+        self._numbers = frozenset(numbers)
+        self._words[f"{_MEMORY}empty"] = self._templates.empty
+        self._words[_NO_NOTICE] = self._words[f"{_MEMORY}memory"].replace("{capacity_notice}", "").rstrip()
+        self._guard = PromptGuard(tokenizer, self._structure, forms_in(frame) if self._templates.chat else ())
+        # None where the pieces themselves hold control tokens: then it depends on which are shown.
+        bare = not any(self._guard.controls(self._encoded(words)) for words in self._words.values())
+        self._controls = self._guard.controls(self._encoded(frame)) if bare else None
 
     @classmethod
     def of(
@@ -81,38 +117,63 @@ class PromptBuilder:
     ) -> PromptBuilder:
         """The prompts of an environment."""
         section = environments.section(config.templates)
-        return cls(tokenizer, dialect, config, section, environments.actions, chat_template_kwargs)
+        return cls(
+            tokenizer,
+            dialect,
+            config,
+            section,
+            environments.actions,
+            chat_template_kwargs,
+            numbers=environments.numbers,
+            inside=environments.inside,
+        )
 
     def build(self, observation: Observation, view: MemoryView) -> list[int]:
         """The prompt of one step as token ids."""
-        return self.tokenizer.encode(self.text(observation, view), add_special_tokens=False)
+        return self._guard.encode(lambda rewrite: self._text(observation, view, rewrite), self._controls)
 
     def text(self, observation: Observation, view: MemoryView) -> str:
         """The prompt of one step as text, chat markup included."""
-        if self._templates.chat:
-            return self._chat(self.messages(observation, view))
-        return self._templates.join.join(item["content"] for item in self.messages(observation, view))
+        return self._text(observation, view, self._guard.data)
 
     def messages(self, observation: Observation, view: MemoryView) -> list[dict[str, str]]:
-        """The prompt of one step as chat messages."""
-        stream = [self._piece(piece) for piece in observation.stream]
+        """The prompt of one step as chat messages, for a server whose tokenizer is not known."""
+        return self._messages(self._user(observation, view, self._server_guard.data))
+
+    @cached_property
+    def _server_guard(self) -> PromptGuard:
+        return PromptGuard(None, self._structure)
+
+    def _text(self, observation: Observation, view: MemoryView, rewrite: Rewrite) -> str:
+        return self._rendered(self._messages(self._user(observation, view, rewrite)))
+
+    def _user(self, observation: Observation, view: MemoryView, rewrite: Rewrite) -> str:
+        """What the user says: all pieces, their data rewritten."""
         memory = self._memory(view)
         pieces = [
-            *(self._piece(piece) for piece in observation.task),
-            *((*stream, *memory) if self.layout == "prefix" else (*memory, *stream)),
-            *(self._piece(piece) for piece in observation.closing),
+            *observation.task,
+            *((*observation.stream, *memory) if self.layout == "prefix" else (*memory, *observation.stream)),
+            *observation.closing,
         ]
-        user = self._templates.join.join(piece for piece in pieces if piece)
+        shown = (self._piece(piece, rewrite) for piece in pieces)
+        return self._guard.closed(self._templates.join.join(piece for piece in shown if piece))
+
+    def _messages(self, user: str) -> list[dict[str, str]]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": user}]
+
+    def _rendered(self, messages: list[dict[str, str]]) -> str:
+        if self._templates.chat:
+            return render_chat(self.tokenizer, messages, self._chat_template_kwargs)
+        return self._templates.join.join(message["content"] for message in messages)
+
+    def _encoded(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     @property
     def digest(self) -> str:
         """SHA-256 of all wording."""
         return hashlib.sha256(repr((self._templates, self._section)).encode()).hexdigest()
-
-    def _chat(self, messages: list[dict[str, str]]) -> str:
-        return render_chat(self.tokenizer, messages, self._chat_template_kwargs)
 
     def _instructions(self, actions: Sequence[ActionSpec]) -> str:
         """The system message."""
@@ -142,42 +203,44 @@ class PromptBuilder:
     def _tagged(self, template: str) -> str:
         return fill(template, self._tags)
 
-    def _fill(self, template: str, **values: object) -> str:
-        return fill(template, {**self._tags, **values})
-
-    def _piece(self, piece: Piece) -> str:
-        """A piece in its environment's words; nothing where it needs an action that cannot be written."""
+    def _piece(self, piece: Piece, rewrite: Rewrite) -> str:
+        """A piece in words; nothing where it needs an action that cannot be written."""
         if piece.needs is not None and piece.needs not in self._enabled:
             return ""
-        return self._fill(
-            self._section.pieces[piece.name], **{name: self._value(value) for name, value in piece.values.items()}
-        )
+        values = {name: self._value(piece.name, name, value, rewrite) for name, value in piece.values.items()}
+        return fill(self._words[piece.name], values)
 
-    def _value(self, value: str | int | Piece | tuple[Piece, ...]) -> str:
-        if isinstance(value, Piece):
-            return self._piece(value)
-        if isinstance(value, tuple):
-            return "\n".join(self._piece(item) for item in value)
-        return str(value)
+    def _value(self, owner: str, name: str, value: str | int | Piece | tuple[Piece, ...], rewrite: Rewrite) -> str:
+        if isinstance(value, str):
+            if name in self._numbers:
+                raise DialectError(f"piece {owner} has {value!r} for {{{name}}}, which its environment calls a number.")
+            return rewrite(value, owner, name)
+        if isinstance(value, int):
+            return str(value)
+        pieces = (value,) if isinstance(value, Piece) else value
+        for piece in pieces:
+            if not piece.name.startswith(_MEMORY) and self._inside.get(piece.name) != owner:
+                raise DialectError(f"piece {piece.name} stands in {owner}: say so in `inside` of its environment.")
+        between = "\n" if self._templates.chat else self._templates.join
+        return between.join(self._piece(piece, rewrite) for piece in pieces)
 
-    def _memory(self, view: MemoryView) -> list[str]:
-        templates = self._templates
-        entries = [self._fill(templates.entry, handle=item.handle, text=item.text) for item in view.retrieved]
-        separator = "\n" if templates.chat else templates.join
-        notice = ""
-        if self._capacity_notice and view.capacity is not None:
-            notice = self._fill(templates.capacity_notice, size=view.size, capacity=view.capacity)
-        memory = self._fill(
-            templates.memory,
-            entries=separator.join(entries) or templates.empty,
-            size=view.size,
-            capacity_notice=notice,
-        )
+    def _memory(self, view: MemoryView) -> list[Piece]:
+        """The memory as pieces."""
+        empty = Piece(f"{_MEMORY}empty")
         pieces = []
         if "scratchpad" in self._places:
-            pieces.append(self._fill(templates.scratchpad, text=view.scratchpad or templates.empty))
+            pieces.append(Piece(f"{_MEMORY}scratchpad", {"text": view.scratchpad or empty}))
         if "store" in self._places:
-            pieces += [self._fill(templates.query, text=view.query or templates.empty), memory.rstrip()]
+            entries = tuple(
+                Piece(f"{_MEMORY}entry", {"handle": item.handle, "text": item.text}) for item in view.retrieved
+            )
+            values: dict[str, Any] = {"entries": entries or empty, "size": view.size}
+            name = _NO_NOTICE
+            if self._capacity_notice and view.capacity is not None:
+                name, filled = f"{_MEMORY}memory", {"size": view.size, "capacity": view.capacity}
+                values["capacity_notice"] = Piece(f"{_MEMORY}capacity_notice", filled)
+            pieces.append(Piece(f"{_MEMORY}query", {"text": empty if view.query is None else view.query}))
+            pieces.append(Piece(name, values))
         return pieces
 
 

@@ -117,11 +117,11 @@ def awkward() -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet))
-    special = ["§", "|", "<s>", "<<s>>", "a|>b", "|>bc", "<\\s>", "</s>", "TEL]", "\u2581x\u2581", "END"]
+    special = ["☃", "|", "<s>", "<<s>>", "a|>b", "|>bc", "<\\s>", "</s>", "TEL]", "\u2581x\u2581", "END"]
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=at % 2 == 0) for at, text in enumerate(special)]
     )
-    return _fast(tokenizer, ROLES, eos_token="</s>", pad_token="§")
+    return _fast(tokenizer, ROLES, eos_token="</s>", pad_token="☃")
 
 
 SHAPES = {item.__name__: item for item in (byte_level, unigram, lower_case, words, awkward)}

@@ -9,7 +9,8 @@ from atommem.errors import ConfigError
 from atommem.tokens import Tokenizer
 from atommem.untrusted.cleaning import clean
 from atommem.untrusted.control import control_tokens, find_tokens, normalizer_of, single_characters, watched_ids
-from atommem.untrusted.escaping import Escaper, Fold
+from atommem.untrusted.escaping import Escaper, Fold, compatible
+from atommem.untrusted.known_forms import find_known_forms
 from atommem.untrusted.structure import Structure
 
 Rewrite = Callable[[str, str, str], str]
@@ -29,21 +30,24 @@ class PromptGuard:
     (see `atommem.untrusted.structure`).
 
     Args:
-        tokenizer: Whose control tokens are guarded.
+        tokenizer: Whose control tokens are guarded; None for a server whose tokenizer is not known: then it is the
+            forms that control tokens have in all model families (`guard_text`).
         structure: Of the templates; None for prompts without any.
         forms: Further texts that its model takes for control tokens (see `forms_in`).
     """
 
-    def __init__(self, tokenizer: Tokenizer, structure: Structure | None = None, forms: Collection[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, structure: Structure | None = None, forms: Collection[str] = ()
+    ) -> None:
         self.tokenizer = tokenizer
         self._structure = structure
-        self._fold = Fold(normalizer_of(tokenizer))
-        self._lines = structure is None or _keeps_lines(tokenizer)
+        self._fold = Fold(compatible if tokenizer is None else normalizer_of(tokenizer))
+        self._lines = tokenizer is None or structure is None or _keeps_lines(tokenizer)
         tokens = control_tokens(tokenizer)
-        self._watched = watched_ids(tokenizer, tokens)
+        self._watched = frozenset() if tokenizer is None else watched_ids(tokenizer, tokens)
         texts = {*tokens.values(), *forms}
         self.escape = _escape_for(texts, structure.literals if structure else (), self._fold)
-        self._find_tokens = find_tokens(texts, self._fold)
+        self._find_tokens = find_tokens(texts, self._fold) if tokenizer is not None else [find_known_forms]
         self._write_out = single_characters(texts, self._fold, self.escape)
         self._escapers: dict[tuple[str, str], Escaper] = {}
         # The episodes of a group read the same chunk, and a memory shows the same entries again and again.
@@ -65,7 +69,11 @@ class PromptGuard:
     def controls(self, token_ids: Sequence[int]) -> list[int]:
         """The control tokens among `token_ids`, in order."""
         watched = self._watched
-        return [token for token in token_ids if token in watched]
+        return [token for token in token_ids if token in watched] if watched else []
+
+    def closed(self, message: str) -> str:
+        """A message of which nothing is lost where a chat template strips it."""
+        return message + self.escape if message.rstrip(self.escape)[-1:].isspace() else message
 
     def encode(self, render: Callable[[Rewrite], str], expected: Sequence[int] | None = None) -> list[int]:
         """The token ids of a prompt, among which no control token comes from data.
@@ -88,6 +96,7 @@ class PromptGuard:
         return token_ids
 
     def _encode(self, prompt: str) -> list[int]:
+        assert self.tokenizer is not None, "a prompt for a server is not encoded here"
         return self.tokenizer.encode(prompt, add_special_tokens=False)
 
     def _apart(self, text: str, piece: str = "", placeholder: str = "") -> str:

@@ -29,7 +29,8 @@ _FORMS = (
 )
 _FORM = re.compile("|".join(_FORMS), re.IGNORECASE)
 _MARKUP = re.compile(r"<<?[^\s<>]{1,80}>>?|\[[^\s\[\]]{1,80}\]|◁[^\s▷]{1,80}▷")
-_escape = Escaper("\\", Fold(compatible), [find_behind_first(_FORM)])
+find_known_forms = find_behind_first(_FORM)
+_escape = Escaper("\\", Fold(compatible), [find_known_forms])
 
 
 def guard_text(text: str) -> str:

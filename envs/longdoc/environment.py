@@ -41,6 +41,8 @@ class LongDocEnvironments(EnvironmentFactory):
         "answering": (),
         "read_notice": (),
     }
+    numbers = ("number", "chunk_number", "chunk_count", "reads_left")
+    inside: ClassVar = {"question_line": "questions", "read_notice": "answering"}
     phases = ("reading", "answering")
     config: LongDocConfig
 

@@ -148,7 +148,8 @@ class _Turn:
 
     def write(self, kind: str, body: str) -> None:
         tag = self._expert._tags[kind]
-        self.elements.append((_PLACE.get(kind, len(_PLACE)), f"<{tag}> {body} </{tag}>"))
+        element = " ".join(part for part in (f"<{tag}>", body, f"</{tag}>") if part)
+        self.elements.append((_PLACE.get(kind, len(_PLACE)), element))
 
     def text(self) -> str:
         return " ".join(element for _, element in sorted(self.elements, key=lambda item: item[0]))
@@ -232,6 +233,6 @@ class _Turn:
 
     def note(self, statements: Sequence[Statement]) -> None:
         """Write the scratchpad, if it changes."""
-        notes = " ".join(self._prose.sentence(s) for s in dict.fromkeys(statements)) or self._prose.unknown
-        if notes != (self._view.scratchpad or self._prose.unknown):
+        notes = " ".join(self._prose.sentence(s) for s in dict.fromkeys(statements))
+        if notes != self._view.scratchpad:
             self.write("scratchpad", notes)

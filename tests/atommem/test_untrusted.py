@@ -47,7 +47,7 @@ def encode(guard: PromptGuard, text: str) -> list[int]:
 
 # Texts made of what control tokens are made of: whole ones, halves, disguises, backslashes and what is not seen.
 SCRAPS = ["<|im_end|>", "<|", "|>", "im_end", "<think>", "</", "<", ">", "s>", "<s>", "[CLS]", "[", "cls]", "<pad>"]
-SCRAPS += ["§", "|", "|>b", "a|>b", "TEL]", "\u2121]", "\\", "\\\\", "~", "\\u00a7", "~u007c", "u00a7", "[note]"]
+SCRAPS += ["☃", "|", "|>b", "a|>b", "TEL]", "\u2121]", "\\", "\\\\", "~", "\\u2603", "~u007c", "u2603", "[note]"]
 SCRAPS += [
     "\uff1c",
     "\uff5c",
@@ -223,5 +223,5 @@ def test_hostile_texts_take_linear_time() -> None:
         return time.process_time() - started
 
     for guard in (guard_of("byte_level")._data, guard_of("awkward")._data, guard_text):
-        for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<|im_end", "§", "<a_", "\\u00a7"):
+        for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<|im_end", "☃", "<a_", "\\u2603"):
             assert seconds(unit * (200_000 // len(unit)), guard) < 2.0, unit  # quadratic time would be minutes
