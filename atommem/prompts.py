@@ -235,12 +235,12 @@ class PromptBuilder:
                 Piece(f"{_MEMORY}entry", {"handle": item.handle, "text": item.text}) for item in view.retrieved
             )
             values: dict[str, Any] = {"entries": entries or empty, "size": view.size}
-            limited = self._capacity_notice and view.capacity is not None
-            if limited:
-                filled = {"size": view.size, "capacity": view.capacity or 0}
+            name = _NO_NOTICE
+            if self._capacity_notice and view.capacity is not None:
+                name, filled = f"{_MEMORY}memory", {"size": view.size, "capacity": view.capacity}
                 values["capacity_notice"] = Piece(f"{_MEMORY}capacity_notice", filled)
             pieces.append(Piece(f"{_MEMORY}query", {"text": empty if view.query is None else view.query}))
-            pieces.append(Piece(f"{_MEMORY}memory" if limited else _NO_NOTICE, values))
+            pieces.append(Piece(name, values))
         return pieces
 
 

@@ -21,6 +21,7 @@ from atommem.observation import Observation
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.tokens import Tokenizer
+from atommem.untrusted import clean
 
 if TYPE_CHECKING:
     from atommem.memory.contents import Snapshot
@@ -198,7 +199,8 @@ class Session:
             raise TurnTimeoutError from error
         self.turns += 1
         self.sampled += completion.completion_tokens or len(completion.token_ids)
-        parsed = agent.grammar.parse(completion.text, observation.phase, agent.prompts.opens_thinking)
+        text = clean(completion.text)
+        parsed = agent.grammar.parse(text, observation.phase, agent.prompts.opens_thinking)
         step = Step(
             index=index,
             observation=observation,
@@ -206,7 +208,7 @@ class Session:
             prompt_ids=prompt_ids if agent.keep_prompts else [],
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
-            text=completion.text,
+            text=text,
             finish_reason=completion.finish_reason,
             actions=parsed.actions,
             problems=parsed.problems,

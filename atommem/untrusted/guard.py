@@ -19,6 +19,8 @@ Rewrite = Callable[[str, str, str], str]
 # A backslash says to every reader that what follows is meant as written. The others are for a tokenizer that has it in
 # one of its control tokens.
 ESCAPES = "\\/~^`¦¤¬‖⁞"
+_LONGEST = 65_536
+"""Characters of a text that is worth remembering: all that are remembered take 32 MiB."""
 
 
 class PromptGuard:
@@ -51,10 +53,13 @@ class PromptGuard:
         self._write_out = single_characters(texts, self._fold, self.escape)
         self._escapers: dict[tuple[str, str], Escaper] = {}
         # The episodes of a group read the same chunk, and a memory shows the same entries again and again.
-        self.data = lru_cache(maxsize=1024)(self._data)
+        self._remembered = lru_cache(maxsize=512)(self._data)
 
-    def _data(self, text: str, piece: str = "", placeholder: str = "") -> str:
+    def data(self, text: str, piece: str = "", placeholder: str = "") -> str:
         """`text` as data of a placeholder of a piece (without them: of any)."""
+        return (self._remembered if len(text) <= _LONGEST else self._data)(text, piece, placeholder)
+
+    def _data(self, text: str, piece: str, placeholder: str) -> str:
         text = clean(text)
         if self._write_out is not None:
             text = self._write_out(text)

@@ -7,6 +7,7 @@ from bisect import bisect_right
 
 from atommem.envs.task import Document, Task
 from atommem.tokens import Tokenizer, cut_position, token_offsets
+from atommem.untrusted import clean
 
 # A sentence ends after . ! ? (and closing quotes or brackets) before white space, after their CJK
 # counterparts, and before a line break. The white space goes to the next chunk, as most tokenizers
@@ -62,4 +63,4 @@ def chunk_task(task: Task, tokenizer: Tokenizer, chunking: str, chunk_tokens: in
     """The chunks of a task: by tokens of its joined text, or (`chunking` ``documents``) one a document."""
     if chunking == "documents" and task.context is None:
         return [f"{item.title}\n{item.text}" if item.title else item.text for item in task.documents]
-    return chunk_text(joined_text(task), tokenizer, chunk_tokens, whole_sentences)
+    return chunk_text(clean(joined_text(task)), tokenizer, chunk_tokens, whole_sentences)

@@ -148,7 +148,8 @@ class _Turn:
 
     def write(self, kind: str, body: str) -> None:
         tag = self._expert._tags[kind]
-        self.elements.append((_PLACE.get(kind, len(_PLACE)), " ".join(part for part in (f"<{tag}>", body, f"</{tag}>") if part)))
+        element = " ".join(part for part in (f"<{tag}>", body, f"</{tag}>") if part)
+        self.elements.append((_PLACE.get(kind, len(_PLACE)), element))
 
     def text(self) -> str:
         return " ".join(element for _, element in sorted(self.elements, key=lambda item: item[0]))

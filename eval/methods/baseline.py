@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from atommem.actions import ANSWER_ACTION
@@ -32,6 +33,7 @@ from atommem.policy.contract import Policy, Sampling
 from atommem.prompts import render_chat
 from atommem.session import request_sampling
 from atommem.tokens import Tokenizer
+from atommem.untrusted import PromptGuard, clean, forms_in
 
 SYSTEM = "You answer questions. Give the shortest wording that is complete, and end with it in a box: \\boxed{answer}"
 ANSWER_FROM_TEXT = "{text}\n\nQuestion:\n{question}\n\nAnswer the question from the text above, in a box."
@@ -113,6 +115,12 @@ class Setup:
     context_tokens: int = 32_768
     yarn_factor: float | None = None
     encode_threads: int = 0
+
+    @cached_property
+    def guard(self) -> PromptGuard:
+        """Breaks the control tokens in what prompts quote."""
+        frame = render_chat(self.tokenizer, [{"role": "user", "content": ""}], self.chat_template_kwargs)
+        return PromptGuard(self.tokenizer, forms=forms_in(frame))
 
 
 def documents(setup: Setup, method: str) -> Documents:
@@ -232,8 +240,9 @@ class Recorder:
         return self.prompt_of(messages)
 
     def prompt_of(self, messages: list[dict[str, str]]) -> str:
-        """Any messages as the policy reads them."""
-        return render_chat(self._setup.tokenizer, messages, self._setup.chat_template_kwargs)
+        """Any messages as the policy reads them; no control token comes out of what they quote."""
+        guarded = [{**message, "content": self._setup.guard.data(message["content"])} for message in messages]
+        return render_chat(self._setup.tokenizer, guarded, self._setup.chat_template_kwargs)
 
     async def ask(self, prompt: str, observation: Observation, view: MemoryView | None = None) -> Step:
         """Sample a completion of `prompt` and keep it as a step; what it did is noted with `note`.
@@ -260,7 +269,7 @@ class Recorder:
             prompt_ids=[],
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
-            text=completion.text,
+            text=clean(completion.text),
             finish_reason=completion.finish_reason,
             actions=(),
             problems=(),
