@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.errors import TraceError
+from atommem.memory.operations import POLICY
 from atommem.trace import Trace, read_trace
 
 
@@ -61,7 +62,7 @@ def check_eval(folder: Path, tasks: int) -> dict[str, Any]:
         "endings": endings,
         "steps": len(steps),
         "actions": sum(len(step.actions) for step in steps),
-        "operations": sum(len(step.operations) for step in steps),
+        "operations": sum(operation.actor == POLICY for step in steps for operation in step.operations),
         "skipped": skipped,
         "em": _mean([question["metrics"]["em"] for question in scored]),
         "f1": _mean([question["metrics"]["f1"] for question in scored]),

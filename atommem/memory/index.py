@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
+from math import sqrt
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,7 @@ _BLOCK_NUMBERS = 2**18
 its own for larger ones, which get in each other's way when several searches run."""
 _BLOCKS_ON_LOOP, _ENTRIES_ON_LOOP = 4, 4096
 _FIRST_ROWS = 16
+_FEW = 64
 
 
 class VectorIndex:
@@ -59,7 +62,7 @@ class VectorIndex:
 
     def put(self, entry_id: int, vector: Vectors) -> None:
         """Add a vector, or replace the one of this id."""
-        row = self.check(vector)[0]
+        row = self.check(vector)
         place = self._rows.get(entry_id)
         if place is None:
             place = len(self._rows)
@@ -75,7 +78,7 @@ class VectorIndex:
             ids: Length n, each once.
             vectors: Shape (n, dim).
         """
-        rows = self.check(vectors, len(ids))
+        rows = self._check_all(vectors, len(ids))
         first, size = len(self._rows), len(self._rows) + len(rows)
         new = {int(entry_id): first + place for place, entry_id in enumerate(ids)}
         if len(new) < len(rows) or any(entry_id in self._rows for entry_id in new):
@@ -106,6 +109,15 @@ class VectorIndex:
         while len(self._blocks) > 1 + -(-last // self._block_rows):
             self._blocks.pop()
             self._shared.discard(len(self._blocks))
+
+    def vector(self, entry_id: int) -> Vectors:
+        """A copy of the vector of an id, shape (dim,).
+
+        Raises:
+            KeyError: There is no such id.
+        """
+        number, inside = divmod(self._rows[entry_id], self._block_rows)
+        return self._blocks[number][inside].copy()
 
     def vectors(self, ids: Iterable[int]) -> Vectors:
         """A copy of the vectors of some ids, in their order: shape (n, dim).
@@ -138,11 +150,13 @@ class VectorIndex:
             vector: The query's embedding, shape (dim,).
             k: How many to return.
         """
-        query = self.check(vector)[0]
+        query = self.check(vector)
         scores = np.empty(len(self._rows), dtype=np.float32)
-        parts = THREADS if self.is_large else 1
-        edges = [len(self._blocks) * part // parts for part in range(parts + 1)]
-        share([partial(self._score, query, scores, start, end) for start, end in pairwise(edges)])
+        if self.is_large:
+            edges = [len(self._blocks) * part // THREADS for part in range(THREADS + 1)]
+            share([partial(self._score, query, scores, start, end) for start, end in pairwise(edges)])
+        else:
+            self._score(query, scores, 0, len(self._blocks))
         return best(scores, self._ids[: len(scores)], k)
 
     async def find(self, vector: Vectors, k: int) -> Hits:
@@ -157,8 +171,14 @@ class VectorIndex:
         """Whether a look at every row or entry is too much work for the event loop (about a millisecond)."""
         return len(self._rows) > min(_ENTRIES_ON_LOOP, _BLOCKS_ON_LOOP * self._block_rows)
 
-    def check(self, vectors: Vectors, count: int = 1) -> Vectors:
-        """`vectors` as a matrix of `count` rows: finite numbers of norm 1, or an error."""
+    def check(self, vector: Vectors) -> Vectors:
+        """`vector` as `dim` float32 numbers of norm 1, or an error."""
+        row = np.ascontiguousarray(vector, dtype=np.float32).reshape(-1)
+        if len(row) != self.dim or not abs(sqrt(float(row @ row)) - 1.0) <= _NORM_TOLERANCE:
+            self._check_all(row[None], 1)
+        return row
+
+    def _check_all(self, vectors: Vectors, count: int) -> Vectors:
         rows = np.ascontiguousarray(vectors, dtype=np.float32)
         if rows.size != count * self.dim:
             raise ConfigError(
@@ -218,6 +238,9 @@ def best(scores: Vectors, ids: Ids, k: int) -> Hits:
     k = min(k, len(scores))
     if k < 1:
         return []
+    if len(scores) <= _FEW:
+        ranked = sorted(zip((-scores).tolist(), ids.tolist(), strict=True))
+        return [(entry_id, round(-score, 6)) for score, entry_id in _by_group(ranked)[:k]]
     kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
     above = np.flatnonzero(scores > kth)  # fewer than k
     above = above[np.argsort(-scores[above], kind="stable")]
@@ -242,3 +265,15 @@ def best(scores: Vectors, ids: Ids, k: int) -> Hits:
         members = members[np.argpartition(ids[members], wanted - 1)[:wanted]]
     places += sorted(members.tolist(), key=ids.__getitem__)
     return [(int(ids[place]), round(float(scores[place]), 6)) for place in places]
+
+
+def _by_group(ranked: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Pairs of a score's negative and an id, sorted, with each group in the order of its ids."""
+    ordered: list[tuple[float, int]] = []
+    group: list[tuple[float, int]] = []
+    for pair in ranked:
+        if group and pair[0] > group[0][0] + TIE_TOLERANCE:
+            ordered += sorted(group, key=itemgetter(1))
+            group = []
+        group.append(pair)
+    return ordered + sorted(group, key=itemgetter(1))

@@ -184,14 +184,18 @@ class Turn:
         asked = [query] if query is not None and self._query_vector is None and searched else []
         if not stored and not asked:
             return
+        texts = [write.text for write in stored]
         with resources.activity.busy("embed"):
-            vectors, query_vectors = await asyncio.gather(
-                resources.embed([write.text for write in stored], "entry"), resources.embed(asked, "query")
-            )
+            if stored and asked:
+                vectors, asked_vectors = await asyncio.gather(
+                    resources.embed(texts, "entry"), resources.embed(asked, "query")
+                )
+            else:
+                vectors, asked_vectors = await resources.embed(texts, "entry"), await resources.embed(asked, "query")
         for write, vector in zip(stored, vectors, strict=True):
             write.vector = vector
         if asked:
-            self._query_vector = query_vectors[0]
+            self._query_vector = asked_vectors[0]
 
     def _create(self, write: _Write) -> Generator[str, Vectors, None]:
         assert write.vector is not None, "every create was embedded"
@@ -313,7 +317,7 @@ class Turn:
         if operation.outcome is not Outcome.APPLIED or entry_id is None:
             return
         if entry_id not in self._before:
-            self._before[entry_id] = index.vectors([entry_id])[0] if entry_id in index else None
+            self._before[entry_id] = index.vector(entry_id) if entry_id in index else None
         self._changed = True
         if vector is None:
             index.remove(entry_id)

@@ -31,7 +31,7 @@ class Notebook:
 
     def vector(self, entry_id: int) -> Vectors:
         """The vector of an entry, shape (dim,)."""
-        return self.index.vectors([entry_id])[0]
+        return self.index.vector(entry_id)
 
     async def create(self, step: Step, texts: Sequence[str]) -> list[int]:
         """Add entries, as what `step` led to; their ids."""

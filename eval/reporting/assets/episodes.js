@@ -205,9 +205,9 @@ function memoryAfter(episode, index) {
     for (const operation of step.operations) {
       if (operation.outcome !== "applied") continue;
       if (operation.kind === "create") entries.set(operation.entry, { content: operation.after, created: number, shown: 0 });
-      if (operation.kind === "update") entries.get(operation.entry).content = operation.after;
+      if (operation.kind === "update" && entries.has(operation.entry)) entries.get(operation.entry).content = operation.after;
       if (operation.kind === "delete") entries.delete(operation.entry);
-      if (operation.kind === "retrieve") for (const id of operation.shown) entries.get(id).shown += 1;
+      if (operation.kind === "retrieve") for (const id of operation.shown) if (entries.has(id)) entries.get(id).shown += 1;
     }
   }
   if (!entries.size) return null;
