@@ -77,11 +77,13 @@ def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
     held = [[(cost, rank, i) for i, cost in enumerate(bundle_costs)] for rank, bundle_costs in enumerate(costs)]
     loads = [sum(bundle_costs) for bundle_costs in costs]
     enough = TOLERANCE * sum(loads) / max(len(loads), 1)
+    # Of rounding: two ranks whose difference is one bundle would hand it to and fro for ever.
+    margin = 1e-9 * sum(loads)
     while True:
         high = max(range(len(loads)), key=lambda rank: loads[rank])
         low = min(range(len(loads)), key=lambda rank: loads[rank])
         gap = loads[high] - loads[low]
-        smaller = [bundle for bundle in held[high] if bundle[0] < gap]
+        smaller = [bundle for bundle in held[high] if bundle[0] < gap - margin]
         if gap <= enough or not smaller:
             return owners
         # Every move makes the sum of squared loads smaller, so this ends.

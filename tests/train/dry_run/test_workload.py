@@ -18,7 +18,7 @@ from atommem.train.dry_run.devices import Device
 from atommem.train.dry_run.dry_run_config import DryRunConfig
 from atommem.train.dry_run.workload import Workload, grpo_workload, sft_workload
 from tests.fakes import WordTokenizer
-from tests.train.dry_run.test_memory import LORA, MODEL
+from tests.train.dry_run.test_memory_estimate import LORA, MODEL
 
 DATA = DataShape("test", tasks=100, chunks=3, chunk_tokens=1000, questions=2, question_tokens=10)
 PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
