@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.async_grpo.packing import TreeRow
 from trl.trainer.utils import FusedCausalLMOutput, use_adapter
 
-from atommem.train.train_config import _FIXED
+from atommem.train.train_config import REFUSED
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_fused_head_scores_what_is_labelled() -> None:
     assert "compact = _use_triton(hidden_states.device)" in body
 
 
-@pytest.mark.parametrize("name", sorted(_FIXED))
+@pytest.mark.parametrize("name", sorted(REFUSED))
 def test_refused_fields_exist(name: str) -> None:
     assert name in GRPOConfig.__dataclass_fields__
 

@@ -9,7 +9,7 @@ import pytest
 import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
-from atommem.train.async_config import FIXED
+from atommem.train.async_config import ASYNC_REFUSED
 from atommem.train.loops.asynchronous.samplers import AdapterTransfer, CopyTransfer
 from atommem.train.loops.asynchronous.worker import RolloutWorker
 
@@ -57,4 +57,4 @@ def test_protocols() -> None:
 
 
 def test_refused_fields_exist() -> None:
-    assert set(FIXED) <= {item.name for item in fields(AsyncGRPOConfig)}
+    assert set(ASYNC_REFUSED) <= {item.name for item in fields(AsyncGRPOConfig)}
