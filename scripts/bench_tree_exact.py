@@ -44,7 +44,7 @@ from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.padding import pad_rows
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.trie import pack_rows, packed_forward
+from atommem.train.packing.trie import pack_rows
 
 LIMIT = 1e-4
 CACHE = Path(".cache/smollm2-135m-instruct")
@@ -90,12 +90,7 @@ def padded(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> torch.Tens
     found: list[torch.Tensor] = []
     for start in range(0, len(rows), 4):
         part = rows[start : start + 4]
-        batch = pad_rows(part, len(part), 0)
-        ids = torch.cat([torch.from_numpy(batch.prompt_ids), torch.from_numpy(batch.completion_ids)], 1)
-        mask = torch.cat([torch.from_numpy(batch.prompt_mask), torch.from_numpy(batch.completion_mask)], 1)
-        scored = torch.cat([torch.zeros(batch.prompt_ids.shape), torch.from_numpy(batch.weights)], 1) > 0
-        out = model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(~scored, -100), fused_lm_head=True)
-        logps = out.log_probs[scored[:, 1:]]
+        logps, _ = pad_rows(part, 0).score(model)
         begin = sum(map(len, found))
         (logps * weights[begin : begin + len(logps)]).sum().backward()
         found.append(logps.detach())
@@ -105,7 +100,7 @@ def padded(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> torch.Tens
 def packed(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> tuple[torch.Tensor, float]:
     """The same from one packed row, and how many tokens it saves."""
     trie = pack_rows(rows)
-    logps, _ = packed_forward(model, trie)
+    logps, _ = trie.score(model)
     (logps * weights[: len(logps)]).sum().backward()
     return logps.detach(), sum(map(len, rows)) / trie.tree.length
 

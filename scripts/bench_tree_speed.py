@@ -37,7 +37,7 @@ from trl.trainer.utils import add_fused_lm_head
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.trie import pack_rows, packed_forward
+from atommem.train.packing.trie import pack_rows
 
 GROUP, SHARED, OWN, COMPLETION, VOCABULARY, ROWS = 16, 1200, 150, 60, 2048, 4
 MIN_SPEED, MIN_SHARE = 4.0, 0.85
@@ -83,7 +83,7 @@ def padded_step(model: Any, rows: list[Row]) -> torch.Tensor:
 def packed_step(model: Any, rows: list[Row]) -> torch.Tensor:
     """Packing included."""
     with use_tree_attention(model):
-        logps, _ = packed_forward(model, pack_rows(rows))
+        logps, _ = pack_rows(rows).score(model)
         (-logps.sum()).backward()
     return logps.detach().view(len(rows), COMPLETION)
 

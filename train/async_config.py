@@ -16,8 +16,9 @@ from atommem.train.train_config import check_fixed, check_group, hardware_defaul
 _DISTRIBUTION = "what is sampled must be the distribution that is trained"
 
 # Fields of AsyncGRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
-FIXED: dict[str, tuple[Any, str]] = {
+ASYNC_REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (1, "one trainer step is one update; token_budget bounds the memory"),
+    "torch_empty_cache_steps": (None, "one trainer step is one update; token_budget bounds the memory"),
     "fp16": (False, "an update without variance has no gradients to unscale: use bf16"),
     "use_liger_kernel": (False, "TRL's asynchronous trainer does not support it"),
     "temperature": (1.0, "the importance ratio needs the log-probabilities of the unscaled distribution"),
@@ -89,7 +90,7 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
         hardware_defaults(self)
         check_group(self.num_generations, self.per_device_train_batch_size)
         super().__post_init__()
-        check_fixed(self, FIXED)
+        check_fixed(self, ASYNC_REFUSED)
         json_object("chat_template_kwargs", self.chat_template_kwargs)
         self.check_episode_settings()
         if self.max_staleness < 0:

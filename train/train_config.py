@@ -13,31 +13,38 @@ from atommem.envs.checkpoint_settings import json_object
 from atommem.errors import ConfigError
 from atommem.train.episode_config import BF16_HELP, CHECKPOINTING_HELP, EpisodeConfig
 
+_DISTRIBUTION = "what is sampled must be the distribution that is trained"
+_OBJECTIVE = "the loss is the clipped one of train/objective/loss.py; `normalization` sets its weights"
+_ON_POLICY = "training is fully on-policy"
+_ONE_REWARD = "an episode has one terminal reward"
+_ONE_UPDATE = "one trainer step is one update; micro_batch_tokens bounds the memory"
+
 # Fields of GRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
-_FIXED: dict[str, tuple[Any, str]] = {
-    "gradient_accumulation_steps": (1, "one trainer step is one update; micro_batch_tokens bounds the memory"),
-    "num_iterations": (1, "training is fully on-policy"),
-    "steps_per_generation": (1, "training is fully on-policy"),
-    "loss_type": ("dapo", "the loss is a weighted sum over tokens; `normalization` sets the weights"),
-    "importance_sampling_level": ("token", "the ratio is per token"),
+REFUSED: dict[str, tuple[Any, str]] = {
+    "gradient_accumulation_steps": (1, _ONE_UPDATE),
+    "torch_empty_cache_steps": (None, _ONE_UPDATE),
+    "num_iterations": (1, _ON_POLICY),
+    "steps_per_generation": (1, _ON_POLICY),
+    "off_policy_mask_threshold": (None, _ON_POLICY),
+    "loss_type": ("dapo", _OBJECTIVE),
+    "importance_sampling_level": ("token", _OBJECTIVE),
+    "top_entropy_quantile": (1.0, _OBJECTIVE),
+    "entropy_coef": (0.0, _OBJECTIVE),
+    "use_adaptive_entropy": (False, _OBJECTIVE),
+    "mask_truncated_completions": (False, "a completion that was cut is a step like any other"),
+    "pad_to_multiple_of": (None, "micro-batches are packed, or padded to their longest row"),
     "fp16": (False, "a batch without variance has no gradients to unscale: use bf16"),
-    "vllm_structured_outputs_regex": (None, "what is sampled must be the distribution that is trained"),
+    "top_p": (1.0, _DISTRIBUTION),
+    "top_k": (0, _DISTRIBUTION),
+    "min_p": (None, _DISTRIBUTION),
+    "repetition_penalty": (1.0, _DISTRIBUTION),
+    "vllm_structured_outputs_regex": (None, _DISTRIBUTION),
     "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port by themselves"),
     "use_transformers_continuous_batching": (False, "episodes are sampled by the local policy"),
-    "top_p": (1.0, "what is sampled must be the distribution that is trained"),
-    "top_k": (0, "what is sampled must be the distribution that is trained"),
-    "min_p": (None, "what is sampled must be the distribution that is trained"),
-    "repetition_penalty": (1.0, "what is sampled must be the distribution that is trained"),
     "generation_kwargs": (None, "episodes are sampled by the local policy"),
-    "mask_truncated_completions": (False, "a completion that was cut is a step like any other"),
-    "top_entropy_quantile": (1.0, "a quantile of a micro-batch would depend on micro_batch_tokens"),
-    "entropy_coef": (0.0, "a mean over a micro-batch would depend on micro_batch_tokens"),
-    "use_adaptive_entropy": (False, "a mean over a micro-batch would depend on micro_batch_tokens"),
-    "off_policy_mask_threshold": (None, "training is fully on-policy"),
-    "reward_weights": (None, "an episode has one terminal reward"),
-    "multi_objective_aggregation": ("sum_then_normalize", "an episode has one terminal reward"),
+    "reward_weights": (None, _ONE_REWARD),
+    "multi_objective_aggregation": ("sum_then_normalize", _ONE_REWARD),
     "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
-    "pad_to_multiple_of": (None, "micro-batches are padded to their longest row"),
 }
 
 
@@ -111,7 +118,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         # Held-out episodes run all at once; TRL only wants the two to fit.
         self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
-        check_fixed(self, _FIXED)
+        check_fixed(self, REFUSED)
         json_object("chat_template_kwargs", self.chat_template_kwargs)
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
         if self.use_vllm and self.vllm_mode == "colocate" and self.vllm_tensor_parallel_size != 1:

@@ -119,7 +119,7 @@ class Reader:
         return self.literal(self.runs(name), 0)
 
     def literal(self, runs: list[str], at: int) -> str:
-        """The literal text from `at` on, up to the next text or piece; at the end of a template, to the end of a word."""
+        """The literal text from `at` on, up to the next text or piece; at a template's end, to a word's end."""
         pattern = re.escape(runs[at])
         while at + 2 < len(runs) and runs[at + 1] in NUMBERS:
             at += 2

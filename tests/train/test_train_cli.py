@@ -14,7 +14,7 @@ from atommem.errors import ConfigError
 from atommem.train.loops.launch import prepare_reporters
 from atommem.train.train_cli import main, parse_grpo, parse_sft
 from atommem.train.train_config import ColdStartConfig, TrainConfig
-from tests.train.test_end_to_end import SETTINGS, make_element_tokenizer, make_tasks
+from tests.train.loops.test_end_to_end import SETTINGS, make_element_tokenizer, make_tasks
 from tests.train.toys import make_model
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]

@@ -15,6 +15,7 @@ from atommem.errors import ConfigError
 from atommem.train.loops.demonstrations import Demonstration, trace_demonstrations
 from atommem.train.loops.launch import launch
 from atommem.train.loops.models import load_tokenizer, model_arguments, tune_lm_head_for_cpu
+from atommem.train.packing.padding import IGNORED
 from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.train_config import ColdStartConfig
@@ -22,9 +23,6 @@ from atommem.train.watch.callbacks import SFT_COLUMNS
 
 if TYPE_CHECKING:
     from trl import ModelConfig
-
-IGNORED = -100
-"""Label of a token that the loss leaves out, as everywhere in transformers."""
 
 
 def sft_dataset(rows: Sequence[Demonstration], max_length: int | None = None) -> Dataset:

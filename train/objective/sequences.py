@@ -20,7 +20,7 @@ class Row:
         logprobs: The policy's log-probabilities of `completion_ids` when it sampled them (nats).
         episode: Index of the episode in the rank's batch.
         advantage: The episode's.
-        weight: What each completion token counts in the loss (see `EpisodeSize.token_weight`).
+        weight: What each completion token counts in the loss (`token_weight`).
     """
 
     prompt_ids: list[int]
@@ -78,33 +78,23 @@ def normalizer(sizes: Sequence[EpisodeSize], normalization: str) -> float:
         return float(sum(size.tokens for size in sizes))
     if normalization == "step":
         return float(sum(size.steps for size in sizes))
-    return float(sum(size.tokens > 0 for size in sizes) * longest(sizes))
+    return float(sum(size.tokens > 0 for size in sizes))
 
 
-def token_weight(length: int, size: EpisodeSize, normalization: str, longest_episode: int) -> float:
+def token_weight(length: int, size: EpisodeSize, normalization: str) -> float:
     """Weight of each of the `length` completion tokens of a step, in an episode of `size`.
 
-    The loss is ``sum(weight * token loss) / normalizer``. ``trajectory`` weights are scaled by the
-    longest episode's tokens, in the normaliser too: the quotient is that of ``1 / tokens`` over the
-    number of episodes, but no weight is below 1, where TRL's metrics would clamp their sum.
+    The loss is ``sum(weight * token loss) / normalizer``.
     """
     if normalization == "token":
         return 1.0
-    if normalization == "step":
-        return 1.0 / length
-    return longest_episode / size.tokens
-
-
-def longest(sizes: Sequence[EpisodeSize]) -> int:
-    """Tokens of the longest episode, at least 1."""
-    return max((size.tokens for size in sizes), default=0) or 1
+    return 1.0 / (length if normalization == "step" else size.tokens)
 
 
 def episode_rows(
     episodes: Sequence[Episode],
     advantages: Sequence[float],
     normalization: str,
-    longest_episode: int,
     overlong_filtering: bool = False,
 ) -> list[Row]:
     """One row per step of every episode with an advantage, in order.
@@ -117,7 +107,6 @@ def episode_rows(
         episodes: A rank's episodes.
         advantages: One per episode.
         normalization: Decides the weights.
-        longest_episode: `longest` of the global batch.
         overlong_filtering: Leave out episodes that a limit cut short.
     """
     rows: list[Row] = []
@@ -128,7 +117,7 @@ def episode_rows(
         for step in episode.steps:
             length = len(step.token_ids)
             if length:
-                weight = token_weight(length, size, normalization, longest_episode)
+                weight = token_weight(length, size, normalization)
                 rows.append(Row(step.prompt_ids, step.token_ids, step.logprobs, index, advantage, weight))
     return rows
 

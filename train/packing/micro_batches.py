@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from accelerate.utils import gather_object
 
 from atommem.train.objective.sequences import Row
-from atommem.train.packing.padding import plan_micro_batches
+from atommem.train.packing.padding import fit_rows
 from atommem.train.packing.planning import balance, bundles, cut, lexicographic, row_costs
 from atommem.train.packing.trie import shared_prefixes
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Rows of one forward and backward pass on one rank.
-
-    Attributes:
-        rows: Of this rank; may be none.
-        count: Rows of the rank with the most: TRL's loss gathers one value per row from all ranks.
-        weight: What all ranks' rows count in the loss.
-    """
-
-    rows: list[Row]
-    count: int
-    weight: float
 
 
 class MicroBatchPlanner:
@@ -46,25 +30,23 @@ class MicroBatchPlanner:
         self.prefix_sharing = prefix_sharing
         self.rank = rank
 
-    def plan(self, rows: Sequence[Row]) -> list[MicroBatch]:
-        """This rank's micro-batches. A rank that is balanced with the others keeps its own rows."""
+    def plan(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """The rows of each of this rank's micro-batches: as many on every rank, some of them without a row.
+
+        A rank that is balanced with the others keeps its own rows.
+        """
         ordered, shared = self._order(rows)
         ordered, shared = self._order(self._exchange(ordered, shared))
         lengths = [len(row) for row in ordered]
         if self.prefix_sharing:
-            fewest = len(cut(lengths, shared, self.pair_cost, self.token_budget))
-            most = max(gather_object([fewest]))
-            counts = cut(lengths, shared, self.pair_cost, self.token_budget, most)
-            counts += [0] * (most - len(counts))
+            counts = cut(lengths, shared, self.pair_cost, self.token_budget)
         else:
-            counts = plan_micro_batches(gather_object([lengths]), self.token_budget)
-        ends = list(accumulate(counts))
-        parts = [ordered[end - count : end] for end, count in zip(ends, counts, strict=True)]
-        sizes = gather_object([[(len(part), sum(map(_loss_weight, part))) for part in parts]])
-        return [
-            MicroBatch(part, max(count for count, _ in ranks), sum(weight for _, weight in ranks))
-            for part, *ranks in zip(parts, *sizes, strict=True)
-        ]
+            counts = fit_rows(lengths, self.token_budget)
+        most = max(gather_object([len(counts)]))
+        if self.prefix_sharing:
+            counts = cut(lengths, shared, self.pair_cost, self.token_budget, most)
+        ends = list(accumulate(counts + [0] * (most - len(counts))))
+        return [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _order(self, rows: Sequence[Row]) -> tuple[list[Row], list[int]]:
         """Rows in the order in which they are cut, and how many tokens each shares with the one before it."""
@@ -85,7 +67,3 @@ class MicroBatchPlanner:
         given = gather_object([part for part in parts if part[0] != self.rank])
         kept = [row for owner, part in parts if owner == self.rank for row in part]
         return kept + [row for owner, part in given if owner == self.rank for row in part]
-
-
-def _loss_weight(row: Row) -> float:
-    return row.weight * len(row.completion_ids)

@@ -1,103 +1,78 @@
-"""Rows -> micro-batches of at most so many padded tokens."""
+"""Rows -> a padded batch, for models whose attention cannot follow a trie."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import torch
 
 from atommem.train.objective.sequences import Row
 
+IGNORED = -100
+"""Label of a token that is not scored, as everywhere in transformers."""
 
-def plan_micro_batches(lengths: Sequence[Sequence[int]], token_budget: int) -> list[int]:
-    """How many rows each micro-batch has, the same on every rank.
 
-    A micro-batch costs its padded area: rows x longest row. Rows are taken from the longest to the
-    shortest, so that padding stays small and running out of memory would show at once. Ranks
-    have to agree, because the loss makes collective calls on tensors of one value per row; a
-    rank that has run out of rows fills up (`pad_rows`).
+def fit_rows(lengths: Sequence[int], token_budget: int) -> list[int]:
+    """How many rows each micro-batch has: at most `token_budget` padded tokens where it is more than one row.
+
+    A micro-batch costs its padded area: rows x longest row. From the longest row to the shortest, padding stays small,
+    and running out of memory would show at once.
 
     Args:
-        lengths: For each rank, the lengths of its rows, the longest first.
-        token_budget: Most padded tokens in a micro-batch of more than one row, on any rank.
-
-    Returns:
-        Row counts, each at least 1. Together they are the number of rows of the rank with the most.
+        lengths: Of the rows, the longest first.
+        token_budget: Most padded tokens.
     """
     counts: list[int] = []
-    start, total = 0, max(map(len, lengths), default=0)
-    while start < total:
-        longest = max(rank[start] for rank in lengths if start < len(rank))
-        counts.append(min(max(1, token_budget // longest), total - start))
+    start = 0
+    while start < len(lengths):
+        counts.append(min(max(1, token_budget // lengths[start]), len(lengths) - start))
         start += counts[-1]
     return counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Padded:
-    """A micro-batch as arrays, in the two parts that TRL's loss takes.
-
-    All rows end in the last column (padding is on the left), so the rectangle is as wide as the
-    longest row. It is cut into a prompt and a completion part where the longest completion begins:
-    shorter ones are preceded by the end of their prompt, whose weight is 0.
+    """A micro-batch as a rectangle of (rows, longest row), padded on the right.
 
     Attributes:
-        prompt_ids, prompt_mask: (rows, longest row - longest completion); no columns without prompts.
-        completion_ids, completion_mask: (rows, longest completion). The masks are attention masks.
-        weights: Like `completion_ids`; what each token counts in the loss, 0 where it is not sampled.
-        logprobs: Like `completion_ids`; log-probabilities at sampling, 0 where it is not sampled.
-        advantages: (rows,).
+        input_ids, attention_mask: As a model takes them.
+        labels: `IGNORED` where nothing was sampled.
     """
 
-    prompt_ids: npt.NDArray[np.int64]
-    prompt_mask: npt.NDArray[np.int64]
-    completion_ids: npt.NDArray[np.int64]
-    completion_mask: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.float32]
-    logprobs: npt.NDArray[np.float32]
-    advantages: npt.NDArray[np.float32]
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    labels: torch.Tensor
+
+    def to(self, device: torch.device) -> Padded:
+        """The same on `device`."""
+        return Padded(self.input_ids.to(device), self.attention_mask.to(device), self.labels.to(device))
 
     @property
-    def width(self) -> int:
-        """Columns of both parts."""
-        return self.prompt_ids.shape[1] + self.completion_ids.shape[1]
+    def computed(self) -> int:
+        """Tokens that go through the model."""
+        return self.input_ids.numel()
+
+    def score(self, model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probability (nats) and entropy of every completion token, rows one after the other: (M,) each.
+
+        As `atommem.train.packing.trie.Packed.score`, in the same order.
+        """
+        outputs = model(
+            input_ids=self.input_ids, attention_mask=self.attention_mask, labels=self.labels, fused_lm_head=True
+        )
+        entropies = None if outputs.entropy is None else outputs.entropy[outputs.label_mask]
+        return outputs.log_probs[outputs.label_mask], entropies
 
 
-def filler_row(pad_token_id: int) -> Row:
-    """A row of one prompt and one completion token that weighs nothing."""
-    return Row([pad_token_id], [pad_token_id], [0.0], episode=0, advantage=0.0, weight=0.0)
-
-
-def pad_rows(rows: Sequence[Row], count: int, pad_token_id: int, prompts: bool = True) -> Padded:
-    """Pad `rows` to a rectangle of `count` rows, of the completions alone without `prompts`.
-
-    Missing ones are filled up with rows of one prompt and one completion token of weight 0: a rank
-    that has run out of rows takes part in the collective calls of a forward and a backward pass,
-    and adds nothing to the gradient.
-    """
-    rows = [*rows, *[filler_row(pad_token_id)] * (count - len(rows))]
-    # At least two columns: TRL's metrics read a single one as "one value per sequence" and ignore the mask.
-    length = max(2, *(len(row.completion_ids) for row in rows))
-    width = max(length + 1, *(len(row) for row in rows)) if prompts else length
-    token_ids = np.full((len(rows), width), pad_token_id, dtype=np.int64)
-    mask = np.zeros((len(rows), width), dtype=np.int64)
-    weights = np.zeros((len(rows), length), dtype=np.float32)
-    logprobs = np.zeros((len(rows), length), dtype=np.float32)
+def pad_rows(rows: Sequence[Row], pad_token_id: int) -> Padded:
+    """Pad `rows` (at least one) to the longest of them."""
+    shape = (len(rows), max(map(len, rows)))
+    input_ids, mask, labels = torch.full(shape, pad_token_id), torch.zeros(shape).long(), torch.full(shape, IGNORED)
     for index, row in enumerate(rows):
-        tokens = row.prompt_ids + row.completion_ids if prompts else row.completion_ids
-        token_ids[index, width - len(tokens) :] = tokens
-        mask[index, width - len(tokens) :] = 1
-        sampled = slice(length - len(row.completion_ids), None)
-        weights[index, sampled] = row.weight
-        logprobs[index, sampled] = row.logprobs
-    return Padded(
-        prompt_ids=token_ids[:, : width - length],
-        prompt_mask=mask[:, : width - length],
-        completion_ids=token_ids[:, width - length :],
-        completion_mask=mask[:, width - length :],
-        weights=weights,
-        logprobs=logprobs,
-        advantages=np.array([row.advantage for row in rows], dtype=np.float32),
-    )
+        prompt, end = len(row.prompt_ids), len(row)
+        input_ids[index, :end] = torch.tensor(row.prompt_ids + row.completion_ids)
+        mask[index, :end] = 1
+        labels[index, prompt:end] = input_ids[index, prompt:end]
+    return Padded(input_ids, mask, labels)

@@ -14,7 +14,6 @@ import numpy as np
 
 from atommem.train.objective.sequences import Row
 
-ROUNDING = 1e-12
 TOLERANCE = 0.02
 """Ranks are balanced when the costliest exceeds the cheapest by no more than this share of the mean."""
 
@@ -78,12 +77,13 @@ def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
     held = [[(cost, rank, i) for i, cost in enumerate(bundle_costs)] for rank, bundle_costs in enumerate(costs)]
     loads = [sum(bundle_costs) for bundle_costs in costs]
     enough = TOLERANCE * sum(loads) / max(len(loads), 1)
+    # Of rounding: two ranks whose difference is one bundle would hand it to and fro for ever.
+    margin = 1e-9 * sum(loads)
     while True:
         high = max(range(len(loads)), key=lambda rank: loads[rank])
         low = min(range(len(loads)), key=lambda rank: loads[rank])
         gap = loads[high] - loads[low]
-        # Less than the gap by more than rounding: else two ranks could pass one bundle to and fro for ever.
-        smaller = [bundle for bundle in held[high] if bundle[0] < gap - ROUNDING * loads[high]]
+        smaller = [bundle for bundle in held[high] if bundle[0] < gap - margin]
         if gap <= enough or not smaller:
             return owners
         # Every move makes the sum of squared loads smaller, so this ends.

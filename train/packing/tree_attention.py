@@ -206,23 +206,31 @@ def tree_attention(
     return out.permute(2, 1, 0, 3).reshape(1, tokens, heads, width), None
 
 
-def register_tree_attention(name: str = ATTENTION_NAME, function: Any = tree_attention) -> None:
-    """Make `function` known to transformers under `name`, as one that needs no mask."""
-    AttentionInterface.register(name, function)
-    AttentionMaskInterface.register(name, lambda **kwargs: None)
+def register_tree_attention() -> None:
+    """Make `tree_attention` known to transformers, as one that needs no mask."""
+    AttentionInterface.register(ATTENTION_NAME, tree_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, lambda **kwargs: None)
 
 
 @contextmanager
-def use_tree_attention(model: Any) -> Iterator[None]:
-    """Inside, `model` attends along tries. It has to enclose the backward pass as well: gradient
-    checkpointing computes the forward pass again there.
+def use_tree_attention(model: Any, name: str = ATTENTION_NAME) -> Iterator[None]:
+    """Inside, `model` attends along tries, by the attention of this name.
+
+    It has to enclose the backward pass as well: gradient checkpointing computes the forward pass again there.
     """
     before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION_NAME)
+    model.set_attn_implementation(name)
     try:
         yield
     finally:
         model.set_attn_implementation(before)
+
+
+def has_flash_attention_3(device: torch.device) -> bool:
+    """Whether TRL's kernel runs here: a Hopper GPU, and the ``kernels`` library that fetches it."""
+    from transformers.utils import is_kernels_available
+
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9 and is_kernels_available()
 
 
 def why_no_tree(model: Any) -> str | None:

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from trl.experimental.async_grpo.packing import TreeRow
 
@@ -23,16 +22,16 @@ class Packed:
     Attributes:
         input_ids, position_ids, shift_labels: (1, N). Labels are the next token where it is scored, else -100.
         token_index: (M,) packed position whose prediction is each completion token, rows one after the other.
-        counts: Completion tokens of each row.
         tree: Who sees whom.
+        kernel: The same for TRL's FlashAttention-3 kernel.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     shift_labels: torch.Tensor
     token_index: torch.Tensor
-    counts: list[int]
     tree: Tree
+    kernel: dict[str, Any]
 
     def to(self, device: torch.device) -> Packed:
         """The same on `device`."""
@@ -41,16 +40,31 @@ class Packed:
             self.position_ids.to(device),
             self.shift_labels.to(device),
             self.token_index.to(device),
-            self.counts,
             self.tree,
+            {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in self.kernel.items()},
         )
 
-    def places(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(row, column) of each completion token in a rectangle of `width` columns, in which all end in the last."""
-        counts = torch.tensor(self.counts)
-        rows = torch.arange(len(self.counts)).repeat_interleave(counts)
-        columns = torch.cat([torch.arange(width - count, width) for count in self.counts])
-        return rows.to(self.token_index.device), columns.to(self.token_index.device)
+    @property
+    def computed(self) -> int:
+        """Tokens that go through the model."""
+        return self.tree.length
+
+    def score(self, model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probability (nats) and entropy of every completion token, rows one after the other: (M,) each.
+
+        The entropy is None where the model's fused head does not compute it. `use_tree_attention` has to be active,
+        and the model to have TRL's fused head (`trl.trainer.utils.add_fused_lm_head`).
+        """
+        outputs = model(
+            input_ids=self.input_ids,
+            position_ids=self.position_ids,
+            shift_labels=self.shift_labels,
+            fused_lm_head=True,
+            tree=self.tree,
+            **self.kernel,
+        )
+        entropies = None if outputs.entropy is None else outputs.entropy.flatten()[self.token_index]
+        return outputs.log_probs.flatten()[self.token_index], entropies
 
 
 def pack_rows(rows: Sequence[Row]) -> Packed:
@@ -70,46 +84,28 @@ def pack_rows(rows: Sequence[Row]) -> Packed:
     packed = trie.pack()
     boundaries = packed["tree_cu_seqlens_q"].tolist()
     depths = packed["position_ids"][boundaries[:-1]].tolist()
+    longest_segment, longest_path = packed["tree_max_seqlens"].tolist()
     return Packed(
         input_ids=packed["input_ids"][None],
         position_ids=packed["position_ids"][None],
         shift_labels=packed["shift_labels"][None],
         token_index=packed["token_index"],
-        counts=[len(row.completion_ids) for row in rows],
         tree=Tree.from_segments(boundaries, depths),
+        kernel={
+            **{key: packed[key] for key in ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k")},
+            "tree_max_seqlen_q": longest_segment,
+            "tree_max_seqlen_k": longest_path,
+        },
     )
-
-
-def packed_forward(model: Any, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probability (nats) and entropy of every completion token, rows one after the other: (M,) each.
-
-    The entropy is None where the model's fused head does not compute it. `use_tree_attention` has to be active, and
-    the model to have TRL's fused head (`trl.trainer.utils.add_fused_lm_head`).
-    """
-    outputs = model(
-        input_ids=packed.input_ids,
-        position_ids=packed.position_ids,
-        shift_labels=packed.shift_labels,
-        fused_lm_head=True,
-        tree=packed.tree,
-    )
-    entropies = None if outputs.entropy is None else outputs.entropy.flatten()[packed.token_index]
-    return outputs.log_probs.flatten()[packed.token_index], entropies
 
 
 def shared_prefixes(rows: Sequence[Row]) -> list[int]:
     """How many tokens of each row `pack_rows` shares with the row before it; 0 for the first.
 
-    In lexicographic order, no earlier row shares more.
+    In lexicographic order, no earlier row shares more. A token is shared where the rows also agree on the next one:
+    that is how `TreeRow` makes its nodes.
     """
-    return shared_token_prefixes([np.array(row.prompt_ids + row.completion_ids) for row in rows])
-
-
-def shared_token_prefixes(sequences: Sequence[npt.NDArray[Any]]) -> list[int]:
-    """`shared_prefixes` of token ids.
-
-    A token is shared where the sequences also agree on the next one: that is how `TreeRow` makes its nodes.
-    """
+    sequences = [np.array(row.prompt_ids + row.completion_ids) for row in rows]
     shared = [0] * bool(sequences)
     for before, after in pairwise(sequences):
         length = min(len(before), len(after))

@@ -93,6 +93,11 @@ class ResumableTrainer(Trainer):
     def close(self) -> None:
         """Free what a subclass holds beyond the model. The trainer cannot train afterwards."""
 
+    def log_with_update(self, values: Mapping[str, float]) -> None:
+        """Log `values` with the running update; TRL takes means where several updates make one entry."""
+        for name, value in values.items():
+            self._metrics["train"][name].append(value)
+
     # Checkpoints --------------------------------------------------------------------------------
 
     def _get_output_dir(self, trial: Any) -> str:

@@ -109,11 +109,9 @@ class RolloutTrainer(ResumableTrainer):
         summary = means(sums) | rollout_means(sums, len(parts))
         summary["seconds/rollout"] = seconds
         summary |= add_sums(gather_object([self.backend.metrics()]))
-        metrics = self._metrics["train"]
-        for key, value in summary.items():
-            metrics[key].append(value)
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
-        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+        self.log_with_update(summary)
+        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
         self.failed_step(self.state.global_step, episodes)
         self.check_failed_fraction(rewards.count(None), len(rewards), self.args.max_failed_fraction)
         if self.on_episodes is not None:

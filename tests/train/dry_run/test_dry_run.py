@@ -14,7 +14,7 @@ from atommem.errors import ConfigError
 from atommem.train.dry_run.architecture import find_config, measure, parameters_of
 from atommem.train.dry_run.launcher import Launch, read_launch
 from atommem.train.train_cli import main
-from tests.train.test_end_to_end import SETTINGS, make_element_tokenizer
+from tests.train.loops.test_end_to_end import SETTINGS, make_element_tokenizer
 from tests.train.toys import make_model
 
 MINIMUM = ["--model_name_or_path", "Qwen/Qwen3-8B", "--data", "nowhere.parquet"]

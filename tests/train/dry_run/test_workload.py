@@ -17,7 +17,7 @@ from atommem.train.dry_run.devices import Device
 from atommem.train.dry_run.dry_run_config import DryRunConfig
 from atommem.train.dry_run.workload import Workload, grpo_workload, sft_workload
 from tests.fakes import WordTokenizer, longdoc
-from tests.train.dry_run.test_memory import LORA, MODEL
+from tests.train.dry_run.test_memory_estimate import LORA, MODEL
 
 DATA = TaskShape("test", 100, 30, stream_steps=3, stream_tokens=1000, questions=2, question_tokens=10, reads=3)
 PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)

@@ -1,12 +1,11 @@
-"""GRPO over episodes that are sampled while the trainer steps: every override of TRL's `AsyncGRPOTrainer` is here.
+"""GRPO over episodes that are sampled while the trainer steps, on TRL's `AsyncGRPOTrainer`.
 
-How it sits on trl 1.16. TRL's data loader hands out micro-batches of a stream and fetches one ahead, so
-that with staleness 0 it would wait for samples that only the next weights can give. Here the loader only
-counts updates; `training_step` takes the groups of one update from the worker, plans its micro-batches on
-the main process, hands them to all ranks, and runs each through TRL's step. TRL's loss
-(``-min(ratio * A, clip(ratio) * A)``, the ratio against the log-probabilities at sampling) stays; it is
-divided by the update's normaliser instead of the micro-batch's tokens. Weight transfer, versions,
-metrics and packing are TRL's. `tests/train/test_async_seam.py` guards the private names that are relied on.
+How it sits on trl 1.16. TRL makes the model, the optimizer and the logs; its weight transfer and versions stay. Its
+data loader hands out micro-batches of a stream and fetches one ahead, so that with staleness 0 it would wait for
+samples that only the next weights can give. Here the loader only counts updates: `training_step` takes the groups of
+one update from the worker, and trains on their rows as on-policy training does (`atommem.train.loops.update_step`), but
+with the ratio against the log-probabilities at sampling. `tests/train/loops/asynchronous/test_async_seam.py` guards
+the private names that are relied on.
 """
 
 from __future__ import annotations
@@ -26,33 +25,31 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import get_last_checkpoint
 from trl.experimental.async_grpo import AsyncGRPOTrainer
-from trl.experimental.async_grpo.packing import TreeRow
+from trl.experimental.async_grpo.packing import TREE_ATTENTION
 
 from atommem.envs.scoring.records import record_of
 from atommem.episode_stats import episode_sums, means
 from atommem.errors import ConfigError, OutageError
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.loops.asynchronous.async_planning import plan_micro_batches
-from atommem.train.loops.asynchronous.attention import has_flash_attention_3, use_torch_tree_attention
-from atommem.train.loops.asynchronous.order import TaskOrder
+from atommem.train.loops.asynchronous.groups import Group, batch_of
 from atommem.train.loops.asynchronous.reader import GroupReader
 from atommem.train.loops.asynchronous.samplers import Sampler
-from atommem.train.loops.asynchronous.updates import Group, Sample, make_update
 from atommem.train.loops.asynchronous.worker import RolloutWorker
 from atommem.train.loops.models import tune_lm_head_for_cpu
+from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
 from atommem.train.objective.advantages import zero_variance_fraction
-from atommem.train.packing.planning import pair_cost
-from atommem.train.packing.tree_attention import why_no_tree
+from atommem.train.objective.loss import Objective
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.tree_attention import ATTENTION_NAME, has_flash_attention_3
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.adapters import check_servable
 from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
 from atommem.train.rollout.rollout_trainer import EpisodesHook
+from atommem.train.rollout.task_order import TaskOrder
 from atommem.train.watch.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
 
 ROLLOUT_STATE = "rollout_state.json"
 """Beside each checkpoint, as TRL's own worker has it."""
-
-_TOKEN_MEANS = ("ratio", "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
 
 
 class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
@@ -70,13 +67,12 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             optimizers).
 
     Raises:
-        ConfigError: The tasks are too few, the batch is no multiple of the group, or the model cannot be packed.
+        ConfigError: The tasks are too few, or the batch is no multiple of the group.
     """
 
     _tag_names = ["trl", "async-grpo", "atommem"]  # noqa: RUF012  # as TRL declares it
     args: AsyncTrainConfig
     model_version: int
-    _step_trained_tokens: float
 
     def __init__(
         self,
@@ -89,16 +85,20 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         held_out: Sequence[Any] = (),
         **kwargs: Any,
     ) -> None:
-        self.groups_per_update = _groups_per_update(args, len(tasks))
-        updates_per_epoch = len(tasks) // self.groups_per_update
+        episodes = args.per_device_train_batch_size * args.world_size
+        if episodes % args.num_generations:
+            raise ConfigError(
+                f"{episodes} episodes per update (per_device_train_batch_size x processes) are no multiple of "
+                f"num_generations {args.num_generations}: change one of them."
+            )
+        self._order = TaskOrder(len(tasks), episodes // args.num_generations, args.shuffle_dataset, args.seed)
         if args.max_steps <= 0:
-            args.max_steps = max(1, int(args.num_train_epochs * updates_per_epoch))
-        self._updates_per_epoch = updates_per_epoch
+            args.max_steps = max(1, int(args.num_train_epochs * self._order.updates_per_epoch))
         self.tasks = tasks
         self.on_episodes = on_episodes
         self.held_out = held_out
         sampler = make_sampler(args.device) if args.process_index == 0 else None
-        worker = None if sampler is None else _make_worker(sampler, tasks, args, self.groups_per_update)
+        worker = None if sampler is None else _make_worker(sampler, tasks, args, self._order)
         adapter_only = args.use_vllm and kwargs.get("peft_config") is not None
         # TRL probes a server for adapters where it gets no transfer; other ranks need no more than a stand-in.
         transfer = sampler.weights if sampler is not None else _Elsewhere()
@@ -109,7 +109,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         with _peak_flops_off_gpu():
             super().__init__(
                 model=model,
-                reward_funcs=_environment_reward,
+                reward_funcs=environment_reward,
                 args=args,
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
                 processing_class=processing_class,
@@ -118,19 +118,21 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 **kwargs,
             )
         args.eval_strategy = strategy
-        unwrapped = self.accelerator.unwrap_model(self.model)
-        if not has_flash_attention_3(self.accelerator.device):
-            reason = why_no_tree(unwrapped)
-            if reason:
-                raise ConfigError(f"{model} cannot be trained asynchronously here: {reason}. Use `atommem train grpo`.")
-            use_torch_tree_attention()
         tune_lm_head_for_cpu(self.accelerator.device.type)
         if adapter_only:
-            check_servable(unwrapped)
+            check_servable(self.accelerator.unwrap_model(self.model))
             self._lora_sync = True
             # A server may have outlived another run, and keeps the adapters that it has by their names.
             self._lora_name = f"atommem-{secrets.token_hex(4)}"
-        self._pair_cost = pair_cost(self.model.config.get_text_config())
+        self._update = UpdateStep(
+            self.accelerator,
+            self.model,
+            Objective(args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high),
+            args.token_budget or 1,
+            self.processing_class.pad_token_id,
+            on_policy=False,
+            attention=TREE_ATTENTION if has_flash_attention_3(self.accelerator.device) else ATTENTION_NAME,
+        )
         self._rollout_log = RolloutLog(tasks)
         self._reader = None
         if worker is not None:
@@ -142,32 +144,38 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 self._metrics["train"],
                 lambda: self.stop_request.requested,
             )
-            # TRL reads and resets the reader's `wait_s` after each update.
-            self._rollout_dataset = self._reader
-        self._collate = trl_async.DataCollatorForRollout(
-            self.processing_class.pad_token_id,
-            groups_trained=self._trained_groups,
-            metrics=self._metrics["train"],
-            token_budget=args.token_budget,
-        )
 
     # Data -----------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Counts the updates of an epoch: what an update trains on comes from the worker."""
-        updates: Any = [{"update": index} for index in range(self._updates_per_epoch)]
-        return DataLoader(updates, batch_size=1)
+        return updates_of_epoch(self._order.updates_per_epoch)
 
-    def _next_update(self) -> list[dict[str, torch.Tensor]]:
-        """This rank's part of the next update: one packed row for each micro-batch, the same number on all ranks."""
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One update: its groups, then the forward and backward passes; returns this rank's loss."""
+        # Also where nothing will be trained: TRL files its metrics under "train" by this mode.
+        model.train()
+        batch = self._next_batch()
+        started = time.perf_counter()
+        loss, log = self._update.run(model, batch)
+        self.check_loss(log.pop("loss", 0.0))
+        self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
+        return loss
+
+    def _next_batch(self) -> Batch:
+        """The rows of the next update, all of them on the main process."""
         payload: list[Any] = [None]
         outage: OutageError | None = None
+        rows: list[Row] = []
         if self._reader is not None:
             try:
                 with self._rollout_log.clock.busy(WAIT):
-                    groups = self._reader.take(self.groups_per_update, self.state.global_step)
-                if len(groups) == self.groups_per_update:
-                    payload = [self._plan(groups)]
+                    groups = self._reader.take(self._order.groups_per_update, self.state.global_step)
+                if len(groups) == self._order.groups_per_update:
+                    self._log_groups(groups)
+                    args = self.args
+                    batch = batch_of(groups, str(args.scale_rewards), args.normalization, args.overlong_filtering)
+                    rows, payload = batch.rows, [batch.normalizer]
             except OutageError as error:
                 outage = error
             except Exception as error:  # whatever it is, it is raised on every rank: the others wait for this one
@@ -177,31 +185,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             broadcast_object_list(payload)
         if isinstance(payload[0], Exception):
             raise payload[0]
-        planned, normalizer = payload[0]
-        return [self._pack(micro_batch, normalizer) for micro_batch in planned]
-
-    def _plan(self, groups: Sequence[Group]) -> tuple[list[list[list[Sample]]], float]:
-        """For each micro-batch the samples of each rank, and the update's normaliser."""
-        self._log_groups(groups)
-        args = self.args
-        update = make_update(groups, str(args.scale_rewards), args.normalization, args.overlong_filtering)
-        planned = plan_micro_batches(
-            update.samples, self.accelerator.num_processes, args.token_budget or 1, self._pair_cost
-        )
-        return planned, update.normalizer
-
-    def _pack(self, micro_batch: Sequence[Sequence[Sample]], normalizer: float) -> dict[str, torch.Tensor]:
-        """This rank's row as TRL's collator gives it. Every rank packs its own: a trie is built token by token."""
-        row = TreeRow()
-        for sample in micro_batch[self.accelerator.process_index]:
-            row.add(sample.tree_input())
-        packed: dict[str, torch.Tensor] = self._collate([[row]])
-        trained = sum(len(sample.logprobs) for part in micro_batch for sample in part)
-        packed["global_n_tokens"] = torch.tensor([float(trained)])
-        # For throughput only: ranks are balanced.
-        packed["global_n_forward_tokens"] = packed["global_n_forward_tokens"] * self.accelerator.num_processes
-        packed["normalizer"] = torch.tensor([normalizer])
-        return packed
+        return Batch(rows, payload[0])
 
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
@@ -213,49 +197,14 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         summary["frac_reward_zero_std"] = zero_variance_fraction(rewards, self.args.num_generations)
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
         summary["num_tokens"] = float(self.state.num_input_tokens_seen)
-        for key, value in summary.items():
-            self._metrics["train"][key].append(value)
+        self.log_with_update(summary)
         self.failed_step(self.state.global_step, episodes)
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
         self.check_failed_fraction(int(sums["failed"]), len(episodes), self.args.max_failed_fraction)
 
-    # Update ---------------------------------------------------------------------------------------
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """The forward and backward passes of one update; returns this rank's summed loss.
-
-        When no group has variance there is nothing to learn: gradients stay unset, and the optimizer's
-        step changes nothing.
-        """
-        # Also where nothing will be trained: metrics are filed under "train" by this mode.
-        model.train()
-        micro_batches = self._next_update()
-        started = time.perf_counter()
-        loss = torch.zeros((), device=self.accelerator.device)
-        for index, micro_batch in enumerate(micro_batches):
-            last = index == len(micro_batches) - 1
-            self.accelerator.gradient_state._set_sync_gradients(last)
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(model):
-                loss += super().training_step(model, micro_batch, None)
-        self._metrics["train"]["seconds/train"].append(time.perf_counter() - started)
-        return loss
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """TRL's, over the update's normaliser instead of the micro-batch's tokens."""
-        inputs = dict(inputs)
-        tokens = inputs["global_n_tokens"]
-        inputs["global_n_tokens"] = inputs.pop("normalizer")
-        trained = self._step_trained_tokens
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        count = float(tokens[0])
-        self._step_trained_tokens = trained + count
-        for name in _TOKEN_MEANS:  # a micro-batch counts by its tokens
-            values = self._metrics["train"][name]
-            values[-1] = (values[-1] * count, count)
-        return loss
+    def _log_step_metrics(self) -> None:
+        """TRL's accounting of its stream of micro-batches: there is none."""
 
     def _sync_weight(self) -> None:
         with self._rollout_log.clock.busy(SYNC):
@@ -333,7 +282,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         if self._reader is not None:
             self._reader.resume_at(state["prompt_index"], state["pending"])
             self.rollout_worker.resume_at(
-                state["prompt_index"], state["pending"], state["updates"] * self.groups_per_update
+                state["prompt_index"], state["pending"], state["updates"] * self._order.groups_per_update
             )
             self.rollout_worker.version = self.model_version
 
@@ -354,36 +303,18 @@ class _Elsewhere:
     """The weight transfer of a process that is not the main one: TRL never calls it there."""
 
 
-def _make_worker(
-    sampler: Sampler, tasks: Sequence[Any], args: AsyncTrainConfig, groups_per_update: int
-) -> RolloutWorker:
+def _make_worker(sampler: Sampler, tasks: Sequence[Any], args: AsyncTrainConfig, order: TaskOrder) -> RolloutWorker:
     return RolloutWorker(
         loop=sampler.loop,
         runner=sampler.runner,
         tasks=tasks,
-        order=TaskOrder(len(tasks), groups_per_update, args.shuffle_dataset, args.seed),
+        order=order,
         group_size=args.num_generations,
-        groups_per_version=groups_per_update * args.weight_sync_steps,
+        groups_per_version=order.groups_per_update * args.weight_sync_steps,
         max_staleness=args.max_staleness,
-        total=groups_per_update * args.max_steps,
+        total=order.groups_per_update * args.max_steps,
         max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
     )
-
-
-def _groups_per_update(args: AsyncTrainConfig, tasks: int) -> int:
-    episodes = args.per_device_train_batch_size * args.world_size
-    if episodes % args.num_generations:
-        raise ConfigError(
-            f"{episodes} episodes per update (per_device_train_batch_size x processes) are no multiple of "
-            f"num_generations {args.num_generations}: change one of them."
-        )
-    groups = episodes // args.num_generations
-    if tasks < groups:
-        raise ConfigError(
-            f"{tasks} tasks are fewer than the {groups} groups of one update: give more data, a smaller "
-            "per_device_train_batch_size or a larger num_generations."
-        )
-    return groups
 
 
 @contextlib.contextmanager
@@ -398,8 +329,3 @@ def _peak_flops_off_gpu() -> Iterator[None]:
         yield
     finally:
         trl_async.get_peak_flops_per_device = original
-
-
-def _environment_reward(**_: Any) -> list[float]:
-    """TRL wants a reward function; the environment scores episodes, so this one is never called."""
-    raise AssertionError("episodes are scored by their environment")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from atommem.train.loops.asynchronous.updates import Group
+from atommem.train.loops.asynchronous.groups import Group
 from atommem.train.loops.asynchronous.worker import RolloutWorker
 
 POLL_SECONDS = 1.0
@@ -23,9 +22,6 @@ class GroupReader:
         stale_after_s: Seconds without a completion after which waiting is given up.
         metrics: The trainer's; lists by name.
         stopped: Whether the run was asked to stop: waiting ends then.
-
-    Attributes:
-        wait_s: Seconds spent waiting since TRL last read and reset it.
     """
 
     def __init__(
@@ -42,7 +38,6 @@ class GroupReader:
         self._max_staleness = max_staleness
         self._stale_after_s = stale_after_s
         self._metrics = metrics
-        self.wait_s = 0.0
         self._stopped = stopped
         self._taken: dict[int, int] = {}  # index of a group, trained on or too old -> update
 
@@ -55,7 +50,6 @@ class GroupReader:
             OutageError: No completion came for too long.
             Exception: Whatever ended the rollout thread.
         """
-        started = time.perf_counter()
         groups: list[Group] = []
         stale = 0
         while len(groups) < count:
@@ -68,7 +62,6 @@ class GroupReader:
                 self._worker.replace_group()
             else:
                 groups.append(group)
-        self.wait_s += time.perf_counter() - started
         self._metrics["sample/dropped_stale_total"].append(float(stale))
         self._log_staleness(groups)
         return groups

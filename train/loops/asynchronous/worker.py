@@ -16,8 +16,8 @@ from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError
 from atommem.policy.contract import Completion, Policy, Sampling
-from atommem.train.loops.asynchronous.order import TaskOrder
-from atommem.train.loops.asynchronous.updates import Group
+from atommem.train.loops.asynchronous.groups import Group
+from atommem.train.rollout.task_order import TaskOrder
 
 Result = TypeVar("Result")
 

@@ -1,0 +1,71 @@
+"""``atommem train async`` from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atommem.config import load_config, save_config
+from atommem.envs.task_files import save_tasks
+from atommem.errors import ConfigError
+from atommem.train.train_cli import main, parse_async
+from tests.train.loops.asynchronous.test_async_trainer import metrics, save_model
+from tests.train.loops.test_end_to_end import SETTINGS, make_tasks
+
+MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
+
+
+def test_fields_of_all_configs_are_flags() -> None:
+    flags = ["--max_staleness", "3", "--capacity", "20", "--embedder", "hashing", "--chunk_tokens", "500"]
+    flags += ["--use_vllm", "true", "--vllm_server_base_url", "http://a:1, http://b:2", "--use_peft", "--lora_r", "4"]
+    args, memory, embedder, environment, model = parse_async([*MINIMUM, *flags])
+    assert (args.max_staleness, args.vllm_server_urls) == (3, ["http://a:1", "http://b:2"])
+    assert (memory.capacity, embedder.embedder, environment.chunk_tokens) == (20, "hashing", 500)
+    assert (model.use_peft, model.lora_r, model.lora_dropout) == (True, 4, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--gradient_accumulation_steps", "2"], "gradient_accumulation_steps is 2: only 1"),
+        (["--lora_dropout", "0.1"], "lora_dropout is 0.1: only 0.0"),
+        (["--attn_implementation", "sdpa"], "attn_implementation is 'sdpa': only None"),
+        (["--top_p", "0.9"], "top_p is 0.9: only 1.0"),
+        (["--normalization", "word"], "normalization is 'word': give one of"),
+        (["--log_episodes_steps", "0"], "log_episodes_steps"),
+        (["--max_failed_fraction", "2"], "max_failed_fraction is 2.0"),
+        (["--episode_max_seconds", "0"], "episode_max_seconds is 0.0"),
+        (["--beta", "0.1"], "beta"),
+    ],
+)
+def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_async([*MINIMUM, *flags])
+
+
+def test_full_weights_to_several_servers_are_refused(tmp_path: Path) -> None:
+    urls = ["--use_vllm", "true", "--vllm_server_base_url", "http://a:1,http://b:2"]
+    with pytest.raises(ConfigError, match="full weights go to one server, and vllm_server_base_url names 2"):
+        main(["async", *MINIMUM, *urls])
+
+
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is a peft adapter: merge it"):
+        main(["async", "--model_name_or_path", str(tmp_path), "--data", "x", "--use_cpu"])
+
+
+def test_trains_saves_and_resumes(tmp_path: Path) -> None:
+    model, data, out = save_model(tmp_path), tmp_path / "tasks.parquet", tmp_path / "out"
+    save_config(model, *SETTINGS)
+    save_tasks(make_tasks(), data)
+    command = ["async", "--model_name_or_path", str(model), "--data", str(data), "--output_dir", str(out), "--use_cpu"]
+    command += ["--num_generations", "4", "--per_device_train_batch_size", "8", "--learning_rate", "1e-2"]
+    command += ["--save_steps", "1", "--save_total_limit", "2", "--report_to", "none", "--disable_tqdm", "true"]
+    assert main([*command, "--max_steps", "2", "--save_traces", "true"]) == 0
+    assert load_config(out)["templates"] == "compact"
+    assert (out / "model.safetensors").is_file()
+    assert len(list((out / "traces" / "step-1").iterdir())) == 8
+    assert main([*command, "--max_steps", "3", "--resume_from_checkpoint", "true"]) == 0
+    assert [entry["step"] for entry in metrics(out)] == [1, 2, 3]

@@ -1,0 +1,152 @@
+"""The rollout worker: how far it runs ahead, what it tags, and what becomes of outages and errors."""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Any
+
+import pytest
+
+from atommem.errors import OutageError, PolicyError
+from atommem.train.loops.asynchronous import worker as worker_module
+from atommem.train.loops.asynchronous.groups import Group
+from atommem.train.loops.asynchronous.worker import RolloutWorker
+from tests.train.loops.asynchronous.fakes import FakeRunner, running_worker
+
+
+def right(task: str, sample: int, before: int) -> float:
+    return 1.0
+
+
+def groups(worker: RolloutWorker, count: int) -> list[Group]:
+    return [worker.rollout_buffer.get(timeout=10) for _ in range(count)]
+
+
+def nothing_more(worker: RolloutWorker) -> None:
+    with pytest.raises(queue.Empty):
+        worker.rollout_buffer.get(timeout=0.05)
+
+
+def test_without_staleness_it_waits_for_every_version() -> None:
+    with running_worker(FakeRunner(right)) as worker:
+        for version in (1, 2, 3):
+            (group,) = groups(worker, 1)
+            assert (group.index, group.oldest, group.started) == (version - 1, version, version)
+            nothing_more(worker)
+            worker.update_model_version(version + 1)
+        nothing_more(worker)  # that was all
+
+
+def test_it_runs_ahead_by_the_staleness_and_no_further() -> None:
+    with running_worker(FakeRunner(right), max_staleness=2, groups_per_version=2, total=20) as worker:
+        ahead = groups(worker, 6)
+        assert {group.oldest for group in ahead} == {1}
+        nothing_more(worker)
+        worker.update_model_version(2)
+        assert [group.oldest for group in groups(worker, 2)] == [2, 2]
+        nothing_more(worker)
+
+
+def test_a_group_holds_all_its_episodes_and_their_versions() -> None:
+    runner = FakeRunner(right)
+    with running_worker(runner, group_size=3) as worker:
+        (group,) = groups(worker, 1)
+    assert [(episode.task_id, episode.sample) for episode in group.episodes] == [("t0", 0), ("t0", 1), ("t0", 2)]
+    assert group.versions == ([1], [1], [1])
+
+
+def test_a_group_that_was_too_old_is_replaced_beyond_the_total() -> None:
+    with running_worker(FakeRunner(right), total=1) as worker:
+        groups(worker, 1)
+        nothing_more(worker)
+        worker.replace_group()
+        assert groups(worker, 1)[0].index == 1
+
+
+def test_seeds_are_those_of_the_order() -> None:
+    runner = FakeRunner(right)
+    with running_worker(runner, max_staleness=1) as worker:
+        groups(worker, 2)
+    assert runner.runs == [("t0", 0, 0), ("t0", 1, 0), ("t1", 0, 1), ("t1", 1, 1)]
+    assert runner.agent.sampling.seed is None  # each episode has its own copy of the settings
+
+
+def test_it_goes_on_where_a_run_stopped() -> None:
+    with running_worker(FakeRunner(right), max_staleness=4, total=7, resume_at=(4, [2, 1], 3)) as worker:
+        assert [group.index for group in groups(worker, 4)] == [1, 2, 4, 5]
+        nothing_more(worker)
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "RERUN_SECONDS", 0.001)
+
+
+def metrics(worker: RolloutWorker) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    while not worker.metrics_queue.empty():
+        for key, value in worker.metrics_queue.get().items():
+            totals[key] = totals.get(key, 0.0) + value
+    return totals
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_an_outage_is_waited_out_and_counted() -> None:
+    def down_at_first(task: str, sample: int, before: int) -> float | Exception:
+        return OutageError("server gone") if before < 6 else 1.0
+
+    with running_worker(FakeRunner(down_at_first)) as worker:
+        (group,) = groups(worker, 1)
+        assert [episode.reward for episode in group.episodes] == [1.0, 1.0]
+        assert metrics(worker)["rollout/outages_total"] == 12
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
+    def one_is_cursed(task: str, sample: int, before: int) -> float | Exception:
+        return OutageError("judge unreachable") if sample == 0 else 1.0
+
+    runner = FakeRunner(one_is_cursed)
+    with running_worker(runner) as worker:
+        (group,) = groups(worker, 1)
+    assert [episode.reward for episode in group.episodes] == [None, 1.0]
+    assert group.episodes[0].failed
+    assert sum(run[1] == 0 for run in runner.runs) == worker_module.RERUNS + 1
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
+    def down(task: str, sample: int, before: int) -> float | Exception:
+        return OutageError("http://localhost:8000 refused the connection")
+
+    with running_worker(FakeRunner(down)) as worker:
+        worker.check_health(60.0)
+        time.sleep(0.1)
+        with pytest.raises(OutageError, match=r"no completion has come for 0 s .* http://localhost:8000 refused"):
+            worker.check_health(0.05)
+
+
+@pytest.mark.parametrize("error", [PolicyError("no such model"), ZeroDivisionError("a bug")])
+def test_an_error_surfaces_in_check_health(error: Exception) -> None:
+    def broken(task: str, sample: int, before: int) -> float | Exception:
+        return error
+
+    with running_worker(FakeRunner(broken)) as worker:
+        deadline = time.monotonic() + 10
+        caught: Any = None
+        while caught is None and time.monotonic() < deadline:
+            try:
+                worker.check_health(60.0)
+                time.sleep(0.01)
+            except type(error) as raised:
+                caught = raised
+    assert caught is error
+
+
+def test_stopping_closes_the_policy() -> None:
+    runner = FakeRunner(right)
+    with running_worker(runner) as worker:
+        groups(worker, 1)
+    assert runner.agent.policy.closed
+    assert not worker.loop.loop.is_running()

@@ -1,0 +1,123 @@
+"""Sharing the rows of an update among ranks and micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Qwen3Config
+
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.planning import TOLERANCE, balance, bundles, cut, lexicographic, pair_cost, row_costs
+from atommem.train.packing.trie import pack_rows, shared_prefixes
+
+
+def make_row(prompt: list[int], completion: list[int]) -> Row:
+    return Row(prompt, completion, [0.0] * len(completion), 0, 1.0, 1.0)
+
+
+def random_rows(seed: int, count: int) -> list[Row]:
+    """Rows over three tokens, so that they share prefixes of all lengths, some of them the whole row."""
+    rng = random.Random(seed)
+    return [
+        make_row(rng.choices(range(3), k=rng.randint(1, 4)), rng.choices(range(3), k=rng.randint(1, 4)))
+        for _ in range(count)
+    ]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12))
+def test_in_lexicographic_order_a_row_adds_what_its_neighbour_does_not_share(seed: int, count: int) -> None:
+    rows = lexicographic(random_rows(seed, count))
+    assert [r.prompt_ids + r.completion_ids for r in rows] == sorted(r.prompt_ids + r.completion_ids for r in rows)
+    unique = sum(len(row) for row in rows) - sum(shared_prefixes(rows))
+    assert unique == pack_rows(rows).tree.length
+
+
+def test_shared_prefixes_by_hand() -> None:
+    rows = [make_row([1, 2, 3], [4, 5]), make_row([1, 2, 3], [4, 6]), make_row([1, 2, 3], [4, 6]), make_row([9], [9])]
+    # The fork lies one token before the difference, where both have the same next token; equal rows share everything.
+    assert shared_prefixes(rows) == [0, 3, 5, 0]
+    assert shared_prefixes([]) == []
+
+
+def test_row_costs_by_hand() -> None:
+    assert row_costs([4, 5], [0, 3], pair=0.5) == [4 + 0.5 * 10, 2 + 0.5 * (15 - 6)]
+
+
+def test_pair_cost_by_hand() -> None:
+    config = Qwen3Config(
+        hidden_size=8, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=4, vocab_size=10
+    )
+    # q 8x8, k and v 8x4, o 8x8, three matrices of 8x16.
+    assert pair_cost(config) == pytest.approx(4 * 2 * 4 / (2 * (64 + 32 + 32 + 64 + 3 * 128)))
+
+
+def test_bundles_are_runs_that_share_at_least_half() -> None:
+    assert bundles([10, 10, 10, 8, 8], [0, 9, 2, 1, 4]) == [2, 1, 2]
+    assert bundles([], []) == []
+
+
+@given(st.lists(st.lists(st.floats(0.1, 50), max_size=12), min_size=1, max_size=6))
+def test_balance_never_makes_the_costliest_rank_costlier(costs: list[list[float]]) -> None:
+    owners = balance(costs)
+    assert [len(rank) for rank in owners] == [len(rank) for rank in costs]
+    loads = [0.0] * len(costs)
+    for rank_costs, rank_owners in zip(costs, owners, strict=True):
+        for cost, owner in zip(rank_costs, rank_owners, strict=True):
+            loads[owner] += cost
+    assert max(loads) <= max(map(sum, costs)) + 1e-9
+    # No single further move would help.
+    high, low = loads.index(max(loads)), loads.index(min(loads))
+    gap = loads[high] - loads[low]
+    held = [c for rc, ro in zip(costs, owners, strict=True) for c, o in zip(rc, ro, strict=True) if o == high]
+    assert gap <= TOLERANCE * sum(loads) / len(loads) + 1e-9 or all(cost >= gap - 2e-9 * sum(loads) for cost in held)
+
+
+def test_balance_ends_where_ranks_differ_by_one_bundle_but_for_rounding() -> None:
+    owners = balance([[0.2, 0.8, 0.46203525566983716], [0.9], [0.8, 1.1, 2.0]])
+    assert [len(rank) for rank in owners] == [3, 1, 3]
+
+
+def test_balance_moves_only_what_it_must() -> None:
+    assert balance([[1.0, 1.0, 1.0, 1.0], []]) in ([[0, 0, 1, 1], []], [[1, 1, 0, 0], []], [[1, 0, 0, 1], []])
+    assert balance([[3.0, 1.0], [2.0, 2.0]]) == [[0, 0], [1, 1]]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9), st.integers(3, 40), st.integers(0, 3))
+def test_cut_keeps_the_budget_and_finds_the_cheapest_costliest_piece(
+    seed: int, count: int, budget: int, more: int
+) -> None:
+    rows = lexicographic(random_rows(seed, count))
+    lengths, shared = [len(row) for row in rows], shared_prefixes(rows)
+
+    def pieces(counts: list[int]) -> list[list[Row]]:
+        ends = list(itertools.accumulate(counts))
+        return [rows[end - n : end] for end, n in zip(ends, counts, strict=True)]
+
+    def cost(piece: list[Row]) -> float:
+        return sum(row_costs([len(r) for r in piece], shared_prefixes(piece), 0.1))
+
+    fewest = cut(lengths, shared, 0.1, budget)
+    assert sum(fewest) == count
+    for piece in pieces(fewest):
+        assert len(piece) == 1 or pack_rows(piece).tree.length <= budget
+    allowed = len(fewest) + more
+    counts = cut(lengths, shared, 0.1, budget, allowed)
+    assert sum(counts) == count
+    assert len(counts) <= allowed
+    best = min(
+        max(map(cost, candidate))
+        for size in range(1, min(allowed, count) + 1)
+        for marks in itertools.combinations(range(1, count), size - 1)
+        for candidate in [[rows[a:b] for a, b in itertools.pairwise([0, *marks, count])]]
+        if all(len(piece) == 1 or pack_rows(piece).tree.length <= budget for piece in candidate)
+    )
+    assert max(map(cost, pieces(counts))) <= best * 1.011 + 1e-9
+
+
+def test_nothing_to_cut() -> None:
+    assert cut([], [], 0.1, 10) == []
+    assert cut([], [], 0.1, 10, 3) == []

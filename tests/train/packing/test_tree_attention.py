@@ -1,0 +1,142 @@
+"""Attention over tries against the dense mask that defines it, and packed log-probabilities against single rows."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
+from trl.trainer.utils import add_fused_lm_head
+
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.tree_attention import (
+    Tree,
+    flex_tree_attention,
+    has_flash_attention_3,
+    register_tree_attention,
+    tree_attention,
+    use_tree_attention,
+    why_no_tree,
+)
+from atommem.train.packing.trie import pack_rows
+from tests.train.harness import completion_logps
+from tests.train.toys import make_model
+
+# Two roots; the first has two branches of which one branches again.
+BOUNDARIES, DEPTHS = [0, 5, 8, 10, 14, 20, 22], [0, 5, 8, 8, 5, 0]
+SPANS = ((0, 5, 20), (5, 8, 14), (8, 10, 10), (10, 14, 14), (14, 20, 20), (20, 22, 22))
+
+
+def heads(tokens: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Queries of four heads, keys and values of two."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, n, tokens, 16, generator=generator).to(dtype).requires_grad_() for n in (4, 2, 2)]
+
+
+def dense(tree: Tree) -> torch.Tensor:
+    """The rule in the module's docstring, written out."""
+    visible = torch.zeros(tree.length, tree.length, dtype=torch.bool)
+    for start, end, below in tree.spans:
+        for q in range(start, below):
+            visible[q, start : min(q + 1, end)] = True
+    return visible
+
+
+def test_segments_give_spans() -> None:
+    tree = Tree.from_segments(BOUNDARIES, DEPTHS)
+    assert tree.spans == SPANS
+    assert tree.length == 22
+    assert tree.attended_pairs == dense(tree).sum()
+
+
+def test_outputs_and_gradients_are_those_of_the_dense_mask() -> None:
+    tree = Tree(SPANS)
+    query, key, value = heads(22)
+    out, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=dense(tree), scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
+    assert torch.allclose(out, expected, atol=1e-6)
+    weights = torch.randn_like(out)
+    got = torch.autograd.grad((out * weights).sum(), (query, key, value))
+    wanted = torch.autograd.grad((expected * weights).sum(), (query, key, value))
+    for a, b in zip(got, wanted, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_half_precision_is_added_up_in_single() -> None:
+    query, key, value = heads(22, torch.bfloat16)
+    out, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
+    exact, _ = tree_attention(torch.nn.Identity(), query.float(), key.float(), value.float(), None, tree=Tree(SPANS))
+    assert out.dtype == torch.bfloat16
+    assert torch.allclose(out.float(), exact, atol=2e-2)
+    out.sum().backward()
+    assert query.grad is not None
+    assert query.grad.dtype == torch.bfloat16
+
+
+def test_the_mask_of_other_devices_is_the_same_rule() -> None:
+    query, key, value = (x.detach() for x in heads(22))
+    tree = Tree(SPANS)
+    out = flex_tree_attention(query, key, value, tree, 0.25, flex=flex_attention)
+    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.25)
+    assert torch.allclose(out.transpose(1, 2), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packed_log_probabilities_are_those_of_single_rows(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [
+        Row(rng.choices(range(4), k=rng.randint(1, 9)), rng.choices(range(4), k=rng.randint(1, 5)), [], 0, 1.0, 1.0)
+        for _ in range(12)
+    ]
+    model = make_model()
+    add_fused_lm_head(model)
+    register_tree_attention()
+    packed = pack_rows(rows)
+    with use_tree_attention(model):
+        scored, _ = packed.score(model)
+    expected = torch.cat([completion_logps(model, row.prompt_ids, row.completion_ids, 1.0) for row in rows])
+    assert torch.allclose(scored, expected, atol=1e-5)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_trls_kernel_is_told_the_same_tree() -> None:
+    """What the kernel computes, written out: each segment attends causally to the end of its path."""
+    rng = random.Random(1)
+    packed = pack_rows([Row(rng.choices(range(3), k=6), rng.choices(range(3), k=3), [], 0, 1.0, 1.0) for _ in range(9)])
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, count, packed.tree.length, 4) for count in (2, 1, 1))
+    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=packed.tree, scaling=0.5)
+    segments, paths = (packed.kernel[name].tolist() for name in ("tree_cu_seqlens_q", "tree_cu_seqlens_k"))
+    for (start, end), (first, last) in zip(pairwise(segments), pairwise(paths), strict=True):
+        seen = packed.kernel["tree_kv_index"][first:last]
+        scores = 0.5 * query[0, :, start:end] @ key[0, 0, seen].T
+        scores += torch.full_like(scores, -torch.inf).triu(1 + len(seen) - (end - start))
+        out = scores.softmax(-1) @ value[0, 0, seen]
+        assert torch.allclose(out.transpose(0, 1), expected[0, start:end], atol=1e-6)
+        assert end - start <= packed.kernel["tree_max_seqlen_q"]
+        assert last - first <= packed.kernel["tree_max_seqlen_k"]
+
+
+def test_no_kernel_without_a_gpu() -> None:
+    assert not has_flash_attention_3(torch.device("cpu"))
+
+
+def test_which_models_can_share_prefixes() -> None:
+    model = make_model()
+    assert why_no_tree(model) is None
+    assert (
+        why_no_tree(
+            LlamaForCausalLM(LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8))
+        )
+        is None
+    )
+    model.config.layer_types = ["linear_attention"] * 2
+    assert "linear_attention layers" in str(why_no_tree(model))
+    windowed = make_model()
+    windowed.config = Qwen3Config(sliding_window=8, use_sliding_window=True, layer_types=["full_attention"] * 32)
+    assert "sliding window of 8" in str(why_no_tree(windowed))

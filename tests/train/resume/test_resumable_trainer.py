@@ -1,0 +1,280 @@
+"""How a run ends when something goes wrong, and that it then goes on as if nothing had."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback
+
+from atommem.episode import Episode
+from atommem.errors import OutageError
+from atommem.trace import read_trace
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints, is_complete, last_checkpoint
+from atommem.train.resume.faults import CheckpointError, DivergedError, RolloutFailedError
+from atommem.train.resume.interrupts import TrainingInterrupted
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from tests.train.harness import make_config, make_trainer
+from tests.train.loops.test_end_to_end import make_element_tokenizer, make_real_trainer
+from tests.train.toys import make_model, mixed_episode, random_episode
+
+SETTINGS: dict[str, Any] = {
+    "max_steps": 4,
+    "save_strategy": "steps",
+    "save_steps": 100,
+    "shuffle_dataset": True,
+    "learning_rate": 1e-2,
+}
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in complete_checkpoints(folder)]
+
+
+class At(TrainerCallback):
+    """Does something once, at an event of one update (from 1)."""
+
+    def __init__(self, event: str, update: int, action: Callable[[], None]) -> None:
+        def act(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == update:
+                action()
+
+        setattr(self, event, act)
+
+
+def terminate() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def during_rollout(trainer: MemoryGRPOTrainer, update: int, action: Callable[[], None]) -> None:
+    """Do something in the middle of the rollout of an update (from 1)."""
+    run_all = trainer.backend.runner.run_all
+
+    async def acting(jobs: Sequence[Any], *args: Any) -> list[Episode]:
+        if trainer.state.global_step == update - 1:
+            asyncio.get_running_loop().call_later(0.01, action)
+        return await run_all(jobs, *args)
+
+    trainer.backend.runner.run_all = acting  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[str, Any]]]:
+    """Weights and metrics of the run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer, _ = make_real_trainer(folder, **SETTINGS)
+    trainer.train()
+    trainer.close()
+    return trainer.model.state_dict(), read_metrics(folder / METRICS_FILE)
+
+
+def resume_and_compare(folder: Path, whole: tuple[Any, list[dict[str, Any]]]) -> None:
+    """From other weights: everything has to come from the checkpoint."""
+    trainer, _ = make_real_trainer(folder, make_model(9, len(make_element_tokenizer()), spread=0.1), **SETTINGS)
+    last = last_checkpoint(folder)
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    trainer.close()
+    for name, expected in whole[0].items():
+        assert torch.equal(trainer.model.state_dict()[name], expected), name
+    rewards = [
+        [(entry["step"], entry["reward"]) for entry in metrics if "reward" in entry]
+        for metrics in (read_metrics(folder / METRICS_FILE), whole[1])
+    ]
+    assert rewards[0] == rewards[1]
+    assert len(rewards[0]) == 4
+
+
+@pytest.mark.parametrize("moment", ["rollout", "on_pre_optimizer_step", "on_log"])
+def test_sigterm_saves_and_the_run_goes_on(tmp_path: Path, whole: Any, moment: str) -> None:
+    """In the rollout of the third update, or in the second: either way the state after two updates is saved."""
+    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
+    if moment == "rollout":
+        during_rollout(trainer, 3, terminate)
+    else:
+        # An update is counted before its log entry is made.
+        trainer.add_callback(At(moment, 1 if moment == "on_pre_optimizer_step" else 2, terminate))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(TrainingInterrupted, match=r"stopped before update 3\..*--resume continues"):
+        trainer.train()
+    trainer.close()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert names(tmp_path) == ["checkpoint-2"]
+    resume_and_compare(tmp_path, whole)
+
+
+def test_before_the_first_update_there_is_nothing_to_save(tmp_path: Path) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
+    during_rollout(trainer, 1, terminate)
+    with pytest.raises(TrainingInterrupted, match=r"There is no checkpoint yet"):
+        trainer.train()
+    trainer.close()
+    assert names(tmp_path) == []
+
+
+def test_whoever_wants_no_checkpoints_gets_none_for_stopping(tmp_path: Path) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_strategy": "no"})
+    during_rollout(trainer, 3, terminate)
+    with pytest.raises(TrainingInterrupted, match=r"stopped before update 3\. There is no checkpoint"):
+        trainer.train()
+    trainer.close()
+    assert names(tmp_path) == []
+
+
+def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_steps": 2, "save_total_limit": 1})
+    trainer.train()
+    trainer.close()
+    assert names(tmp_path) == ["checkpoint-4"]
+    assert not (tmp_path / PARTIAL).exists()
+    files = {path.name for path in (tmp_path / "checkpoint-4").iterdir()}
+    assert files >= {
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "trainer_state.json",
+        "training_args.json",
+        "atommem_config.json",
+        "tokenizer.json",
+    }
+    state = (tmp_path / "checkpoint-4" / "trainer_state.json").read_text()
+    assert '"actions/create"' in state, "the history of the metrics"
+
+
+def poisoned(trainer: MemoryGRPOTrainer, update: int, value: float) -> None:
+    """From an update on, one gradient is `value`."""
+
+    def poison(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * value if trainer.state.global_step == update - 1 else gradient
+
+    trainer.model.lm_head.weight.register_hook(poison)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_no_number_never_reaches_the_parameters(tmp_path: Path, whole: Any, value: float) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
+    poisoned(trainer, 3, value)
+    with pytest.raises(DivergedError, match=r"gradient norm of update 3 is .*failed.step-3.*--resume"):
+        trainer.train()
+    trainer.close()
+    assert names(tmp_path) == ["checkpoint-2"]
+    episodes = [read_trace(path).episode for path in sorted((tmp_path / "failed/step-3/episodes").iterdir())]
+    assert len(episodes) == 8
+    assert all(step.prompt_ids and step.logprobs for episode in episodes for step in episode.steps)
+    assert (tmp_path / "failed/step-3/rng_state_0.pth").is_file()
+    resume_and_compare(tmp_path, whole)
+
+
+def failing(task_id: str, sample: int) -> Episode:
+    """Three of four episodes fail, of the first task all."""
+    episode = random_episode(task_id, sample, None if sample < 3 or task_id == "t0" else 1.0)
+    episode.error = "no server answers" if episode.reward is None else None
+    return episode
+
+
+def test_too_many_failed_episodes_end_the_run(tmp_path: Path) -> None:
+    config = make_config(tmp_path, max_steps=2, save_strategy="steps", save_steps=100)
+    trainer, _, runner = make_trainer(make_model(), config, mixed_episode)
+    trainer.add_callback(At("on_step_end", 1, lambda: setattr(runner, "write", failing)))
+    with pytest.raises(RolloutFailedError, match=r"6 of 8 episodes of update 2 failed.*0\.5: no server answers"):
+        trainer.train()
+    assert names(tmp_path) == ["checkpoint-1"]
+    assert len(list((tmp_path / "failed/step-2/episodes").iterdir())) == 8
+
+
+def test_a_few_failed_episodes_do_not(tmp_path: Path) -> None:
+    config = make_config(tmp_path, max_failed_fraction=0.9)
+    trainer, _, _ = make_trainer(make_model(), config, failing)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_nothing_to_sample_from_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(tmp_path, max_steps=2, save_strategy="steps", save_steps=100)
+    trainer, _, _ = make_trainer(make_model(), config, mixed_episode)
+
+    def gone(trainer: Any) -> None:
+        if trainer.state.global_step == 1:
+            raise OutageError("http://localhost:1 does not answer")
+
+    monkeypatch.setattr(trainer.backend, "publish", gone)
+    with pytest.raises(RolloutFailedError, match=r"update 2 cannot be sampled: http://localhost:1 does not answer\."):
+        trainer.train()
+    assert names(tmp_path) == ["checkpoint-1"]
+
+
+def test_an_engine_that_dies_in_a_rollout_ends_the_run(tmp_path: Path, whole: Any) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
+    run_all = trainer.backend.runner.run_all
+
+    async def dying(jobs: Sequence[Any], *args: Any) -> list[Episode]:
+        if trainer.state.global_step == 2:
+            raise RuntimeError("EngineCore died")
+        return await run_all(jobs, *args)
+
+    trainer.backend.runner.run_all = dying  # type: ignore[method-assign]
+    with pytest.raises(RolloutFailedError, match=r"update 3 cannot be sampled: RuntimeError\('EngineCore died'\)"):
+        trainer.train()
+    trainer.close()
+    assert "in dying" in (tmp_path / "failed/step-3/report.json").read_text(), "where it happened"
+    resume_and_compare(tmp_path, whole)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("write failed")])
+def test_a_full_disk_leaves_the_last_good_checkpoint(
+    tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The second checkpoint gets its weights written, but not its optimizer."""
+    trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_steps": 2, "save_total_limit": 1})
+    save = Trainer._save_optimizer_and_scheduler
+
+    def full(self: Any, folder: str) -> None:
+        if self.state.global_step == 4:
+            assert (Path(folder) / "model.safetensors").is_file()
+            raise error
+        save(self, folder)
+
+    monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", full)
+    with pytest.raises(CheckpointError, match=r"of update 4 could not be written.*checkpoint-2.*--resume"):
+        trainer.train()
+    trainer.close()
+    monkeypatch.undo()
+    assert names(tmp_path) == ["checkpoint-2"]
+    assert not (tmp_path / PARTIAL).exists()
+    assert not (tmp_path / "checkpoint-4").exists()
+    resume_and_compare(tmp_path, whole)
+
+
+def test_a_full_disk_while_logging_names_the_data(tmp_path: Path) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    trainer.add_callback(At("on_log", 2, full))
+    with pytest.raises(Exception, match=r"the disk is full.*failed/step-3"):
+        trainer.train()
+    trainer.close()
+
+
+def test_the_best_checkpoint_is_named_where_it_lies(tmp_path: Path) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_steps": 1, "save_total_limit": 2})
+
+    def best() -> None:
+        trainer.state.best_global_step = 2
+
+    trainer.add_callback(At("on_log", 2, best))
+    trainer.train()
+    trainer.close()
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4"]
+    assert f'"{tmp_path}/checkpoint-2"' in (tmp_path / "checkpoint-4/trainer_state.json").read_text()
+    assert is_complete(tmp_path / "checkpoint-2")

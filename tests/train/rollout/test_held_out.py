@@ -1,0 +1,125 @@
+"""Evaluation during training: the scores of ``atommem eval``, logged, and what the best checkpoint is chosen by."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.envs.task import Document, Question, Task
+from atommem.errors import ConfigError, OutageError
+from atommem.eval.runner import evaluate
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.resume.checkpoint_files import complete_checkpoints
+from atommem.train.resume.faults import RolloutFailedError
+from atommem.train.rollout.local_backend import local_backend
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
+from tests.train.harness import make_config
+from tests.train.loops.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer, make_tasks
+from tests.train.toys import make_model
+
+
+def held_out(count: int = 24) -> list[Task]:
+    documents = (Document("", "c0 city"), Document("", "c1"))
+    return [
+        Task(f"h{i}", (Question("which city", ("c0",)),), documents, source=("hotpotqa", "musique")[i % 2])
+        for i in range(count)
+    ]
+
+
+def make(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
+    tokenizer = make_element_tokenizer()
+    config = make_config(
+        folder, eval_data="file", eval_strategy="steps", max_completion_length=4, learning_rate=2e-2, seed=3, **settings
+    )
+    trainer = MemoryGRPOTrainer(
+        model=make_model(vocabulary=len(tokenizer), spread=0.1),
+        args=config,
+        tasks=make_tasks(),
+        processing_class=tokenizer,
+        make_backend=local_backend(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
+        held_out=held_out(),
+    )
+    use_console(trainer, [])
+    return trainer
+
+
+def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make(
+        tmp_path,
+        max_steps=5,
+        eval_steps=2,
+        save_strategy="best",
+        metric_for_best_model="em",
+        greater_is_better=True,
+        load_best_model_at_end=True,
+        save_total_limit=1,
+    )
+    sampling = trainer.backend.runner.agent.sampling
+    trainer.train()
+    logged = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "eval_em" in entry]
+    assert [entry["step"] for entry in logged] == [2, 4, 5], "and in the end"
+    for entry in logged:
+        assert 0 <= entry["eval_em_low"] <= entry["eval_em"] <= entry["eval_em_high"] <= 1
+        assert (entry["eval_n"], entry["eval_episodes"], entry["eval_failed"]) == (24, 24, 0)
+        assert entry["eval_em"] == pytest.approx((entry["eval_em/hotpotqa"] + entry["eval_em/musique"]) / 2)
+        assert entry["eval_actions/create"] >= 0
+        assert "eval_loss" not in entry
+    assert "held-out EM" in capsys.readouterr().out
+    updates = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "loss" in entry]
+    assert len(updates) == 5
+    assert all(entry["num_tokens"] and entry["seconds/generate"] > 0 for entry in updates), (
+        "training metrics stay theirs"
+    )
+    # Seeds of training: those of the update, whether or not there was an evaluation before it.
+    assert trainer.backend.runner.agent.sampling.temperature == sampling.temperature
+
+    best = max(logged, key=lambda entry: entry["eval_em"])["step"]
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
+    assert [path.name for path in complete_checkpoints(tmp_path)] == [f"checkpoint-{best}"]
+    trainer.close()
+
+
+@pytest.mark.parametrize(("temperature", "samples"), [(None, 2), (0.0, 1)])
+async def test_the_scores_are_those_of_atommem_eval(tmp_path: Path, temperature: float | None, samples: int) -> None:
+    trainer = make(tmp_path, eval_temperature=temperature, num_generations_eval=samples)
+    metrics = await asyncio.to_thread(trainer.evaluate)
+    runner = trainer.backend.runner
+    runner.agent.sampling = replace(runner.agent.sampling, temperature=1.0 if temperature is None else 0.0, seed=3)
+    result = await evaluate(held_out(), runner, samples_per_task=samples, progress=False)
+    summary = result.summary()
+    for name in ("em", "f1"):
+        for key, of in (("", "mean"), ("_low", "low"), ("_high", "high")):
+            assert metrics[f"eval_{name}{key}"] == summary["metrics"][name][of]
+    assert metrics["eval_n"] == 24 * samples
+    assert metrics["eval_actions/create"] == summary["means"]["actions/create"]
+    await asyncio.to_thread(trainer.close)
+
+
+def test_both_settings_are_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="eval_strategy is 'no' and eval_data is 'x'"):
+        make_config(tmp_path, eval_data="x")
+    with pytest.raises(ConfigError, match="eval_strategy is 'steps' and eval_data is None"):
+        make_config(tmp_path, eval_strategy="steps", eval_steps=2)
+
+
+def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
+    """A mean over what an outage left over would choose the best checkpoint by chance."""
+    trainer = make(tmp_path, max_steps=2, eval_steps=1)
+    runner = trainer.backend.runner
+    complete = runner.agent.policy.complete
+
+    async def gone(prompt_ids: list[int], sampling: Any) -> Any:
+        if trainer.state.global_step == 1:
+            raise OutageError("no server answers")
+        return await complete(prompt_ids, sampling)
+
+    runner.agent.policy.complete = gone  # type: ignore[method-assign]
+    with pytest.raises(RolloutFailedError, match="24 of 24 episodes of the evaluation failed"):
+        trainer.train()
+    trainer.close()
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1"]

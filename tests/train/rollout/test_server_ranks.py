@@ -1,0 +1,42 @@
+"""Two ranks with vLLM servers: one adapter name for both, whatever servers each of them can reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["-m", "tests.train.rollout.server_ranks_worker", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_all_ranks_ask_for_the_same_adapters(seen: list[dict[str, Any]]) -> None:
+    first, second = (rank["one lost"] for rank in seen)
+    assert len(set(first["loads"]["a"])) == 3
+    assert first["loads"]["b"] == first["loads"]["a"] == second["loads"]["b"]
+    assert second["loads"]["a"] == []
+    assert (first["error"], second["error"], first["readable"], first["logged"]) == ("", "", True, 3)
+
+
+def test_a_rank_that_has_no_server_ends_the_run_for_all(seen: list[dict[str, Any]]) -> None:
+    first, second = (rank["all lost"] for rank in seen)
+    assert "no server has answered" in second["error"]
+    assert "see the other processes" in first["error"]

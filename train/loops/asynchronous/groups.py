@@ -1,0 +1,52 @@
+"""Groups that have ended, and what an update trains on of them. The arithmetic is that of on-policy training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from atommem.episode import Episode
+from atommem.train.loops.update_step import Batch
+from atommem.train.objective.advantages import group_advantages
+from atommem.train.objective.sequences import EpisodeSize, episode_rows, normalizer
+
+
+@dataclass(frozen=True)
+class Group:
+    """The episodes of one task, all ended.
+
+    Attributes:
+        index: Its number in the run (`atommem.train.rollout.task_order.TaskOrder`).
+        episodes: With their rewards; a failed one has none.
+        versions: For each episode, the version of the weights that each of its steps was sampled from. A step
+            that weights were replaced during has the older one.
+        started: The version when the group began.
+    """
+
+    index: int
+    episodes: Sequence[Episode]
+    versions: Sequence[Sequence[int]]
+    started: int
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version in the group: it decides whether the group is stale."""
+        return min(chain.from_iterable(self.versions), default=self.started)
+
+
+def batch_of(groups: Sequence[Group], scale_rewards: str, normalization: str, overlong_filtering: bool) -> Batch:
+    """One row per step of the groups with variance; those without count in the normaliser.
+
+    Args:
+        groups: The groups of one update, each of the same number of episodes.
+        scale_rewards: As in `atommem.train.objective.advantages.group_advantages`.
+        normalization: As in `atommem.train.objective.sequences.normalizer`.
+        overlong_filtering: Leave out episodes that a limit cut short.
+    """
+    episodes = [episode for group in groups for episode in group.episodes]
+    rewards = [episode.reward for episode in episodes]
+    advantages = group_advantages(rewards, len(groups[0].episodes), scale_rewards)
+    sizes = [EpisodeSize.of(episode, overlong_filtering) for episode in episodes]
+    rows = episode_rows(episodes, advantages, normalization, overlong_filtering)
+    return Batch(rows, normalizer(sizes, normalization))

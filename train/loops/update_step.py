@@ -1,0 +1,173 @@
+"""One update on rows of episodes: forward and backward passes, the same whichever way the rows were sampled."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch.utils.data import DataLoader
+from transformers.utils import logging
+from trl.trainer.utils import use_adapter
+
+from atommem.train.objective.loss import Objective, Tokens
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.micro_batches import MicroBatchPlanner
+from atommem.train.packing.padding import Padded, pad_rows
+from atommem.train.packing.planning import pair_cost
+from atommem.train.packing.tree_attention import (
+    ATTENTION_NAME,
+    register_tree_attention,
+    use_tree_attention,
+    why_no_tree,
+)
+from atommem.train.packing.trie import Packed, pack_rows
+
+DIFFERENCE = "sampling/sampling_logp_difference/mean"
+"""Logged: how far log-probabilities when trained are from those when sampled (nats)."""
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one rank trains on in one update.
+
+    Attributes:
+        rows: Its rows; a rank may have none.
+        normalizer: What the loss is divided by: that of the rows of all ranks.
+    """
+
+    rows: list[Row]
+    normalizer: float
+
+
+class UpdateStep:
+    """The passes of an update.
+
+    Args:
+        accelerator: Of the trainer.
+        model: What is trained; it has TRL's fused LM head.
+        objective: What is minimised.
+        token_budget: Most tokens in a micro-batch of more than one row: distinct ones with prefix sharing, padded ones
+            without.
+        pad_token_id: Fills padded rows.
+        prefix_sharing: Whether rows are packed as tries, where the model's attention can follow them.
+        on_policy: Whether rows were sampled with the very weights that are trained.
+        reference: Model of the KL term; unset is `model` without its adapter.
+        attention: Name of the attention along tries.
+    """
+
+    def __init__(
+        self,
+        accelerator: Any,
+        model: Any,
+        objective: Objective,
+        token_budget: int,
+        pad_token_id: int,
+        *,
+        prefix_sharing: bool = True,
+        on_policy: bool = True,
+        reference: Any = None,
+        attention: str = ATTENTION_NAME,
+    ) -> None:
+        self.accelerator = accelerator
+        self.objective = objective
+        self.on_policy = on_policy
+        unwrapped = accelerator.unwrap_model(model)
+        obstacle = why_no_tree(unwrapped)
+        if prefix_sharing and obstacle is not None:
+            logger.warning(f"prefix_sharing is off: rows are padded instead, because {obstacle}.")
+        self.prefix_sharing = prefix_sharing and obstacle is None
+        cost = pair_cost(unwrapped.config.get_text_config())
+        self.planner = MicroBatchPlanner(cost, token_budget, self.prefix_sharing, accelerator.process_index)
+        self._pad_token_id = pad_token_id
+        self._reference = reference
+        self._attention = attention
+        if self.prefix_sharing:
+            register_tree_attention()
+            if reference is not None:
+                accelerator.unwrap_model(reference).set_attn_implementation(attention)
+
+    def run(self, model: Any, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+        """Add the update's gradients to the parameters; collective.
+
+        All ranks run the same number of micro-batches: one that has run out takes part with a row that weighs nothing.
+        When no rank has a row there is nothing to learn: no rank runs a backward pass, gradients stay unset, and the
+        optimizer's step changes nothing.
+
+        Returns:
+            This rank's loss, of which the mean over ranks is the update's; and what is logged, the same on all ranks:
+            that mean, means over tokens by their weights, and raw over computed tokens.
+        """
+        sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), device=self.accelerator.device))
+        micro_batches = self.planner.plan(batch.rows)
+        shared = use_tree_attention(self.accelerator.unwrap_model(model), self._attention)
+        with shared if self.prefix_sharing else nullcontext():
+            for index, rows in enumerate(micro_batches):
+                last = index == len(micro_batches) - 1
+                # DeepSpeed steps inside the backward pass that this flag marks.
+                self.accelerator.gradient_state._set_sync_gradients(last)
+                with self._accumulating(model, last):
+                    for name, value in self._backward(model, rows, batch.normalizer).items():
+                        sums[name] += value
+        loss = sums["loss"]
+        if not micro_batches:
+            return loss, {}
+        totals = self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum").tolist()
+        log = dict(zip(sums, totals, strict=True))
+        loss_mean = log.pop("loss") / self.accelerator.num_processes
+        packing_ratio, weight = log.pop("raw") / log.pop("computed"), log.pop("weight")
+        means = {name: total / weight for name, total in log.items()}
+        return loss, means | {"loss": loss_mean, "packing_ratio": packing_ratio}
+
+    def _backward(self, model: Any, rows: list[Row], normalizer: float) -> dict[str, Any]:
+        """The passes of one micro-batch; returns sums over its tokens, by what they are logged as."""
+        raw = sum(map(len, rows))
+        rows = rows or [Row([self._pad_token_id], [self._pad_token_id], [0.0], episode=0, advantage=0.0, weight=0.0)]
+        tokens = Tokens.of(rows, self.accelerator.device)
+        inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
+        inputs = inputs.to(self.accelerator.device)
+        reference = self._reference_logps(model, inputs) if self.objective.beta else None
+        with self.accelerator.autocast():
+            logps, entropies = inputs.score(model)
+        assert entropies is not None, "TRL's head of a policy computes them"
+        total, log = self.objective(logps, tokens, None if self.on_policy else tokens.sampled, reference)
+        # The gradients of all ranks are averaged.
+        loss = total * self.accelerator.num_processes / normalizer
+        # It would divide by a number of micro-batches that it is not told; transformers asks for the same.
+        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
+        log |= {"entropy": entropies.detach(), DIFFERENCE: (logps.detach() - tokens.sampled).abs()}
+        sums = {name: (tokens.weights * value).sum() for name, value in log.items()}
+        return sums | {"loss": loss.detach(), "weight": tokens.weights.sum(), "raw": raw, "computed": inputs.computed}
+
+    @torch.no_grad()
+    def _reference_logps(self, model: Any, inputs: Packed | Padded) -> torch.Tensor:
+        """Log-probabilities under TRL's reference: its copy of the model, or the model without its adapter."""
+        without_adapter: AbstractContextManager[Any] = nullcontext()
+        if self._reference is None:
+            adapted = self.accelerator.unwrap_model(model)
+            without_adapter = use_adapter(adapted, adapter_name="ref" if "ref" in adapted.peft_config else None)
+        with without_adapter, self.accelerator.autocast():
+            return inputs.score(model if self._reference is None else self._reference)[0]
+
+    def _accumulating(self, model: Any, last: bool) -> AbstractContextManager[Any]:
+        if last or self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            return nullcontext()
+        return self.accelerator.no_sync(model)
+
+
+def updates_of_epoch(count: int) -> DataLoader[Any]:
+    """A data loader that does no more than count: what an update trains on is sampled when it begins."""
+    # With a generator of its own, for it would draw from the global one.
+    updates: Any = [{"update": index} for index in range(count)]
+    return DataLoader(updates, generator=torch.Generator())
+
+
+def environment_reward(**_: Any) -> list[float]:
+    """TRL wants a reward function; the environment scores episodes, so this one is never called."""
+    raise AssertionError("episodes are scored by their environment")
