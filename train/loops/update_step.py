@@ -148,12 +148,12 @@ class UpdateStep:
     @torch.no_grad()
     def _reference_logps(self, model: Any, inputs: Packed | Padded) -> torch.Tensor:
         """Log-probabilities under TRL's reference: its copy of the model, or the model without its adapter."""
-        without_adapter: AbstractContextManager[Any] = nullcontext()
-        if self._reference is None:
+        with self.accelerator.autocast():
+            if self._reference is not None:
+                return inputs.score(self._reference)[0]
             adapted = self.accelerator.unwrap_model(model)
-            without_adapter = use_adapter(adapted, adapter_name="ref" if "ref" in adapted.peft_config else None)
-        with without_adapter, self.accelerator.autocast():
-            return inputs.score(model if self._reference is None else self._reference)[0]
+            with use_adapter(adapted, adapter_name="ref" if "ref" in adapted.peft_config else None):
+                return inputs.score(adapted)[0]
 
     def _accumulating(self, model: Any, last: bool) -> AbstractContextManager[Any]:
         if last or self.accelerator.distributed_type == DistributedType.DEEPSPEED:
