@@ -6,14 +6,17 @@ import asyncio
 import copy
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from atommem.environment import Environment, EnvironmentFactory, Score, Turn
-from atommem.episode import Episode
-from atommem.errors import ConfigError, OutageError, PromptTooLongError
+from atommem.actions import MEMORY_KINDS
+from atommem.environment import Environment, EnvironmentFactory, Score, StepResult, Turn
+from atommem.episode import Episode, Step
+from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
+from atommem.memory.contents import Snapshot
 from atommem.observation import StopReason
 from atommem.session import Agent, Session, TurnTimeoutError
+from atommem.session_state import SessionState
 
 Result = TypeVar("Result")
 
@@ -78,23 +81,34 @@ class EpisodeRunner:
             setattr(runner.agent, name, value)
         return runner
 
-    async def run(self, task: Any, sample: int = 0) -> Episode:
+    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = ()) -> Episode:
         """Run one episode of `task` (anything with an ``id`` that the environment understands).
 
-        `sample` tells the episodes of one task apart. An outage does not raise: it ends the episode
-        with stop reason FAILED and no reward; the steps until then are kept.
+        An outage does not raise: it ends the episode with stop reason FAILED and no reward; the steps until then are
+        kept.
+
+        Args:
+            task: What it is about.
+            sample: Tells the episodes of one task apart.
+            past: Steps that it has had, as a trace holds them: it goes on after them. The policy is not asked for them
+                again, and the memory is what their operations say; only the environment is driven through their turns,
+                which must move it as they did then. The first steps of a finished episode fork it.
+
+        Raises:
+            TraceError: `past` does not begin at the first step, or the environment shows something else than then.
         """
-        episode = Episode(task_id=task.id, sample=sample)
+        episode = Episode(task_id=task.id, sample=sample, steps=list(past))
+        spent = sum(step.seconds for step in past)
         started = time.perf_counter()
         environments = self.agent.environments
         try:
             await environments.prepare(task)
             environment = environments()
-            episode.stop_reason = await self._steps(episode, environment, task)
+            episode.stop_reason = await self._steps(episode, environment, task, spent)
             set_score(episode, await environment.score())
         except OutageError as error:
             episode.stop_reason, episode.error = StopReason.FAILED, str(error)
-        episode.seconds = time.perf_counter() - started
+        episode.seconds = spent + time.perf_counter() - started
         return episode
 
     async def run_all(
@@ -111,25 +125,41 @@ class EpisodeRunner:
         """
         return await run_jobs(self.run, jobs, on_episode, self.max_in_flight, stop)
 
-    async def _steps(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
-        session = Session(self.agent, f"{episode.task_id}/{episode.sample}")
+    async def _steps(self, episode: Episode, environment: Environment, task: Any, spent: float) -> StopReason:
         limits = self.limits
         loop = asyncio.get_running_loop()
-        deadline = None if limits.max_seconds is None else loop.time() + limits.max_seconds
+        deadline = None if limits.max_seconds is None else loop.time() + limits.max_seconds - spent
+
+        async def advance(step: Step) -> StepResult:
+            turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
+            return await _in_time(environment.step(turn), deadline)
+
         try:
+            session = await self._session(episode)
             observation = await _in_time(environment.reset(task), deadline)
+            for step in list(episode.steps):
+                if step.observation != observation:
+                    raise TraceError(
+                        f"step {step.index} of task {episode.task_id!r} ({step.observation.label}) showed something "
+                        "else then: go on with the same task, environment and settings."
+                    )
+                result = await advance(step)
+                if result.observation is None:
+                    return result.reason or StopReason.ANSWERED
+                observation = result.observation
             while True:
                 if limits.max_steps is not None and session.turns >= limits.max_steps:
                     return StopReason.STEP_LIMIT
                 room = None if limits.max_tokens is None else limits.max_tokens - session.sampled
                 if room is not None and room <= 0:
                     return StopReason.TOKEN_LIMIT
+                if deadline is not None and loop.time() >= deadline:
+                    return StopReason.TIME_LIMIT
                 step = await session.turn(
                     observation, affinity=episode.task_id, max_tokens=room, deadline=deadline, steps=episode.steps
                 )
                 started = time.perf_counter()
-                turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
-                result = await _in_time(environment.step(turn), deadline)
+                result = await advance(step)
                 step.seconds += time.perf_counter() - started
                 if result.observation is None:
                     return result.reason or StopReason.ANSWERED
@@ -138,6 +168,27 @@ class EpisodeRunner:
             return StopReason.TIME_LIMIT
         except PromptTooLongError:
             return StopReason.CONTEXT_OVERFLOW
+
+    async def _session(self, episode: Episode) -> Session:
+        """The session of an episode, with the steps that it has had."""
+        key, past = f"{episode.task_id}/{episode.sample}", episode.steps
+        if not past:
+            return Session(self.agent, key)
+        if [step.index for step in past] != list(range(len(past))):
+            raise TraceError(
+                f"the past of task {episode.task_id!r} has the steps {[step.index for step in past]}: give all of them "
+                "from step 0 on, in order."
+            )
+        sampled = sum(len(step.token_ids) for step in past)
+        log = tuple(operation for step in past for operation in step.operations)
+        state = SessionState(key, len(past), sampled, Snapshot(self.agent.embedder.id), log)
+        session = await Session.take_up(self.agent, state)
+        last = past[-1]
+        if not last.operations and any(action.kind in MEMORY_KINDS for action in last.actions):
+            # An outage kept them from the memory: every memory action leaves a line in the log.
+            past[-1] = last = replace(last)
+            await session.apply(last)
+        return session
 
 
 async def _in_time(work: Awaitable[Result], deadline: float | None) -> Result:

@@ -18,7 +18,7 @@ class DataError(AtomMemError):
 
 
 class TraceError(AtomMemError):
-    """A trace file is missing, truncated or not a trace."""
+    """A trace, or a session or memory that was put down, is missing, damaged or another's."""
 
 
 class PolicyError(AtomMemError):

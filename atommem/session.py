@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from atommem.activity import ActivityClock
@@ -20,11 +21,14 @@ from atommem.memory.working import WorkingMemory
 from atommem.observation import Observation
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
+from atommem.session_state import SessionState
 from atommem.tokens import Tokenizer
 from atommem.untrusted import clean
 
 if TYPE_CHECKING:
     from atommem.memory.contents import Snapshot
+    from atommem.memory.operations import Operation
+    from atommem.memory.vectors import TextVectors
 
 
 class Agent:
@@ -82,20 +86,25 @@ class Agent:
         marker = self.dialect.templates.cut_marker
         return WorkingMemory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
 
-    async def restore_memory(self, snapshot: Snapshot, reembed: bool = False) -> WorkingMemory:
-        """A memory that was put down.
-
-        Args:
-            snapshot: As it was then.
-            reembed: Take it up under another embedder, and embed all of its entries anew.
-
-        Raises:
-            ConfigError: It was written under another embedder.
-            OutageError: The embedder is out of reach.
-        """
+    async def restore_memory(
+        self,
+        snapshot: Snapshot,
+        operations: Sequence[Operation] = (),
+        vectors: TextVectors | None = None,
+        reembed: bool = False,
+    ) -> WorkingMemory:
+        """A memory that was put down; see `WorkingMemory.restore`."""
         marker = self.dialect.templates.cut_marker
         return await WorkingMemory.restore(
-            snapshot, self.embedder, self.tokenizer, self.memory, marker, self.activity, reembed=reembed
+            snapshot,
+            self.embedder,
+            self.tokenizer,
+            self.memory,
+            marker,
+            self.activity,
+            operations=operations,
+            vectors=vectors,
+            reembed=reembed,
         )
 
     async def complete(
@@ -122,23 +131,6 @@ class Agent:
         return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
 
 
-@dataclass(frozen=True)
-class SessionState:
-    """A session that was put down: JSON values, to be taken up in any process with the same agent.
-
-    Attributes:
-        key: Of the session.
-        turns: How many it has had.
-        sampled: Tokens that were sampled in them.
-        memory: Its memory as it stands.
-    """
-
-    key: str
-    turns: int
-    sampled: int
-    memory: Snapshot
-
-
 class Session:
     """A memory in use by an agent.
 
@@ -149,7 +141,9 @@ class Session:
 
     Attributes:
         memory: Its memory: view, entries, and the log of all operations.
-        turns, sampled: How many turns it has had, and how many tokens were sampled in them.
+        turns: How many completions it has had, those included whose actions an outage kept from the memory. It is the
+            number of the next step.
+        sampled: Tokens in them.
     """
 
     def __init__(self, agent: Agent, key: str = "", memory: WorkingMemory | None = None) -> None:
@@ -179,8 +173,9 @@ class Session:
                 are applied, its tokens have been spent.
 
         Raises:
-            TurnTimeoutError: `deadline` passed while the completion was sampled; the memory is as it was.
-            OutageError: Policy or embedder are out of reach; the memory is as it was.
+            TurnTimeoutError: `deadline` passed while the completion was sampled; the session is as it was.
+            OutageError: Policy or embedder are out of reach; the memory is as it was. So it is when the turn is
+                cancelled.
             PromptTooLongError: The prompt does not fit the policy's context window.
             PolicyError: The policy refused the request for good.
         """
@@ -218,26 +213,66 @@ class Session:
         )
         if steps is not None:
             steps.append(step)
-        step.operations = await self.memory.apply(parsed.actions, index, Source(index, observation.origin))
-        step.store_size = self.memory.view().size
+        await self.apply(step)
         step.seconds = time.perf_counter() - started
         return step
 
-    def put_down(self) -> SessionState:
-        """Everything that another process needs to go on with it."""
-        return SessionState(self.key, self.turns, self.sampled, self.memory.snapshot())
-
-    @classmethod
-    async def take_up(cls, agent: Agent, state: SessionState) -> Session:
-        """Go on with a session that was put down, under an agent with the same settings.
+    async def apply(self, step: Step) -> None:
+        """Apply the actions of a step to the memory: what `turn` does once it has the completion.
 
         Raises:
-            ConfigError: The memory was written under another embedder.
+            OutageError: The embedder is out of reach; the memory is as it was.
+        """
+        source = Source(step.index, step.observation.origin)
+        step.operations = await self.memory.apply(step.actions, step.index, source)
+        step.store_size = self.memory.view().size
+
+    def put_down(self, *, history: bool = True, vectors: bool = False) -> SessionState:
+        """Everything that another process needs to go on with it.
+
+        Args:
+            history: With the log of its memory, as the truth from which it follows. Without, only the memory as it
+                stands: smaller, and "as it was at step n" begins here.
+            vectors: With the vectors of its texts, which the embedder need not make again then.
+        """
+        memory = self.memory
+        return SessionState(
+            self.key,
+            self.turns,
+            self.sampled,
+            memory.start if history else memory.snapshot(),
+            memory.log if history else (),
+            memory.vectors() if vectors else None,
+        )
+
+    @classmethod
+    async def take_up(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Session:
+        """Go on with a session that was put down, under an agent with the same settings.
+
+        Args:
+            agent: Whose.
+            state: As it was put down.
+            reembed: The agent may have another embedder: all entries are embedded anew then.
+
+        Raises:
+            ConfigError: The memory was written under another embedder, and `reembed` is not set.
+            TraceError: The log does not follow from where it begins.
             OutageError: The embedder is out of reach.
         """
-        session = cls(agent, state.key, await agent.restore_memory(state.memory))
+        memory = await agent.restore_memory(state.memory, state.operations, state.vectors, reembed)
+        session = cls(agent, state.key, memory)
         session.turns, session.sampled = state.turns, state.sampled
         return session
+
+    def fork(self, key: str | None = None) -> Session:
+        """A second session that is this one now, and goes its own way from here.
+
+        Args:
+            key: Of the fork. With the same one (unset), the same observations get the same seeds.
+        """
+        twin = Session(self.agent, self.key if key is None else key, self.memory.fork())
+        twin.turns, twin.sampled = self.turns, self.sampled
+        return twin
 
 
 class TurnTimeoutError(Exception):

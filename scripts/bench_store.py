@@ -38,6 +38,7 @@ from atommem.memory.entries import Entry, Source
 from atommem.memory.index import VectorIndex
 from atommem.memory.operations import Operation
 from atommem.memory.shared_map import SharedMap
+from atommem.memory.vectors import TextVectors, digests_of
 from atommem.memory.working import WorkingMemory
 
 SEARCH_P50, DELETE_P50, STALL = 10.0, 1.0, 50.0
@@ -85,8 +86,10 @@ class Bench:
         self.embedder = RandomEmbedder(dim)
         self.config = MemoryConfig(retrieve_k=K)
         self.rows = unit_rows(entries, dim, self.rng)
-        texts = ((number, f"entry {number}") for number in range(1, entries + 1))
-        held = SharedMap((number, Entry(number, text, 0, 0, source=Source(0))) for number, text in texts)
+        texts = [f"entry {number}" for number in range(1, entries + 1)]
+        self.vectors = TextVectors(self.embedder.id, digests_of(texts, "entry"), self.rows)
+        numbered = enumerate(texts, start=1)
+        held = SharedMap((number, Entry(number, text, 0, 0, source=Source(0))) for number, text in numbered)
         self.snapshot = Snapshot(self.embedder.id, Contents(held, newest_id=entries, position=entries))
         self.result: dict[str, Any] = {"entries": entries, "dim": dim, "load_before": round(os.getloadavg()[0], 1)}
 
@@ -98,8 +101,7 @@ class Bench:
     async def restored(self) -> WorkingMemory:
         """The memory, from the snapshot and its vectors."""
         tokenizer: Any = None  # no text here is so long that it would be measured
-        vectors = np.arange(1, len(self.rows) + 1), self.rows
-        return await WorkingMemory.restore(self.snapshot, self.embedder, tokenizer, self.config, vectors=vectors)
+        return await WorkingMemory.restore(self.snapshot, self.embedder, tokenizer, self.config, vectors=self.vectors)
 
     async def alone(self, repeats: int) -> WorkingMemory:
         """Part 1."""

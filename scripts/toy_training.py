@@ -14,7 +14,7 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import EnvironmentConfig, make_environments
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.task import Task
-from atommem.episode import Episode
+from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
@@ -30,9 +30,9 @@ MEMORY = MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2)
 class EvenTokens(EpisodeRunner):
     """The one loop; the reward is the share of even token ids among those that an episode sampled."""
 
-    async def run(self, task: Any, sample: int = 0) -> Episode:
+    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = ()) -> Episode:
         """Run one episode and score it."""
-        episode = await super().run(task, sample)
+        episode = await super().run(task, sample, past)
         tokens = [token for step in episode.steps for token in step.token_ids]
         episode.reward = sum(token % 2 == 0 for token in tokens) / len(tokens)
         return episode

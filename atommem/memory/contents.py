@@ -25,6 +25,7 @@ class Contents:
         shown: What was retrieved last, and is shown: ids with their scores, in the order of the handles.
         newest_id: The highest id that an entry has had, whether or not it is still there.
         position: How many operations led here.
+        step: One more than the latest step that one of them is of; 0 before the first.
     """
 
     entries: SharedMap[Entry] = field(default_factory=SharedMap)
@@ -33,6 +34,7 @@ class Contents:
     shown: tuple[tuple[int, float], ...] = ()
     newest_id: int = 0
     position: int = 0
+    step: int = 0
 
     def apply(self, operation: Operation) -> None:
         """Apply one operation; what was rejected, disabled or had an unknown handle changes nothing.
@@ -47,6 +49,7 @@ class Contents:
                 raise _misfit(operation, f"{operation.kind} is no memory operation")
             change(self, operation)
         self.position += 1
+        self.step = max(self.step, operation.step + 1)
 
     def view(self, capacity: int | None = None) -> MemoryView:
         """What the policy is shown of it."""
@@ -151,6 +154,7 @@ class Snapshot:
             "shown": [list(pair) for pair in contents.shown],
             "newest_id": contents.newest_id,
             "position": contents.position,
+            "step": contents.step,
             "entries": [_entry_to_json(entry) for entry in contents.entries.values()],
         }
 
@@ -173,6 +177,7 @@ class Snapshot:
                 tuple((int(entry_id), float(score)) for entry_id, score in record["shown"]),
                 record["newest_id"],
                 record["position"],
+                record["step"],
             )
             return Snapshot(record["embedder"], contents, record["seed"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:

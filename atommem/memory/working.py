@@ -18,12 +18,13 @@ from atommem.errors import ConfigError
 from atommem.memory.admission import make_admission
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Entry, MemoryView, Source
-from atommem.memory.index import Ids, VectorIndex
+from atommem.memory.index import VectorIndex
 from atommem.memory.operations import POLICY, Operation
 from atommem.memory.retention import make_retention
 from atommem.memory.shared_map import SharedMap
 from atommem.memory.threads import offload
 from atommem.memory.turn import Resources, State, Turn
+from atommem.memory.vectors import TextVectors, digests_of
 from atommem.tokens import Tokenizer
 
 _EMBEDDED_AT_ONCE = 256
@@ -75,7 +76,7 @@ class WorkingMemory:
         activity: ActivityClock | None = None,
         *,
         operations: Sequence[Operation] = (),
-        vectors: tuple[Sequence[int] | Ids, Vectors] | None = None,
+        vectors: TextVectors | None = None,
         reembed: bool = False,
     ) -> Self:
         """Take up a memory that was put down: a snapshot, and the operations since.
@@ -84,7 +85,7 @@ class WorkingMemory:
             snapshot: Where the new memory's log begins.
             embedder, tokenizer, config, cut_marker, activity: As for a new memory.
             operations: The log from the snapshot on.
-            vectors: Those of the snapshot's entries, as `vectors` gave them; what is missing is embedded.
+            vectors: As `vectors` gave them, then or at another time; what is missing is embedded.
             reembed: Take another embedder than the snapshot's; all entries are then embedded anew.
 
         Raises:
@@ -99,15 +100,20 @@ class WorkingMemory:
             )
         memory = cls(embedder, tokenizer, config, cut_marker, activity)
         memory._start = replace(snapshot, embedder=embedder.id)
-        if vectors is not None and snapshot.embedder == embedder.id:
-            ids, rows = vectors
-            memory._state = await offload(_with_vectors, snapshot.contents, np.asarray(ids, dtype=np.int64), rows)
-        await memory._become(await offload(replay, operations, snapshot), list(operations))
+        contents = await offload(replay, operations, snapshot)
+        if vectors is not None and vectors.embedder == embedder.id:
+            memory._state = await offload(_with_vectors, contents, vectors)
+        await memory._become(contents, list(operations))
         return memory
 
     @property
+    def start(self) -> Snapshot:
+        """Where the log begins: an empty memory, or the snapshot that it was restored from."""
+        return self._start
+
+    @property
     def log(self) -> tuple[Operation, ...]:
-        """All operations since the memory was empty, or since the snapshot that it was restored from."""
+        """All operations since `start`."""
         return tuple(self._log)
 
     @property
@@ -169,14 +175,32 @@ class WorkingMemory:
         return replace(self._start, contents=self._state.contents.copy())
 
     def at(self, step: int) -> Snapshot:
-        """The memory as it was when step `step` began: what the policy was shown then, its actions not yet applied."""
-        contents = replay((operation for operation in self._log if operation.step < step), self._start)
-        return replace(self._start, contents=contents)
+        """The memory as it was when step `step` began: what the policy was shown then, its actions not yet applied.
 
-    def vectors(self) -> tuple[Ids, Vectors]:
-        """Ids (n,) and vectors (n, dim) of all entries, oldest first: they spare a restore the embedder."""
-        ids = np.fromiter(self._state.contents.entries, dtype=np.int64, count=len(self._state.contents.entries))
-        return ids, self._state.index.vectors(ids.tolist())
+        Raises:
+            ConfigError: The log begins later.
+        """
+        return replace(self._start, contents=replay(self._before(step), self._start))
+
+    def _before(self, step: int) -> list[Operation]:
+        """The part of the log that led to step `step`."""
+        first = self._start.contents.step
+        if step < first:
+            raise ConfigError(
+                f"the log of this memory begins at step {first}, what was before step {step} is not in it: put "
+                "memories down with their log."
+            )
+        return [operation for operation in self._log if operation.step < step]
+
+    def vectors(self) -> TextVectors:
+        """The vectors of all entries, oldest first, and the query's: they spare a restore the embedder."""
+        state = self._state
+        rows = state.index.vectors(state.contents.entries)
+        digests = digests_of([entry.text for entry in state.contents.entries.values()], "entry")
+        if state.contents.query is not None and state.query_vector is not None:
+            rows = np.concatenate([rows, state.query_vector[None]])
+            digests = np.concatenate([digests, digests_of([state.contents.query], "query")])
+        return TextVectors(self._start.embedder, digests, rows)
 
     def fork(self) -> Self:
         """A second memory that is this one now, log included, and goes its own way from here."""
@@ -194,9 +218,10 @@ class WorkingMemory:
         The operations leave the log, and the ids of their entries are given anew.
 
         Raises:
+            ConfigError: The log begins later.
             OutageError: The embedder, which entries deleted or changed since need, is out of reach.
         """
-        operations = [operation for operation in self._log if operation.step < step]
+        operations = self._before(step)
         await self._become(await offload(replay, operations, self._start), operations)
 
     async def _become(self, contents: Contents, log: list[Operation]) -> None:
@@ -214,16 +239,19 @@ class WorkingMemory:
         self._view, self._log = contents.view(self._resources.config.capacity), log
 
 
-def _with_vectors(contents: Contents, ids: Ids, rows: Vectors) -> State:
-    """The entries of `contents` that have a given vector."""
-    entries = SharedMap(
-        (entry_id, contents.entries[entry_id]) for entry_id in ids.tolist() if entry_id in contents.entries
-    )
-    if len(entries) < len(ids):
-        raise ConfigError(f"{len(ids)} vectors were given for {len(entries)} entries of the snapshot: one for each id.")
-    index = VectorIndex(rows.shape[1])
-    index.add(ids, rows)
-    return State(Contents(entries), index)
+def _with_vectors(contents: Contents, vectors: TextVectors) -> State:
+    """The part of `contents` whose vectors are there."""
+    entries = list(contents.entries.values())
+    places = vectors.find([entry.text for entry in entries], "entry")
+    held = [entry for entry, place in zip(entries, places.tolist(), strict=True) if place >= 0]
+    index = VectorIndex(vectors.rows.shape[1])
+    index.add([entry.id for entry in held], vectors.rows[places[places >= 0]])
+    query_vector = None
+    if contents.query is not None:
+        (place,) = vectors.find([contents.query], "query")
+        query_vector = vectors.rows[place] if place >= 0 else None
+    part = Contents(SharedMap((entry.id, entry) for entry in held), query=contents.query)
+    return State(part, index, query_vector)
 
 
 def _difference(present: Contents, wanted: Contents) -> tuple[list[int], list[Entry]]:

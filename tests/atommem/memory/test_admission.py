@@ -60,7 +60,7 @@ async def test_a_merge_is_an_update_by_the_rule(new: str, after: str) -> None:
     assert replay(m.log) == m.contents
     # What is searched is what the entry says now.
     rows = await m._resources.embedder.embed([after], "entry")
-    assert np.allclose(m.vectors()[1], rows, atol=1e-6)
+    assert np.allclose(m.vectors().rows[:1], rows, atol=1e-6)
 
 
 async def test_the_limit_holds_for_a_merged_text() -> None:
@@ -80,7 +80,7 @@ class MergeFails(WordEmbedder):
 async def test_an_outage_in_the_middle_of_a_completion_takes_all_of_it_back() -> None:
     m = memory(MergeFails(), admission=CAREFUL)
     await m.apply([Action(CREATE, "ann sings now"), Action(CREATE, "bobby flies"), Action(READ, "bobby")], 0)
-    before = (m.contents.copy(), m.view(), m.log, m.vectors()[1].tolist())
+    before = (m.contents.copy(), m.view(), m.log, m.vectors().rows.tolist())
     turn = [
         Action(DELETE, handle=1),
         Action(UPDATE, "ann sings then", 2),
@@ -90,7 +90,7 @@ async def test_an_outage_in_the_middle_of_a_completion_takes_all_of_it_back() ->
     ]
     with pytest.raises(OutageError):
         await m.apply(turn, 1)
-    assert (m.contents, m.view(), m.log, m.vectors()[1].tolist()) == before
+    assert (m.contents, m.view(), m.log, m.vectors().rows.tolist()) == before
     await m.apply([Action(CREATE, "carol writes"), Action(READ, "carol")], 1)
     assert shown(m)[0] == (1, "carol writes")
     assert list(texts(m)) == [1, 2, 3]

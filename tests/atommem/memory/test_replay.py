@@ -43,7 +43,7 @@ LOG = [
 def test_a_log_is_replayed_with_all_that_rules_need_to_know() -> None:
     two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0)
     three = Entry(3, "trois", 2, 2, source=Source(2))
-    assert replay(LOG) == Contents(SharedMap([(2, two), (3, three)]), "plan", "query", ((2, 0.25),), 3, len(LOG))
+    assert replay(LOG) == Contents(SharedMap([(2, two), (3, three)]), "plan", "query", ((2, 0.25),), 3, len(LOG), 4)
     uno = Entry(1, "uno", 0, 1, 1, 1, 0.25, 0.25, Source(1))
     assert replay(LOG[:5]).entries[1] == uno
     assert replay([]) == Contents()
@@ -131,4 +131,4 @@ def test_the_log_of_a_memory_replays_to_its_contents(
 
 def test_operations_that_did_not_apply_change_nothing() -> None:
     for outcome in (Outcome.REJECTED, Outcome.MERGED, Outcome.UNKNOWN_HANDLE, Outcome.DISABLED):
-        assert replay([replace(LOG[0], outcome=outcome)]) == Contents(position=1)
+        assert replay([replace(LOG[0], outcome=outcome)]) == Contents(position=1, step=1)

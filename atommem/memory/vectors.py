@@ -1,0 +1,82 @@
+"""Vectors kept beside a memory that was put down: they spare whoever takes it up the embedder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from atommem.embedding.embedder import TextKind, Vectors
+from atommem.errors import TraceError
+from atommem.memory.index import Ids
+
+Digests = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextVectors:
+    """The vectors of some texts, by what the texts say.
+
+    A cache and nothing more: a text that is not in it is embedded, and one too many does no harm. So they may be older
+    or newer than the log that they are put beside.
+
+    Attributes:
+        embedder: The id of the embedder that made them.
+        digests: Of the texts, shape (n,); see `digests_of`.
+        rows: Shape (n, dim).
+    """
+
+    embedder: str
+    digests: Digests
+    rows: Vectors
+
+    def find(self, texts: Sequence[str], kind: TextKind) -> Ids:
+        """The row of each text, shape (len(texts),); -1 where it has none."""
+        if not len(self.digests):
+            return np.full(len(texts), -1, dtype=np.int64)
+        order = np.argsort(self.digests)
+        wanted = digests_of(texts, kind)
+        places = order[np.minimum(np.searchsorted(self.digests, wanted, sorter=order), len(order) - 1)]
+        return np.where(self.digests[places] == wanted, places, -1)
+
+    def save(self, path: str | Path) -> Path:
+        """Write them to `path`, whole or not at all: ``4 dim + 8`` bytes each."""
+        path = Path(path)
+        draft = path.with_name(path.name + ".part")
+        with draft.open("wb") as file:
+            np.savez(file, embedder=np.array(self.embedder), digests=self.digests, rows=self.rows)
+        os.replace(draft, path)
+        return path
+
+    @staticmethod
+    def load(path: str | Path) -> TextVectors:
+        """Read them.
+
+        Raises:
+            TraceError: The file is missing, damaged or another's.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as held:
+                embedder, digests, rows = str(held["embedder"]), held["digests"], held["rows"]
+        except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+            raise TraceError(f"{path} holds no vectors ({error}): delete it, and they are made again.") from error
+        if digests.dtype != np.uint64 or rows.dtype != np.float32 or rows.ndim != 2 or digests.shape != rows.shape[:1]:
+            raise TraceError(f"{path} holds no vectors of texts: delete it, and they are made again.")
+        return TextVectors(embedder, digests, rows)
+
+
+def digests_of(texts: Sequence[str], kind: TextKind) -> Digests:
+    """Eight bytes of BLAKE2b for each text; the two kinds of one text are embedded differently."""
+    start = hashlib.blake2b(kind.encode(), digest_size=8)
+    found = bytearray()
+    for text in texts:
+        digest = start.copy()
+        digest.update(text.encode("utf-8", "surrogatepass"))
+        found += digest.digest()
+    return np.frombuffer(bytes(found), dtype="<u8").astype(np.uint64)
