@@ -23,7 +23,9 @@ from atommem.prompts import PromptBuilder
 from atommem.tokens import Tokenizer
 
 if TYPE_CHECKING:
+    from atommem.embedding.embedder import Vectors
     from atommem.memory.contents import Snapshot
+    from atommem.memory.index import Ids
 
 
 class Agent:
@@ -81,11 +83,14 @@ class Agent:
         marker = self.dialect.templates.cut_marker
         return WorkingMemory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
 
-    async def restore_memory(self, snapshot: Snapshot, reembed: bool = False) -> WorkingMemory:
+    async def restore_memory(
+        self, snapshot: Snapshot, reembed: bool = False, vectors: tuple[Ids, Vectors] | None = None
+    ) -> WorkingMemory:
         """A memory that was put down.
 
         Args:
             snapshot: As it was then.
+            vectors: Those of its entries then (`WorkingMemory.vectors`); what is missing is embedded.
             reembed: Take it up under another embedder, and embed all of its entries anew.
 
         Raises:
@@ -94,7 +99,14 @@ class Agent:
         """
         marker = self.dialect.templates.cut_marker
         return await WorkingMemory.restore(
-            snapshot, self.embedder, self.tokenizer, self.memory, marker, self.activity, reembed=reembed
+            snapshot,
+            self.embedder,
+            self.tokenizer,
+            self.memory,
+            marker,
+            self.activity,
+            vectors=vectors,
+            reembed=reembed,
         )
 
     async def complete(

@@ -14,7 +14,7 @@ from atommem.actions import MEMORY_KINDS, Action
 from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, TraceError
 from atommem.memory.admission import make_admission
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Entry, MemoryView, Source
@@ -187,6 +187,22 @@ class WorkingMemory:
         )
         twin._state, twin._log = self._state.fork(), list(self._log)
         return twin
+
+    def reach_back(self, start: Snapshot, operations: Sequence[Operation]) -> None:
+        """Take over the log that led here, from `start` on: `log`, `at` and `undo` then reach as far.
+
+        For a memory that was restored from what `operations` end in, with the vectors of that.
+
+        Raises:
+            TraceError: It does not end here.
+        """
+        here = self._start.contents.position
+        if start.contents.position + len(operations) != here:
+            raise TraceError(
+                f"a log of {len(operations)} operations from position {start.contents.position} on does not lead to "
+                f"position {here}: give the log of this memory, and all of it."
+            )
+        self._start, self._log = replace(start, embedder=self._start.embedder), [*operations, *self._log]
 
     async def undo(self, step: int) -> None:
         """Take back what was done at step `step` and after it, as if it had never been: `at(step)`, in place.
