@@ -209,7 +209,6 @@ class Session:
                 raise
             raise TurnTimeoutError from error
         self.turns += 1
-        self.sampled += completion.completion_tokens or len(completion.token_ids)
         parsed = agent.grammar.parse(completion.text, observation.phase, agent.prompts.opens_thinking)
         step = Step(
             index=index,
@@ -225,7 +224,9 @@ class Session:
             operations=(),
             store_size=view.size,
             prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
+            completion_tokens=completion.completion_tokens or 0,
         )
+        self.sampled += step.completion_tokens
         if steps is not None:
             steps.append(step)
         step.operations = await self.memory.apply(parsed.actions, index, Source(index, observation.origin))

@@ -26,8 +26,8 @@ class EvalConfig:
 
     policy: list[str] = field(
         metadata={
-            "help": "A model folder (or hub name), the base URLs of one or more vLLM servers of one model (http://...), "
-            "or that of a chat server (--api chat)."
+            "help": "A model folder (or hub name), the base URLs of one or more vLLM servers of one model (http...), or "
+            "that of a chat server (--api chat)."
         }
     )
     data: str = field(metadata={"help": "Task file (`atommem data build`), MemAgent's or LoCoMo's."})
