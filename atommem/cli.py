@@ -13,6 +13,7 @@ from typing import Any
 from atommem.errors import AtomMemError, ConfigError
 
 _SUMMARIES = {
+    "ask": "read a file with a policy and answer questions about it",
     "demo": "train a tiny policy with GRPO from nothing, on CPU, and show what it learned",
     "data": "build and look at task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, synthetic)",
     "train": "cold start (SFT) and GRPO on a task file",

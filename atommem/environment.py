@@ -178,6 +178,28 @@ class EnvironmentFactory(ABC):
         """
         raise ConfigError(f"{cls.__name__} builds no tasks: write its task file yourself, and give it as --data.")
 
+    def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
+        """The observations in which `atommem.Memory` reads a text: the same as in an episode.
+
+        Args:
+            text: To be cut as a task's; or pieces, which are cut only where they are too long for a step.
+            questions: What is known to be asked later.
+
+        Raises:
+            ConfigError: This environment reads no texts.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} reads no texts: Memory and `atommem ask` need an environment that does."
+        )
+
+    def asking(self, question: str) -> Any:
+        """A task without gold answers that asks this from memory, at its first step.
+
+        Raises:
+            ConfigError: This environment asks no questions.
+        """
+        raise ConfigError(f"{type(self).__name__} asks no questions: Memory and `atommem ask` need one that does.")
+
     def blank(self, phase: str) -> Observation:
         """An observation of `phase` with nothing in it: for the length of what is always there."""
         return Observation(phase)

@@ -16,7 +16,8 @@ class Step:
 
     `token_ids` are what the policy sampled and `logprobs` its log-probabilities of them (nats, of
     the unscaled distribution); they are trained on as they are, never re-encoded from `text`.
-    `prompt_ids` are empty where nothing is trained on them; `prompt_tokens` is their number in any case.
+    `prompt_ids` are empty where nothing is trained on them; `prompt_tokens` is their number in any case, and
+    `completion_tokens` that of the tokens sampled, also where a chat server returns text only.
     `prompt` is the prompt's text where it cannot be made again from `observation` and `view`: the
     baselines of an evaluation word their own prompts.
     """
@@ -36,6 +37,10 @@ class Step:
     prompt_tokens: int = 0
     seconds: float = 0.0
     prompt: str | None = None
+    completion_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.completion_tokens = self.completion_tokens or len(self.token_ids)
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ def _add_episode(sums: dict[str, float], episode: Episode, reward: float) -> Non
         sums[_METRIC_COUNT + name] = sums.get(_METRIC_COUNT + name, 0.0) + 1
     for step in episode.steps:
         sums["tokens/prompt"] += step.prompt_tokens
-        sums["tokens/completion"] += len(step.token_ids)
+        sums["tokens/completion"] += step.completion_tokens
         sums["malformed"] += len(step.problems)
         for action in step.actions:
             sums[_ACTION + action.kind] = sums.get(_ACTION + action.kind, 0.0) + 1

@@ -193,7 +193,6 @@ class Session:
                 raise
             raise TurnTimeoutError from error
         self.turns += 1
-        self.sampled += completion.completion_tokens or len(completion.token_ids)
         text = clean(completion.text)
         parsed = agent.grammar.parse(text, observation.phase, agent.prompts.opens_thinking)
         step = Step(
@@ -210,7 +209,9 @@ class Session:
             operations=(),
             store_size=view.size,
             prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
+            completion_tokens=completion.completion_tokens or 0,
         )
+        self.sampled += step.completion_tokens
         if steps is not None:
             steps.append(step)
         await self.apply(step)

@@ -140,6 +140,7 @@ def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
         "view": {**_values(step.view), "retrieved": [_values(item) for item in step.view.retrieved]},
         "prompt_tokens": step.prompt_tokens,
         "token_ids": step.token_ids,
+        **({} if step.completion_tokens == len(step.token_ids) else {"completion_tokens": step.completion_tokens}),
         **({"prompt_ids": step.prompt_ids, "logprobs": step.logprobs} if tokens else {}),
         **({} if step.prompt is None else {"prompt": step.prompt}),
         "text": step.text,
@@ -215,4 +216,5 @@ def _step(record: dict[str, Any]) -> Step:
         prompt_tokens=record["prompt_tokens"],
         seconds=record["seconds"],
         prompt=record.get("prompt"),
+        completion_tokens=record.get("completion_tokens", 0),
     )

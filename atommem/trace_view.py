@@ -127,7 +127,7 @@ def _step(step: Step, entries: Mapping[int, Entry], count: int, complete: bool, 
     title = f"step {step.index + 1}{total}, {observation.phase}{where}"
     parts: list[RenderableType] = [Rule(title, characters="-", align="left"), Text("shown", "bold")]
     parts += _indented(_shown(step, entries, full))
-    parts.append(Text(f"wrote ({len(step.token_ids)} tokens, {step.finish_reason}, {step.seconds:.1f} s)", "bold"))
+    parts.append(Text(f"wrote ({step.completion_tokens} tokens, {step.finish_reason}, {step.seconds:.1f} s)", "bold"))
     parts += _indented([_completion(step, full)])
     if step.problems:
         parts.append(Text("malformed", "bold"))

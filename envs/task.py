@@ -10,7 +10,7 @@ from atommem.description import QuestionDescription, TaskDescription
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and every answer that counts as right (the first is the canonical one)."""
+    """A question and every answer that counts as right (the first is the canonical one); none where it is not known."""
 
     text: str
     answers: tuple[str, ...]

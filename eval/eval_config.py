@@ -14,7 +14,7 @@ from atommem.envs.checkpoint_settings import json_object, read_ahead
 from atommem.errors import ConfigError
 from atommem.eval.budget import Budget
 from atommem.eval.methods import METHODS
-from atommem.eval.policies import is_server
+from atommem.policy.opening import API_HELP, check_policy, is_server
 from atommem.shipped import with_config_path
 
 _CHECKPOINT_FIELDS = ("max_tokens", "chat_template_kwargs")
@@ -26,7 +26,8 @@ class EvalConfig:
 
     policy: list[str] = field(
         metadata={
-            "help": "A model folder (or hub name), or the base URLs of one or more vLLM servers of one model (http://...)."
+            "help": "A model folder (or hub name), the base URLs of one or more vLLM servers of a model (http...), or "
+            "that of a chat server (--api chat)."
         }
     )
     data: str = field(metadata={"help": "Task file (`atommem data build`), MemAgent's or LoCoMo's."})
@@ -38,6 +39,7 @@ class EvalConfig:
     yarn_factor: float | None = field(
         default=None, metadata={"help": "Factor of YaRN that the server or model config applies; stated in the result."}
     )
+    api: str = field(default="completions", metadata={"help": API_HELP})
     model: str | None = field(default=None, metadata={"help": "Name of the model on the server."})
     tokenizer: str | None = field(default=None, metadata={"help": "Tokenizer folder or hub name (server)."})
     limit: int | None = field(default=None, metadata={"help": "Only the first so many tasks."})
@@ -80,10 +82,7 @@ class EvalConfig:
             raise ConfigError(f"limit is {self.limit}: give at least 1, or leave it unset for all tasks.")
         if not 0 <= self.max_failed_fraction <= 1:
             raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
-        if self.is_server and self.tokenizer is None:
-            raise ConfigError(f"policy is the server {self.policy[0]}: give the --tokenizer of its model as well.")
-        if not self.is_server and (self.tokenizer is not None or self.model is not None):
-            raise ConfigError(f"policy is the folder {self.policy[0]}: --model and --tokenizer are for servers only.")
+        check_policy(self)
         self.make_budget()
         json_object("chat_template_kwargs", self.chat_template_kwargs)
 

@@ -14,8 +14,8 @@ from atommem.envs.scoring.judge_config import judge_settings
 from atommem.eval.eval_config import Configs, EvalConfig
 from atommem.eval.methods import make_method
 from atommem.eval.methods.baseline import Method, Setup
-from atommem.eval.policies import open_policy, policy_identity
 from atommem.policy.contract import Sampling
+from atommem.policy.opening import open_policy, policy_identity
 
 ENCODE_THREADS = 2
 """More would wait for Python's lock."""
@@ -120,4 +120,5 @@ class Workbench:
 
 def policy_key(config: EvalConfig) -> tuple[Any, ...]:
     """What two evaluations must agree in to share a policy."""
-    return tuple(config.policy), config.model, config.tokenizer, config.max_in_flight, config.max_batch_tokens
+    choice = (config.api, config.model, config.tokenizer, config.max_in_flight, config.max_batch_tokens)
+    return tuple(config.policy), *choice

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling
+from atommem.rough_tokens import RoughTokenizer
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.servers.served import Served, only_model
 
 if TYPE_CHECKING:
     import httpx
+
+    from atommem.tokens import Tokenizer
 
 
 class ChatPolicy:
@@ -23,6 +26,7 @@ class ChatPolicy:
     Args:
         base_url: The server, with or without the closing ``/v1``.
         model: The model's name there; None asks ``/v1/models``, which must list exactly one.
+        tokenizer: Measures chunks and memory; None counts roughly (`atommem.rough_tokens`). Nothing of it is sent.
         max_in_flight: Most requests at the same time; the others wait here.
         timeout: Seconds that one completion may take.
         retries: How often a failed request is repeated, with exponential back-off.
@@ -40,12 +44,14 @@ class ChatPolicy:
         base_url: str,
         model: str | None = None,
         *,
+        tokenizer: Tokenizer | None = None,
         max_in_flight: int = 64,
         timeout: float = 600.0,
         retries: int = 5,
         backoff: float = 0.5,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        self.tokenizer = RoughTokenizer() if tokenizer is None else tokenizer
         self._client = ServerClient(
             base_url,
             service="policy",

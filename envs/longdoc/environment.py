@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import ClassVar
 from atommem.actions import ANSWER, ANSWER_ACTION, READ, ActionSpec, first
 from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, Score, StepResult, Turn
-from atommem.envs.longdoc.chunking import chunk_task
+from atommem.envs.longdoc.chunking import chunk_task, chunk_text
 from atommem.envs.longdoc.fact_recall import fact_recall
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
@@ -67,6 +68,19 @@ class LongDocEnvironments(EnvironmentFactory):
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Whether the supporting facts entered memory, stayed, and were shown again."""
         return fact_recall(task, episode)
+
+    def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
+        """One observation a chunk, with the questions in it. With `chunking` documents, a paragraph is a document."""
+        task = Task("", tuple(Question(question, ()) for question in questions))
+        size, whole_sentences = self.config.chunk_tokens, self.config.whole_sentences
+        if isinstance(text, str):
+            text = re.split(r"\n\s*\n", text.strip()) if self.config.chunking == "documents" else [text]
+        chunks = [chunk for piece in text for chunk in chunk_text(piece, self.tokenizer, size, whole_sentences)]
+        return [chunk_observation(task, chunks, index) for index in range(len(chunks))]
+
+    def asking(self, question: str) -> Task:
+        """A task without documents."""
+        return Task("", (Question(question, ()),))
 
     def blank(self, phase: str) -> Observation:
         """An empty chunk, or an empty question."""

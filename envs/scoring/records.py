@@ -151,7 +151,7 @@ def record_of(
         sums=episode_sums([episode]),
         seconds=episode.seconds,
         prompt_tokens=sum(step.prompt_tokens for step in episode.steps),
-        completion_tokens=sum(len(step.token_ids) for step in episode.steps),
+        completion_tokens=sum(step.completion_tokens for step in episode.steps),
     )
 
 

@@ -102,9 +102,9 @@ class AMem(Baseline):
             return
         retrieved = book.retrieved(neighbours)
         shown = "\n".join(f"{item.handle}. {item.text}" for item in retrieved)
-        prompt = record.prompt(WRITE_SYSTEM, fill(EVOLVE, {"note": note.text(), "neighbours": shown}))
+        messages = record.messages(WRITE_SYSTEM, fill(EVOLVE, {"note": note.text(), "neighbours": shown}))
         view = MemoryView(query=note.text(), retrieved=retrieved, size=len(book.entries))
-        step = await record.ask(prompt, observation, view)
+        step = await record.ask(messages, observation, view)
         record.note_query(step, note.text())
         for reply in read_objects(step)[:1]:
             seen = {item.handle: (item.entry_id, notes[item.entry_id]) for item in retrieved}

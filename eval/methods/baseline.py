@@ -29,7 +29,7 @@ from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.operations import Operation
 from atommem.observation import Observation, Piece, StopReason
 from atommem.parsing import THINK, parse_whole
-from atommem.policy.contract import Policy, Sampling
+from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import render_chat
 from atommem.session import request_sampling
 from atommem.tokens import Tokenizer
@@ -40,6 +40,9 @@ ANSWER_FROM_TEXT = "{text}\n\nQuestion:\n{question}\n\nAnswer the question from 
 ANSWER = "Question:\n{question}\n\nAnswer the question, in a box."
 REMEMBERED = "What you remember of a long text:\n{entries}"
 NOTHING_REMEMBERED = "(nothing is remembered)"
+
+Messages = list[dict[str, str]]
+"""Chat messages, each a ``role`` and its ``content``."""
 
 
 @runtime_checkable
@@ -234,21 +237,22 @@ class Recorder:
         self._task = task
         self.contents = Contents()
 
-    def prompt(self, system: str, user: str) -> str:
-        """Two messages as the policy reads them, chat markup included."""
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        return self.prompt_of(messages)
+    def messages(self, system: str, user: str) -> Messages:
+        """What the policy is asked: a system message and a user's."""
+        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
-    def prompt_of(self, messages: list[dict[str, str]]) -> str:
-        """Any messages as the policy reads them; no control token comes out of what they quote."""
-        guarded = [{**message, "content": self._setup.guard.data(message["content"])} for message in messages]
-        return render_chat(self._setup.tokenizer, guarded, self._setup.chat_template_kwargs)
+    def prompt(self, messages: Messages) -> str:
+        """Messages as the policy reads them, chat markup included; no control token comes out of what they quote."""
+        return render_chat(self._setup.tokenizer, self._guarded(messages), self._setup.chat_template_kwargs)
 
-    async def ask(self, prompt: str, observation: Observation, view: MemoryView | None = None) -> Step:
-        """Sample a completion of `prompt` and keep it as a step; what it did is noted with `note`.
+    def _guarded(self, messages: Messages) -> Messages:
+        return [{**message, "content": self._setup.guard.data(message["content"])} for message in messages]
+
+    async def ask(self, messages: Messages, observation: Observation, view: MemoryView | None = None) -> Step:
+        """Sample a completion of `messages` and keep it as a step; what it did is noted with `note`.
 
         Args:
-            prompt: Chat markup included.
+            messages: What the policy is asked; one that speaks chat gets them as they are.
             observation: Where in the stream, or at which question, this is.
             view: What of the memory the prompt shows.
 
@@ -257,11 +261,16 @@ class Recorder:
         """
         index = len(self._episode.steps)
         started = time.perf_counter()
-        prompt_ids = self._setup.tokenizer.encode(prompt, add_special_tokens=False)
+        policy, prompt = self._setup.policy, self.prompt(messages)
         sampling = request_sampling(
             self._setup.sampling, f"{self._episode.task_id}/{self._episode.sample}", index, self._episode.task_id
         )
-        completion = await self._setup.policy.complete(prompt_ids, sampling)
+        prompt_ids: list[int] = []
+        if (chat := getattr(policy, "complete_chat", None)) is not None:
+            completion: Completion = await chat(messages, sampling)
+        else:
+            prompt_ids = self._setup.tokenizer.encode(prompt, add_special_tokens=False)
+            completion = await policy.complete(prompt_ids, sampling)
         step = Step(
             index=index,
             observation=observation,
@@ -275,9 +284,10 @@ class Recorder:
             problems=(),
             operations=(),
             store_size=len(self.contents.entries),
-            prompt_tokens=len(prompt_ids),
+            prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
             seconds=time.perf_counter() - started,
             prompt=prompt,
+            completion_tokens=completion.completion_tokens or 0,
         )
         self._episode.steps.append(step)
         return step
@@ -296,7 +306,8 @@ class Recorder:
     async def read(self, chunks: Sequence[str], system: str, template: str) -> AsyncIterator[Step]:
         """Ask the policy once for every chunk, with `template` around it; each call is a step."""
         for index, chunk in enumerate(chunks):
-            yield await self.ask(self.prompt(system, fill(template, {"chunk": chunk})), self.reading(chunks, index))
+            user = fill(template, {"chunk": chunk})
+            yield await self.ask(self.messages(system, user), self.reading(chunks, index))
 
     def reading(self, chunks: Sequence[str], index: int) -> Observation:
         """The observation while chunk `index` is read (its text stands in the step's prompt)."""
@@ -304,7 +315,7 @@ class Recorder:
 
     async def answer(self, index: int, text: str | None = None, view: MemoryView | None = None) -> Step:
         """Ask question `index`, with `text` to answer from (None: without any), and keep the boxed answer."""
-        step = await self.ask(self.question_prompt(index, text), self._answering(index), view)
+        step = await self.ask(self.question_messages(index, text), self._answering(index), view)
         parsed = parse_whole(step.text, ANSWER_ACTION, (step.prompt or "").rstrip().endswith(f"<{THINK}>"))
         step.actions, step.problems = parsed.actions, parsed.problems
         if parsed.actions:
@@ -318,13 +329,13 @@ class Recorder:
         entries = "\n".join(f"- {item.text}" for item in retrieved) or NOTHING_REMEMBERED
         self.note_query(await self.answer(index, fill(REMEMBERED, {"entries": entries}), view), question)
 
-    def question_prompt(self, index: int, text: str | None) -> str:
-        """The prompt of `answer`."""
+    def question_messages(self, index: int, text: str | None) -> Messages:
+        """What `answer` asks."""
         question = self._task.questions[index].text
         user = fill(ANSWER, {"question": question})
         if text is not None:
             user = fill(ANSWER_FROM_TEXT, {"text": text, "question": question})
-        return self.prompt(SYSTEM, user)
+        return self.messages(SYSTEM, user)
 
     def _answering(self, index: int) -> Observation:
         count = len(self._task.questions)

@@ -44,7 +44,9 @@ class FullContext(Baseline):
         offsets = token_offsets(self.setup.tokenizer, text)
         record.metrics = {"truncated": 0.0, "context_kept": 1.0}
         for index in range(len(task.questions)):
-            frame = self.setup.tokenizer.encode(record.question_prompt(index, ""), add_special_tokens=False)
+            frame = self.setup.tokenizer.encode(
+                record.prompt(record.question_messages(index, "")), add_special_tokens=False
+            )
             # Joints between the pieces may cost some tokens more than the pieces by themselves.
             room = max(0, self.setup.context_tokens - self.setup.sampling.max_tokens - len(frame) - 8)
             shown = text

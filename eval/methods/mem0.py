@@ -153,7 +153,7 @@ class Bridge:
         """Sample a completion (called by mem0 in its thread)."""
         assert self.observation is not None
         dated = [{**message, "content": at_fixed_date(message["content"])} for message in messages]
-        self.step = self._wait(self._record.ask(self._record.prompt_of(dated), self.observation))
+        self.step = self._wait(self._record.ask(dated, self.observation))
         self._record.note_query(self.step, self._query)  # what it remembers already stands in its prompt
         return storable(self.step)
 

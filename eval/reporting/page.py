@@ -179,7 +179,7 @@ class PageData:
             "prompt": None if step.prompt is None else self._text(step.prompt),
             "text": self._text(step.text),
             "finish": step.finish_reason,
-            "tokens": len(step.token_ids),
+            "tokens": step.completion_tokens,
             "actions": [[str(action.kind), action.start, action.end] for action in step.actions if whole],
             "problems": [
                 [str(problem.reason), problem.tag, *((problem.start, problem.end) if whole else (0, 0))]

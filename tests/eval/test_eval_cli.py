@@ -20,7 +20,7 @@ from atommem.errors import AtomMemError, ConfigError
 from atommem.eval import eval_cli, workbench
 from atommem.eval.console_report import report_table
 from atommem.eval.eval_config import EvalConfig
-from atommem.eval.policies import policy_identity
+from atommem.policy.opening import policy_identity
 from atommem.trace_view import main as trace_main
 from tests.eval.toys import ToyPolicy, make_task
 from tests.fakes import WordTokenizer

@@ -16,11 +16,11 @@ from atommem.environment import environment_config
 from atommem.envs.synthetic.world import generate
 from atommem.eval import eval_cli, workbench
 from atommem.eval.methods import METHODS
-from atommem.eval.policies import open_policy
 from atommem.eval.suites.suite import SyntheticData
 from atommem.eval.suites.suite_file import load_suite
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
+from atommem.policy.opening import open_policy
 from tests.eval.chromium import Browser, find_chromium
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atommem.errors import ConfigError
-from atommem.eval import policies
+from atommem.policy import opening as policies
 from atommem.policy.server import ServerPolicy
 from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
@@ -18,6 +18,7 @@ from tests.fakes import WordTokenizer
 @dataclass
 class Settings:
     policy: list[str]
+    api: str = "completions"
     model: str | None = None
     tokenizer: str | None = "t"
     max_in_flight: int = 8

@@ -1,0 +1,212 @@
+"""Opening the policy that settings name: a model folder, one server, several that share the load, or a chat server."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from atommem.config import check_choice
+from atommem.errors import ConfigError, PolicyError
+
+if TYPE_CHECKING:
+    from atommem.policy.chat import ChatPolicy
+    from atommem.policy.local import LocalPolicy
+    from atommem.policy.server import ServerPolicy
+    from atommem.policy.server_pool import ServerPool
+
+APIS = ("completions", "chat")
+API_HELP = (
+    "How a server is asked: completions (token ids, vLLM; as in training), or chat (messages, any OpenAI-compatible "
+    "server; a --tokenizer only counts tokens there)."
+)
+OTHER_FILES = 256
+"""Files that may be open beside the connections to servers."""
+
+
+class PolicySettings(Protocol):
+    """What says which policy it is: fields of `atommem.eval.eval_config.EvalConfig`, or a `PolicyChoice`."""
+
+    @property
+    def policy(self) -> Sequence[str]:
+        """A model folder (or hub name), or the base URLs of servers."""
+
+    @property
+    def api(self) -> str:
+        """How servers are asked, one of `APIS`."""
+
+    @property
+    def model(self) -> str | None:
+        """The model's name on the servers; None where each has one only."""
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Folder or hub name of the tokenizer (servers)."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """Most requests at the same time."""
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens in one batch (model folder)."""
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """`PolicySettings` by themselves.
+
+    Raises:
+        ConfigError: They do not fit together.
+    """
+
+    policy: Sequence[str]
+    api: str = "completions"
+    model: str | None = None
+    tokenizer: str | None = None
+    max_in_flight: int = 64
+    max_batch_tokens: int = 65_536
+
+    def __post_init__(self) -> None:
+        check_policy(self)
+
+    @property
+    def settings_folder(self) -> str:
+        """Where the policy's own settings lie: a server does not tell them, the folder of its tokenizer may."""
+        return (self.tokenizer or "") if is_server(self.policy) else self.policy[0]
+
+
+def is_server(policy: Sequence[str]) -> bool:
+    """Whether these are URLs, rather than one model folder.
+
+    Raises:
+        ConfigError: There are none, or several that are not all URLs.
+    """
+    urls = [name.startswith(("http://", "https://")) for name in policy]
+    if not urls or (len(urls) > 1 and not all(urls)):
+        raise ConfigError(f"policy is {list(policy)}: give one model folder, or the URLs of servers of one model.")
+    return urls[0]
+
+
+def check_policy(settings: PolicySettings) -> None:
+    """Whether what names the policy fits together. Cheap: nothing is opened.
+
+    Raises:
+        ConfigError: It does not; or the folder is no model folder.
+    """
+    check_choice("api", settings.api, APIS)
+    first = settings.policy[0] if settings.policy else ""
+    if not is_server(settings.policy):
+        if settings.tokenizer is not None or settings.model is not None or settings.api != "completions":
+            raise ConfigError(f"policy is the folder {first}: model, tokenizer and api are for servers only.")
+    elif settings.api == "chat":
+        if len(settings.policy) > 1:
+            raise ConfigError(f"api is chat and policy is {list(settings.policy)}: give one chat server.")
+    elif settings.tokenizer is None:
+        raise ConfigError(
+            f"policy is the server {first}: give the tokenizer of its model (--tokenizer, a folder or hub name) as "
+            "well; or, for a server that takes messages instead of token ids, api=chat (--api chat)."
+        )
+
+
+def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
+    """Load the model, or make the client of its servers. It has a `tokenizer`; close it with ``close()``.
+
+    Raises:
+        PolicyError: The model or the tokenizer cannot be loaded.
+        ConfigError: A URL is wrong or given twice, or there may not be so many connections.
+    """
+    if not is_server(settings.policy):
+        from atommem.policy.local import LocalPolicy
+
+        return LocalPolicy.from_pretrained(
+            _model_folder(settings.policy[0]),
+            max_batch_size=settings.max_in_flight,
+            max_batch_tokens=settings.max_batch_tokens,
+        )
+    tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
+    allow_connections(settings.max_in_flight)
+    if settings.api == "chat":
+        from atommem.policy.chat import ChatPolicy
+
+        return ChatPolicy(settings.policy[0], settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
+    if len(settings.policy) == 1:
+        from atommem.policy.server import ServerPolicy
+
+        return ServerPolicy(
+            settings.policy[0], settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
+        )
+    from atommem.policy.server_pool import ServerPool
+
+    # While the others are gone, one server may get all requests.
+    return ServerPool(settings.policy, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer in a folder, or of a hub name.
+
+    Raises:
+        PolicyError: It cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"No tokenizer could be loaded from {name!r}: {error}") from error
+
+
+def _model_folder(name: str) -> str:
+    """`name`, unless it is plainly a path where no model lies: transformers would look for it on the hub."""
+    path = Path(name).expanduser()
+    if path.is_dir() and any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+        return str(path)
+    if path.exists():
+        what = "a folder without config.json" if path.is_dir() else "a file"
+        raise PolicyError(f"policy is {name!r}, which is {what}: give the folder of a model, or a server's URL.")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise PolicyError(f"policy is {name!r}: there is no such folder.")
+    return name
+
+
+def allow_connections(count: int) -> None:
+    """Let this process have `count` connections: raise its own limit on open files (often 1,024) if it is lower.
+
+    Raises:
+        ConfigError: The system allows less.
+    """
+    needed = count + OTHER_FILES
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise ConfigError(
+            f"max_in_flight is {count}, and this process may have {most} open files: give at most "
+            f"{max(1, most - OTHER_FILES)}, or raise the system's limit (ulimit -Hn)."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+
+
+async def policy_identity(settings: PolicySettings, policy: Any) -> dict[str, Any]:
+    """What tells this policy from another: for a folder, its files by name, size and time of change.
+
+    A server's weights cannot be seen; its model's name has to do.
+
+    Raises:
+        OutageError: The server, or every one of several, is out of reach.
+        PolicyError: Servers serve different models.
+    """
+    if is_server(settings.policy):
+        api = {} if settings.api == "completions" else {"api": settings.api}
+        return {"model": await policy.model_name(), "tokenizer": settings.tokenizer, **api}
+    name = settings.policy[0]
+    folder = Path(name)
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.is_file():
+            status = path.stat()
+            digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return {"path": name.rstrip("/"), "files_sha256": digest.hexdigest()}
