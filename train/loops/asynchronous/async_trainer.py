@@ -131,7 +131,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             # A server may have outlived another run, and keeps the adapters that it has by their names.
             self._lora_name = f"atommem-{secrets.token_hex(4)}"
         self._pair_cost = pair_cost(self.model.config.get_text_config())
-        self._rollout_log = RolloutLog(tasks)
+        self._rollout_log = RolloutLog([] if sampler is None else map(sampler.runner.environments.describe, tasks))
         self._reader = None
         if worker is not None:
             self._reader = GroupReader(
