@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from atommem import plugins
-from atommem.actions import Action, ActionSpec, Problem
+from atommem.actions import Action, ActionSpec, Call, Problem, calls
 from atommem.description import TaskDescription, TaskShape
 from atommem.dialects import Section, load_section
 from atommem.errors import ConfigError
@@ -40,6 +40,11 @@ class Turn:
     problems: Sequence[Problem] = ()
     operations: Sequence[Operation] = ()
     deadline: float | None = None
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls of tools in the order in which they were written, refused ones too: each deserves an answer."""
+        return calls(self.actions, self.problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,6 @@ class EnvironmentFactory(ABC):
             searched for a template's beginning as far as its first other placeholder.
         inside: For every piece that stands in another's placeholder, the name of that other.
         phases: The phases of its observations.
-        metric: The metric that reports lead with.
     """
 
     config_class: ClassVar[type[EnvironmentConfig]]
@@ -123,7 +127,6 @@ class EnvironmentFactory(ABC):
     numbers: ClassVar[Sequence[str]] = ()
     inside: ClassVar[Mapping[str, str]] = {}
     phases: ClassVar[Sequence[str]]
-    metric: ClassVar[str] = "em"
 
     def __init__(self, config: Any, tokenizer: Tokenizer) -> None:
         self.config = config
