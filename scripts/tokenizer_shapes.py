@@ -124,7 +124,18 @@ def awkward() -> Any:
     return _fast(tokenizer, ROLES, eos_token="</s>", pad_token="☃")
 
 
-SHAPES = {item.__name__: item for item in (byte_level, unigram, lower_case, words, awkward)}
+def without_a_byte() -> Any:
+    """Byte-level BPE whose vocabulary lacks a byte and has a control token in its place: SmolLM2's shape."""
+    alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set("\u00f1\u0132\u00ab"))
+    vocabulary = {token: at for at, token in enumerate(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<|endoftext|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    return _fast(tokenizer, CHATML, unk_token="<|endoftext|>", eos_token="<|im_end|>", bos_token="<|im_start|>")
+
+
+SHAPES = {item.__name__: item for item in (byte_level, unigram, lower_case, words, awkward, without_a_byte)}
 
 
 def _fast(tokenizer: Tokenizer, chat_template: str | None, **special: str) -> Any:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+import unicodedata
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from atommem.untrusted.escaping import Finder, Fold, Normalizer, Origins
-
-# Scripts and characters that hardly any vocabulary has, and no two have in common.
-_UNKNOWN = ("\U00012345", "\ua66e", "\U0001fbf9\u0378")
-_CODE = "u[0-9a-f]{4}|U[0-9a-f]{8}"
+from atommem.untrusted.escaping import Finder, Fold, Origins
 
 
-def normalizer_of(tokenizer: Any) -> Normalizer | None:
-    """The normaliser of a fast tokenizer as a function; None where it has none."""
-    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "normalizer", None)
-    return None if normalizer is None else normalizer.normalize_str
+def fold_of(tokenizer: Any) -> Fold:
+    """The fold of a fast tokenizer's normaliser."""
+    normalizer: Any = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "normalizer", None)
+    if normalizer is None or str(normalizer) == "Sequence(normalizers=[])":
+        return Fold()
+    canonical = partial(unicodedata.is_normalized, "NFC") if str(normalizer) == "NFC()" else None
+    return Fold(normalizer.normalize_str, canonical)
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
@@ -37,13 +38,17 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
     return found
 
 
-def watched_ids(tokenizer: Any, tokens: Iterable[int]) -> frozenset[int]:
-    """The ids that must not come out of data: all but what the tokenizer writes for words that it does not know."""
-    unknown: set[int] = set()
-    if getattr(tokenizer, "unk_token_id", None) is not None:
-        for text in _UNKNOWN:
-            unknown.update(tokenizer.encode(text, add_special_tokens=False))
-    return frozenset(token for token in tokens if token not in unknown or token != tokenizer.unk_token_id)
+def watched_ids(tokenizer: Any, tokens: Mapping[int, str]) -> frozenset[int]:
+    """The ids that must not come out of data: all but that of the words that the tokenizer does not know.
+
+    A token that has another office is watched though its tokenizer writes it for bytes that it does not know, as
+    SmolLM2's does with ``<|endoftext|>``.
+    """
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    words = unknown is not None and unknown in tokenizer.encode("qzxj vwkq", add_special_tokens=False)
+    return frozenset(
+        token for token, text in tokens.items() if token != unknown or not (words or "unk" in text.lower())
+    )
 
 
 def find_tokens(tokens: Collection[str], fold: Fold) -> list[Finder]:
@@ -60,32 +65,6 @@ def find_behind_first(pattern: re.Pattern[str]) -> Finder:
         return (origins[match.start()] + 1 for match in pattern.finditer(base))
 
     return find
-
-
-def single_characters(tokens: Collection[str], fold: Fold, escape: str) -> Callable[[str], str] | None:
-    """What writes out the characters that are tokens by themselves (``\\u00a7``), or None without such tokens.
-
-    They cannot be broken. A run of k escape characters before one grows to 2k + 1, and before something that looks
-    written out already to 2k: odd runs are ours, so this too is injective.
-    """
-    singles = {word for word in (fold(token)[0] for token in tokens) if len(word) == 1}
-    if not singles:
-        return None
-    run = re.escape(escape)
-
-    def rewritten(match: re.Match[str]) -> str:
-        before, code, single = match.groups()
-        if single is None:
-            return f"{before}{before}{code}"
-        number = ord(single)
-        return f"{before}{before}{escape}" + (f"u{number:04x}" if number < 0x10000 else f"U{number:08x}")
-
-    def write_out(text: str) -> str:
-        found = "".join(re.escape(part) for part in set(text) if not singles.isdisjoint(fold(part)[0]))
-        single = f"[{found}]" if found else "(?!)"
-        return re.sub(f"(?<!{run})({run}*+)(?:({_CODE})|({single}))", rewritten, text)
-
-    return write_out
 
 
 def _any_of(words: list[str]) -> str:

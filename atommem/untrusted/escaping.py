@@ -21,14 +21,16 @@ _FRAME = "0"  # combines with no mark
 class Fold:
     """What a normaliser makes of every character by itself: to see a token or a heading through its disguises.
 
-    White space stays as it is. What is no white space and becomes some is folded to a blank.
+    White space stays as it is, unless it is taken away. What is no white space and becomes some is folded to a blank.
 
     Args:
         normalize: A tokenizer's normaliser; None for one that leaves everything as it is.
+        unchanged: Whether it would leave a text as it is, where that can be told at once.
     """
 
-    def __init__(self, normalize: Normalizer | None = None) -> None:
+    def __init__(self, normalize: Normalizer | None = None, unchanged: Callable[[str], bool] | None = None) -> None:
         self._normalize = normalize
+        self._unchanged = unchanged or (lambda text: False)
         self._table: dict[int, str] = {}
         self._known: set[str] = set()
         self._odd: set[str] = set()
@@ -41,7 +43,7 @@ class Fold:
 
     def __call__(self, text: str) -> tuple[str, Origins]:
         """The folded text, and for each of its characters the position of the one that it comes from."""
-        if self._normalize is None or (self._ascii_stays and text.isascii()):
+        if self._normalize is None or (self._ascii_stays and text.isascii()) or self._unchanged(text):
             return text, range(len(text))
         characters = set(text)
         self._learn(characters - self._known)
@@ -55,9 +57,9 @@ class Fold:
 
     def _learn(self, characters: Iterable[str]) -> None:
         for character in characters:
-            folded = character if character.isspace() else self._alone(character)
-            if not character.isspace() and folded and (folded.isspace() or folded == self._blank):
-                folded = " "
+            folded = self._alone(character)
+            if folded and (folded.isspace() or folded == self._blank):
+                folded = character if character.isspace() else " "
             if folded != character:
                 self._table[ord(character)] = folded
                 self._odd.add(character)

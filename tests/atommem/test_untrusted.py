@@ -129,7 +129,7 @@ def test_no_token_comes_out_of_its_own_text_or_its_disguises(shape: str) -> None
 
 
 @pytest.mark.parametrize("shape", shapes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(text=hostile)
 def test_no_control_token_comes_out_of_anything(shape: str, text: str) -> None:
     guard = guard_of(shape)
@@ -165,6 +165,16 @@ def test_what_stands_for_unknown_words_is_no_control_token_but_cannot_be_written
     guard = guard_of("words")
     assert guard.controls(encode(guard, "unheard of <unk>")) == []
     assert guard.data("<unk>") == "<\\unk>"
+
+
+def test_characters_of_bytes_that_a_vocabulary_lacks_are_written_out() -> None:
+    guard = guard_of("without_a_byte")
+    lacking = [part for part in map(chr, range(0x80, 0x2000)) if guard.controls(encode(guard, part))]
+    assert len(lacking) > 50
+    assert guard.data(f"a{lacking[0]}b") == f"a\\u{ord(lacking[0]):04x}b"
+    assert guard.data(f"a\\u{ord(lacking[0]):04x}b") == f"a\\\\u{ord(lacking[0]):04x}b"
+    assert not guard.controls(encode(guard, guard.data("".join(lacking) + "\U00040000<|endoftext|>")))
+    assert guard.data("\U0001f514 \\alpha") == "\U0001f514 \\alpha"
 
 
 def test_a_token_that_data_completes_at_the_edge_of_the_template_is_caught() -> None:

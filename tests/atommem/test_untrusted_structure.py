@@ -247,7 +247,7 @@ def views(wording: Wording) -> st.SearchStrategy[list[Any]]:
 
 
 @pytest.mark.parametrize("name", WORDINGS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_a_prompt_is_read_back_into_its_pieces_and_data(name: str, data: st.DataObject) -> None:
     wording = WORDINGS[name]
