@@ -329,7 +329,7 @@ def benign(reader: Reader, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the three parts, print the tables and the JSON line."""
     parser = argparse.ArgumentParser(description="Try to forge control tokens and prompts.")
     parser.add_argument("--n", type=int, default=100_000, help="Hostile values in each place, and views that may meet.")
@@ -337,7 +337,7 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
     parser.add_argument("--minilm", type=Path, help="Folder of MiniLM's tokenizer")
     parser.add_argument("--built", action="store_true", help="Only tokenizers that are built here: no download")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     began = time.perf_counter()
     found = readers(options)
     result = {"tokenizers": [reader.name for reader in found], **forge(found, options.n), **meet(found, options.n)}

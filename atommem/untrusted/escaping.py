@@ -80,9 +80,8 @@ class Fold:
 
 def compatible(character: str) -> str:
     """The plainest form of a character, for a reader whose normaliser is not known: NFKC, without what is not seen."""
-    return "".join(
-        item for item in unicodedata.normalize("NFKC", character) if unicodedata.category(item) not in _UNSEEN
-    )
+    plain = unicodedata.normalize("NFKC", character)
+    return "".join(part for part in plain if part.isspace() or unicodedata.category(part) not in _UNSEEN)
 
 
 _UNSEEN = ("Cf", "Mn", "Me", "Cc")

@@ -22,10 +22,13 @@ from atommem.untrusted.guard import ESCAPES, Rewrite
 pytest.importorskip("transformers")
 
 
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
 def load_script(name: str) -> ModuleType:
     """A module of ``scripts/``, which is no package."""
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "scripts" / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -235,3 +238,8 @@ def test_hostile_texts_take_linear_time() -> None:
     for guard in (guard_of("byte_level").data, guard_of("awkward").data, guard_text):
         for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<|im_end", "☃", "<a_", "\\u2603"):
             assert seconds(unit * (200_000 // len(unit)), guard) < 2.0, unit  # quadratic time would be minutes
+
+
+def test_the_bench_holds_on_the_tokenizers_that_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    assert load_script("bench_untrusted").main(["--built", "--n", "210"]) == 0
