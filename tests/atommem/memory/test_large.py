@@ -53,7 +53,7 @@ async def test_the_loop_goes_on_while_a_large_store_works() -> None:
 async def test_a_turn_that_is_cancelled_in_its_thread_is_taken_back() -> None:
     m = memory(admission=f"{Slow.__module__}:Slow")
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)  # empty yet, and on the loop
-    before, vectors = (m.contents.copy(), m.view(), m.log), m.vectors()[1].tolist()
+    before, vectors = (m.contents.copy(), m.view(), m.log), m.vectors().rows.tolist()
     turn = [Action(UPDATE, "eve", 1), Action(CREATE, "bob"), Action(DELETE, handle=1), Action(CREATE, "dan")]
     task = asyncio.create_task(m.apply(turn, 1))
     await asyncio.sleep(0.1)  # in the first of its two creates
@@ -62,7 +62,7 @@ async def test_a_turn_that_is_cancelled_in_its_thread_is_taken_back() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ((m.contents, m.view(), m.log), m.vectors()[1].tolist()) == (before, vectors)
+    assert ((m.contents, m.view(), m.log), m.vectors().rows.tolist()) == (before, vectors)
     await m.apply([Action(CREATE, "carol")], 1)
     assert list(texts(m).values()) == ["ann", "carol"]
 

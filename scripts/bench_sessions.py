@@ -1,0 +1,432 @@
+"""Bar: 200 episodes, each put down and taken up in another process after every turn, equal the uninterrupted ones.
+
+    python scripts/bench_sessions.py [--quick] [--episodes N] [--policy DIR] [--embedder_model DIR]
+
+The world is the limited demo's (a store of three entries, all actions in use). The policy is that demo's after a short
+cold start, a transformers model that samples at temperature 1 from its own seeds, one prompt at a time; it is trained
+where --policy is not there yet (two minutes). ``--quick`` takes the scripted expert that forgets things, and few
+episodes. There are two processes; whatever goes from one to the other goes through files:
+
+1. Each episode runs undisturbed, in one of them.
+2. Turn by turn the two take it from each other: `Session.take_up` on what `SessionFile` holds, the environment driven
+   again through the turns so far, one turn, `Session.put_down`. Before the turn, of every fourth episode, a fork with
+   another key goes the same turn, and the parent must be what it was.
+3. Compared with 1, exactly: prompts, completions and their log-probabilities, views, actions, operations, answers,
+   scores. "As it was at step n" must be the view that the trace has of step n, for every n.
+4. Forks at a step of the finished episode, by both ways: its memory at that step, taken up for one turn; and its steps
+   until then, from which `EpisodeRunner.run` goes on to the end.
+
+With --embedder_model (a sentence-transformers folder, such as all-MiniLM-L6-v2's) all of it is done again under that
+embedder, for fewer episodes, with the vectors kept beside the sessions: a text that is embedded in other company comes
+out different in its last bits. Last it is timed what putting down costs in one session of 1,000 turns.
+
+The last line is one JSON object, and the exit code is 0 if and only if its "holds" is true: no difference anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
+
+from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
+from atommem.demo.recipe import GRPO_CONFIG, LIMITED, CopyingConfig, Recipe
+from atommem.demo.tiny_policy import make_tokenizer
+from atommem.dialects import get_dialect
+from atommem.embedding import make_embedder
+from atommem.environment import DEFAULT_ENVIRONMENT, Turn, find_environment, make_environments
+from atommem.envs.synthetic.expert import Expert
+from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.synthetic.world import generate
+from atommem.envs.task import Task
+from atommem.episode import Episode, Step
+from atommem.episode_runner import EpisodeRunner, set_score
+from atommem.observation import StopReason
+from atommem.policy.contract import Sampling
+from atommem.policy.scripted import ScriptedPolicy
+from atommem.session import Agent, Session
+from atommem.session_state import SessionFile, SessionState, vectors_path
+from atommem.trace import read_trace, write_trace
+
+RECIPE: Recipe = replace(
+    LIMITED,
+    copying=CopyingConfig(steps=300),
+    cold_start=replace(LIMITED.cold_start, episodes=800, steps=300),
+)
+EPISODES, QUICK_EPISODES, MODEL_EPISODES = 200, 4, 40
+FORKED = 4
+SEED = 11
+LONG_TURNS = 1000
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a process needs to build its agent; `policy` None is the scripted expert."""
+
+    folder: Path
+    policy: Path | None
+    embedder_model: str | None
+    episodes: int
+
+    @property
+    def vectors(self) -> bool:
+        """Whether vectors are kept beside the sessions."""
+        return self.embedder_model is not None
+
+
+Job = tuple[Setup, int]
+"""An episode, by its number, under a setup."""
+
+
+def make_agent(setup: Setup) -> Agent:
+    """The agent of one process."""
+    if setup.policy is None:
+        saved = yaml.safe_load(GRPO_CONFIG.read_text()) | {"capacity": RECIPE.world.capacity}
+        memory = MemoryConfig(**fields_of(MemoryConfig, saved))
+        tokenizer = make_tokenizer(RECIPE.world, memory)
+        dialect = get_dialect(memory.dialect, memory.templates)
+        expert = Expert(get_prose(RECIPE.world.prose), dialect, RECIPE.cold_start.faults)
+        policy: Any = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
+    else:
+        from atommem.policy.local import LocalPolicy
+
+        saved = load_config(setup.policy)
+        memory = MemoryConfig(**fields_of(MemoryConfig, saved))
+        policy = LocalPolicy.from_pretrained(setup.policy, device="cpu", max_batch_tokens=1)
+        tokenizer = policy.tokenizer
+    kind = find_environment(DEFAULT_ENVIRONMENT).config_class
+    embedder: Any = make_embedder(EmbedderConfig(**fields_of(EmbedderConfig, saved)))
+    if setup.embedder_model is not None:
+        from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
+
+        embedder = SentenceTransformerEmbedder(setup.embedder_model)  # as it is: a batcher would remember vectors
+    return Agent(
+        policy=policy,
+        embedder=embedder,
+        tokenizer=tokenizer,
+        environments=make_environments(kind(**fields_of(kind, saved)), tokenizer),
+        memory=memory,
+        sampling=Sampling(1.0, max_tokens=48, seed=SEED),
+        keep_prompts=True,
+    )
+
+
+# What the processes do. Each keeps its agent, and nothing of an episode, from one call to the next.
+
+
+@cache
+def agent_of(setup: Setup) -> Agent:
+    """This process's agent."""
+    return make_agent(setup)
+
+
+@cache
+def tasks_of(count: int) -> Sequence[Task]:
+    """The tasks; both processes make the same."""
+    return list(generate(RECIPE.world, count, SEED))
+
+
+def session_file(setup: Setup, index: int) -> Path:
+    """Where the session of an episode is put down."""
+    return setup.folder / f"{index}.session"
+
+
+def steps_file(setup: Setup, index: int) -> Path:
+    """Where the steps of an episode lie that is put down after every turn."""
+    return setup.folder / f"{index}.steps"
+
+
+def whole_file(setup: Setup, index: int) -> Path:
+    """Where the uninterrupted episode lies."""
+    return setup.folder / f"{index}.whole"
+
+
+async def run_whole(setup: Setup, index: int) -> None:
+    """Part 1: an episode from its beginning to its end."""
+    episode = await EpisodeRunner(agent_of(setup)).run(tasks_of(setup.episodes)[index])
+    write_trace(whole_file(setup, index), episode, {}, tokens=True)
+
+
+async def run_turn(setup: Setup, index: int) -> dict[str, Any]:
+    """Part 2: take an episode up, have one turn, put it down."""
+    agent, task = agent_of(setup), tasks_of(setup.episodes)[index]
+    file = SessionFile(session_file(setup, index))
+    episode = Episode(task.id, 0)
+    found: dict[str, Any] = {"done": False, "touched": 0, "forks": 0, "pid": os.getpid()}
+    started = time.perf_counter()
+    if file.path.exists():
+        session = await Session.take_up(agent, file.read())
+        found["take_up"] = time.perf_counter() - started
+        episode.steps = read_trace(steps_file(setup, index)).episode.steps
+    else:
+        session = Session(agent, f"{task.id}/0")
+    environment = agent.environments()
+    observation = await environment.reset(task)
+    for step in episode.steps:
+        result = await environment.step(Turn(step.text, step.actions, step.problems, step.operations))
+        assert result.observation is not None, "the episode has gone on after this step"
+        observation = result.observation
+    if index % FORKED == 0:
+        before = json.dumps(session.put_down().to_json())
+        fork = session.fork("another key")
+        await fork.turn(observation)
+        found["forks"] = 1
+        found["touched"] = int(json.dumps(session.put_down().to_json()) != before)
+    step = await session.turn(observation, affinity=task.id)
+    started = time.perf_counter()
+    file.write(session.put_down(vectors=setup.vectors))
+    found["put_down"] = time.perf_counter() - started
+    episode.steps.append(step)
+    result = await environment.step(Turn(step.text, step.actions, step.problems, step.operations))
+    if result.observation is None:
+        found["done"] = True
+        episode.stop_reason = result.reason or StopReason.ANSWERED
+        set_score(episode, await environment.score())
+    write_trace(steps_file(setup, index), episode, {}, tokens=True)
+    return found
+
+
+async def compare(setup: Setup, index: int) -> dict[str, Any]:
+    """Parts 3 and 4: everything that differs, counted."""
+    agent, task = agent_of(setup), tasks_of(setup.episodes)[index]
+    whole = read_trace(whole_file(setup, index)).episode
+    put_down = read_trace(steps_file(setup, index)).episode
+    path = session_file(setup, index)
+    state = SessionState.load(path)
+    session = await Session.take_up(agent, state)
+    differences = Counter(differing(whole, put_down))
+    count = len(whole.steps)
+    views = [step.view for step in whole.steps] + [session.memory.view()]
+    for number in range(count + 1):
+        was = session.memory.at(number).contents.view(agent.memory.capacity)
+        differences["as it was"] += was != views[number]
+    log = tuple(operation for step in whole.steps for operation in step.operations)
+    differences["log"] += session.memory.log != log
+    number = random.Random(f"{SEED}/{index}").randrange(count)
+    then = SessionState(state.key, number, 0, session.memory.at(number), vectors=state.vectors)
+    step = await (await Session.take_up(agent, then)).turn(whole.steps[number].observation, affinity=task.id)
+    differences["fork of the memory"] += replace(step, seconds=0.0) != replace(whole.steps[number], seconds=0.0)
+    again = await EpisodeRunner(agent).run(task, past=whole.steps[:number])
+    forked = list(differing(whole, again))
+    if setup.vectors:  # it goes on from steps alone, so its vectors are made again: scores may differ in the last digit
+        forked = [name for name in forked if name.startswith("step.") and name[5:] in ("text", "token_ids")]
+    differences["fork of the episode"] += len(forked)
+    compact = session.put_down(history=False)
+    vectors = vectors_path(path)
+    return {
+        "differences": +differences,
+        "steps": count,
+        "kinds": Counter(operation.kind for operation in log),
+        "outcomes": Counter(str(operation.outcome) for operation in log),
+        "tokens": sum(len(step.token_ids) for step in whole.steps),
+        "em": whole.metrics["em"],
+        "bytes": path.stat().st_size,
+        "bytes_compact": len(json.dumps(compact.to_json())),
+        "bytes_vectors": vectors.stat().st_size if vectors.exists() else 0,
+    }
+
+
+def differing(one: Episode, other: Episode) -> Iterable[str]:
+    """The names of what differs between two episodes, their times apart."""
+    if len(one.steps) != len(other.steps):
+        yield "steps"
+    for step, twin in zip(one.steps, other.steps, strict=False):
+        for name in Step.__dataclass_fields__:
+            if name != "seconds" and getattr(step, name) != getattr(twin, name):
+                yield f"step.{name}"
+    for name in ("answers", "reward", "metrics", "question_metrics", "question_notes", "stop_reason", "error"):
+        if getattr(one, name) != getattr(other, name):
+            yield name
+
+
+def whole_job(job: Job) -> None:
+    """`run_whole`, for a pool."""
+    asyncio.run(run_whole(*job))
+
+
+def turn_job(job: Job) -> dict[str, Any]:
+    """`run_turn`, for a pool."""
+    return asyncio.run(run_turn(*job))
+
+
+def compare_job(job: Job) -> dict[str, Any]:
+    """`compare`, for a pool."""
+    return asyncio.run(compare(*job))
+
+
+class Processes:
+    """Two processes; what is done to an episode goes to the one that did not do the last thing to it."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        self._pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(2)]
+
+    def all(
+        self, work: Callable[[tuple[Setup, int]], Any], setup: Setup, indices: Sequence[int], turn: int
+    ) -> list[Any]:
+        """The results for all `indices`, in order."""
+        futures = [self._pools[(index + turn) % 2].submit(work, (setup, index)) for index in indices]
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """End both."""
+        for pool in self._pools:
+            pool.shutdown()
+
+
+def measure(processes: Processes, setup: Setup) -> dict[str, Any]:
+    """All four parts under one embedder."""
+    started = time.perf_counter()
+    indices = list(range(setup.episodes))
+    processes.all(whole_job, setup, indices, 0)
+    active, turn, last = indices, 0, dict.fromkeys(indices, 0)
+    turns: list[dict[str, Any]] = []
+    while active:
+        found = processes.all(turn_job, setup, active, turn)
+        for index, result in zip(active, found, strict=True):
+            assert last[index] != result["pid"], "an episode stayed in its process"
+            last[index] = result["pid"]
+        turns += found
+        active = [index for index, result in zip(active, found, strict=True) if not result["done"]]
+        turn += 1
+    compared = processes.all(compare_job, setup, indices, turn)
+    differences = sum((result["differences"] for result in compared), Counter())
+    differences["fork touched its parent"] += sum(result["touched"] for result in turns)
+
+    def total(name: str) -> dict[str, int]:
+        return dict(sum((result[name] for result in compared), Counter()))
+
+    def milliseconds(name: str) -> dict[str, float]:
+        seconds = [result[name] for result in turns if name in result]
+        return {f"p{q}": round(float(np.percentile(seconds, q)) * 1e3, 2) for q in (50, 99)}
+
+    def kilobytes(name: str) -> dict[str, float]:
+        return {
+            "mean": round(float(np.mean([result[name] for result in compared])) / 1e3, 2),
+            "max": round(max(result[name] for result in compared) / 1e3, 2),
+        }
+
+    return {
+        "episodes": setup.episodes,
+        "turns": len(turns),
+        "tokens": sum(result["tokens"] for result in compared),
+        "operations": total("kinds"),
+        "outcomes": total("outcomes"),
+        "em": round(float(np.mean([result["em"] for result in compared])), 3),
+        "forks": sum(result["forks"] for result in turns) + 2 * setup.episodes,
+        "differences": dict(+differences),
+        "take_up_ms": milliseconds("take_up"),
+        "put_down_ms": milliseconds("put_down"),
+        "file_kb": kilobytes("bytes"),
+        "without_history_kb": kilobytes("bytes_compact"),
+        **({"vectors_kb": kilobytes("bytes_vectors")} if setup.vectors else {}),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+async def long_session(folder: Path, turns: int) -> dict[str, Any]:
+    """What it costs to put down one session again and again: appended, and written whole."""
+    setup = Setup(folder, None, None, 1)
+    agent = make_agent(setup)
+    texts = iter(
+        f"<create_memory> note {number} of a session </create_memory> <read_memory> note {number} </read_memory> "
+        f"<update_memory> Memory 1: note {number} once more </update_memory>"
+        for number in range(turns)
+    )
+    agent.policy = ScriptedPolicy(agent.tokenizer, lambda prompt: next(texts))
+    agent.memory.capacity = None
+    session, file = Session(agent, "long"), SessionFile(folder / "long.session")
+    appended, saved = [], []
+    observation = agent.environments.blank("reading")
+    for _ in range(turns):
+        await session.turn(observation)
+        started = time.perf_counter()
+        file.write(session.put_down())
+        appended.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        session.put_down().save(folder / "saved.session")
+        saved.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    state = file.read()
+    read = time.perf_counter() - started
+    again = await Session.take_up(agent, state)
+    assert again.memory.log == session.memory.log, "a long session came back with another log"
+
+    def around(seconds: list[float], place: int) -> float:
+        return round(float(np.median(seconds[max(0, place - 20) : place])) * 1e3, 3)
+
+    places = [place for place in (20, 100, turns) if place <= turns]
+    return {
+        "turns": turns,
+        "operations": len(session.memory.log),
+        "appended_ms": {place: around(appended, place) for place in places},
+        "saved_whole_ms": {place: around(saved, place) for place in places},
+        "read_ms": round(read * 1e3, 1),
+        "take_up_ms": round((time.perf_counter() - started - read) * 1e3, 1),
+        "file_kb": round(file.path.stat().st_size / 1e3, 1),
+    }
+
+
+def trained(folder: Path) -> Path:
+    """The policy of `RECIPE` after its cold start, made in `folder` unless it is there."""
+    if not (folder / "cold_start" / "atommem_config.json").is_file():
+        from atommem.demo.run import Demo
+
+        demo = Demo(RECIPE, folder, 0, Console(width=120, stderr=True))
+        demo.learn_to_copy()
+        demo.cold_start()
+    return folder / "cold_start"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run all passes; print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the scripted expert, a few episodes")
+    parser.add_argument("--episodes", type=int, help=f"{EPISODES}; with --quick {QUICK_EPISODES}")
+    parser.add_argument("--policy", type=Path, default=Path("runs/bench_sessions"), help="made if it is not there")
+    parser.add_argument("--embedder_model", help="a sentence-transformers folder, for a second pass")
+    options = parser.parse_args(argv)
+    count = options.episodes or (QUICK_EPISODES if options.quick else EPISODES)
+    policy = None if options.quick else trained(options.policy).resolve()
+    result: dict[str, Any] = {"policy": "expert" if policy is None else "cold start, 300 updates"}
+    processes = Processes()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            passes = [("hashing", None, count)]
+            if options.embedder_model:
+                passes.append(("model", options.embedder_model, min(count, MODEL_EPISODES)))
+            for name, model, episodes in passes:
+                own = Path(folder) / name
+                own.mkdir()
+                result[name] = measure(processes, Setup(own, policy, model, episodes))
+                for key, value in result[name].items():
+                    print(f"{name:<10}{key:<22}{value}", flush=True)
+        finally:
+            processes.close()
+        result["long"] = asyncio.run(long_session(Path(folder), LONG_TURNS // (10 if options.quick else 1)))
+        print("long      ", result["long"])
+    result["holds"] = all(not result[name]["differences"] for name in ("hashing", "model") if name in result)
+    print(json.dumps(result))
+    return 0 if result["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
