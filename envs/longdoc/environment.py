@@ -68,7 +68,7 @@ class LongDocEnvironments(EnvironmentFactory):
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
         """From the files of a benchmark."""
-        from atommem.envs.benchmarks.build_cli import main
+        from atommem.envs.longdoc.build_cli import main
 
         return main(argv)
 
