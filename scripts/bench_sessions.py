@@ -308,7 +308,7 @@ def measure(processes: Processes, setup: Setup) -> dict[str, Any]:
         active = [index for index, result in zip(active, found, strict=True) if not result["done"]]
         turn += 1
     compared = processes.all(compare_job, setup, indices, turn)
-    differences = sum((result["differences"] for result in compared), Counter())
+    differences: Counter[str] = sum((result["differences"] for result in compared), Counter())
     differences["fork touched its parent"] += sum(result["touched"] for result in turns)
 
     def total(name: str) -> dict[str, int]:

@@ -72,9 +72,7 @@ def blocks() -> dict[str, str]:
         "completion": step.text,
         "actions": "\n".join(
             [f"{action.kind:<11}handle {action.handle}: {action.text!r}" for action in step.actions]
-            + [
-                f"problem    {problem.reason}: {step.text[problem.start : problem.end]!r}" for problem in step.problems
-            ]
+            + [f"problem    {problem.reason}: {step.text[problem.start : problem.end]!r}" for problem in step.problems]
         ),
         "operations": "\n".join(json.dumps(to_json(operation)) for operation in step.operations),
         "view": _view(after.view),
@@ -85,8 +83,8 @@ def _observation(step: Step) -> str:
     observation = step.observation
     lines = [f"Observation  phase {observation.phase!r}, label and origin {observation.label!r}"]
     for place in ("task", "stream", "closing"):
-        for piece in getattr(observation, place):
-            lines.append(f"  {place:<11}{piece.name}: {json.dumps(dict(piece.values))}")
+        pieces = getattr(observation, place)
+        lines += [f"  {place:<11}{piece.name}: {json.dumps(dict(piece.values))}" for piece in pieces]
     return "\n".join([*lines, *_view(step.view).splitlines()])
 
 
