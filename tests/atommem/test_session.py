@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -479,3 +482,20 @@ async def test_the_environment_is_driven_by_the_turns_as_they_were() -> None:
     assert [(t.text, t.actions, t.problems, t.operations) for t in driven] == [
         (s.text, s.actions, s.problems, s.operations) for s in whole.steps
     ]
+
+
+@pytest.mark.slow
+def test_episodes_that_processes_take_from_each_other_are_the_uninterrupted_ones() -> None:
+    """`scripts/bench_sessions.py` in short: the scripted expert, four episodes, two processes."""
+    pytest.importorskip("transformers")
+    scripts = Path(__file__).parents[2] / "scripts"
+    command = [sys.executable, str(scripts / "bench_sessions.py"), "--quick"]
+    environment = {**os.environ, "PYTHONPATH": str(scripts.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["holds"]
+    found = result["hashing"]
+    assert (found["episodes"], found["differences"]) == (4, {})
+    assert found["turns"] > 20
+    assert {"create", "read", "scratchpad", "retrieve"} <= set(found["operations"])

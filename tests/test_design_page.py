@@ -1,0 +1,44 @@
+"""docs/design.md shows a step as the code makes it."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("transformers")
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture
+def design_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location("design_step", SCRIPTS / "design_step.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.pop("design_step", None)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_step_in_the_design_page_is_what_the_code_does(design_step: ModuleType) -> None:
+    made, shown = design_step.blocks(), design_step.on_page()
+    assert list(shown) == list(made)
+    for name, text in made.items():
+        assert shown[name] == text, f"{name}: run python scripts/design_step.py --write"
+
+
+def test_the_page_is_written_anew(
+    design_step: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "design.md"
+    page.write_text(design_step.PAGE.read_text().replace("Memory 1: Orla", "Memory 1: stale"))
+    whole = design_step.PAGE.read_text()
+    monkeypatch.setattr(design_step, "PAGE", page)
+    assert design_step.on_page() != design_step.blocks()
+    assert design_step.main(["--write"]) == 0
+    assert page.read_text() == whole
+    assert design_step.main([]) == 0
+    assert "--- operations\n" in capsys.readouterr().out
