@@ -136,12 +136,26 @@ class Problem:
     detail: str = ""
 
 
+Call = Action | Problem
+"""A call of a tool, or one that could not be read as such: its problem's `detail` says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """Actions in the order they were written, and what could not be read as one."""
 
     actions: tuple[Action, ...]
     problems: tuple[Problem, ...]
+
+
+def calls(actions: Sequence[Action], problems: Sequence[Problem]) -> list[Call]:
+    """The calls of one completion in the order in which they were written."""
+    made = [action for action in actions if action.arguments is not None]
+    refused = [problem for problem in problems if problem.reason in _REFUSED_CALLS]
+    return sorted([*made, *refused], key=lambda call: call.start)
+
+
+_REFUSED_CALLS = (ProblemReason.NOT_JSON, ProblemReason.UNKNOWN_TOOL, ProblemReason.BAD_ARGUMENTS)
 
 
 def first(actions: Sequence[Action], kind: str) -> Action | None:

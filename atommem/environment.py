@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from atommem import plugins
-from atommem.actions import Action, ActionSpec, Problem
+from atommem.actions import Action, ActionSpec, Call, Problem, calls
 from atommem.description import TaskDescription, TaskShape
 from atommem.dialects import Section, load_section
 from atommem.errors import ConfigError
@@ -40,6 +40,11 @@ class Turn:
     problems: Sequence[Problem] = ()
     operations: Sequence[Operation] = ()
     deadline: float | None = None
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls of tools in the order in which they were written, refused ones too: each deserves an answer."""
+        return calls(self.actions, self.problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
-from atommem.dialects import Dialect, Section, get_dialect
+from atommem.dialects import get_dialect
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.synthetic.names import KINDS, names_of
 from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
@@ -20,12 +21,17 @@ _PLACEHOLDER = re.compile(r"\{[a-z_.]+\}")
 
 def make_tokenizer(world: WorldConfig, memory: MemoryConfig) -> Any:
     """A word-level tokenizer that knows every word of the world, the templates and the dialect's tags."""
+    return word_tokenizer(vocabulary(world, memory))
+
+
+def word_tokenizer(texts: Iterable[str]) -> Any:
+    """A tokenizer whose tokens are the words of `texts`, after the special tokens; other words are unknown to it."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    words = vocabulary(world, memory)
+    words = dict.fromkeys([PAD, EOS, UNK, *(word for text in texts for word in text.split())])
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -34,24 +40,23 @@ def make_tokenizer(world: WorldConfig, memory: MemoryConfig) -> Any:
 
 
 def vocabulary(world: WorldConfig, memory: MemoryConfig) -> list[str]:
-    """Special tokens first, then the words of templates and prose, tags, numbers, and the names last."""
-    dialect = get_dialect(memory.dialect, memory.templates)
-    section = find_environment(DEFAULT_ENVIRONMENT).section(memory.templates)
+    """The words of templates and prose, tags, numbers, and the names last."""
     numbers = [*range(1, memory.retrieve_k + 1)]  # handles
     if memory.capacity is not None:
         numbers += range(memory.capacity + 1)  # how full the store is
-    words = [
-        PAD,
-        EOS,
-        UNK,
-        *_template_words(dialect, section),
-        *_tags(dialect),
-        *_prose_words(world),
-        ":",
-        *map(str, numbers),
-    ]
+    words = [*prompt_words(DEFAULT_ENVIRONMENT, memory), *_prose_words(world), ":", *map(str, numbers)]
     kinds = KINDS[-world.hops[1] - 1 :]
     return list(dict.fromkeys([*words, *(name for kind in kinds for name in names_of(kind, world.names))]))
+
+
+def prompt_words(environment: str, memory: MemoryConfig) -> list[str]:
+    """The words of the templates of memory and environment, and the dialect's tags."""
+    dialect = get_dialect(memory.dialect, memory.templates)
+    section = find_environment(environment).section(memory.templates)
+    pieces = [getattr(dialect.templates, item.name) for item in fields(dialect.templates)]
+    pieces += section.pieces.values()
+    words = [word for piece in pieces if isinstance(piece, str) for word in _PLACEHOLDER.sub(" ", piece).split()]
+    return [*words, *(f"<{slash}{tag}>" for tag in dialect.tags.values() for slash in ("", "/"))]
 
 
 def make_model(size: PolicySize, tokenizer: Any) -> Any:
@@ -73,16 +78,6 @@ def make_model(size: PolicySize, tokenizer: Any) -> Any:
         bos_token_id=None,
     )
     return Qwen3ForCausalLM(config)
-
-
-def _template_words(dialect: Dialect, section: Section) -> list[str]:
-    pieces = [getattr(dialect.templates, item.name) for item in fields(dialect.templates)]
-    pieces += section.pieces.values()
-    return [word for piece in pieces if isinstance(piece, str) for word in _PLACEHOLDER.sub(" ", piece).split()]
-
-
-def _tags(dialect: Dialect) -> list[str]:
-    return [f"<{slash}{tag}>" for tag in dialect.tags.values() for slash in ("", "/")]
 
 
 def _prose_words(world: WorldConfig) -> list[str]:

@@ -1,0 +1,99 @@
+"""An environment from outside: two tools with JSON arguments, its own prompts, tasks and score."""
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from atommem.actions import ANSWER, ANSWER_ACTION, Action, ActionSpec, Body, Call, first
+from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, StepResult, Turn
+from atommem.observation import Observation, Piece, StopReason
+from atommem_atlas.tasks import Task, describe, generate, read_tasks
+
+
+def tool(name: str, argument: str, description: str) -> ActionSpec:
+    """A tool with one argument, a text."""
+    schema = {"properties": {argument: {"type": "string"}}, "required": [argument], "additionalProperties": False}
+    return ActionSpec(name, Body.ARGUMENTS, description=description, schema=schema)
+
+
+@dataclass
+class AtlasConfig(EnvironmentConfig):
+    """How long an episode is."""
+
+    turns: int = field(default=4, metadata={"help": "Steps with tools; the one after them must answer."})
+
+
+class Journey:
+    """One episode: calls are carried out, their results are shown at the next step; an answer ends it."""
+
+    answer: str | None = None
+
+    def __init__(self, turns: int) -> None:
+        self.left = turns
+
+    async def reset(self, task: Task) -> Observation:
+        self.task = task
+        return self.observe([])
+
+    async def step(self, turn: Turn) -> StepResult:
+        answer = first(turn.actions, ANSWER)
+        if answer is not None or self.left == 0:
+            self.answer = answer and answer.text
+            return StepResult(None, StopReason.ANSWERED if answer else StopReason.UNANSWERED)
+        self.left -= 1
+        return StepResult(self.observe(turn.calls))
+
+    async def score(self) -> Score:
+        """`overlap` is the shared places over all places, named or right: listing all of them does not pay."""
+        right, named = set(self.task.right.split()), set((self.answer or "").split())
+        metrics = {"overlap": len(right & named) / len(right | named), "em": float(right == named)}
+        return Score(metrics["overlap"], (self.answer,), metrics, (metrics,))
+
+    def observe(self, calls: Sequence[Call]) -> Observation:
+        """What is shown after these calls: each has its result, also where it could not be made."""
+        results = tuple(self.result(call) for call in calls)
+        return Observation(
+            phase="acting" if self.left else "answering",
+            task=(Piece("question", {"person": self.task.person}),),
+            stream=(Piece("results", {"results": results}),) if results else (),
+            closing=(Piece("act", {"left": self.left}) if self.left else Piece("answer"),),
+            question=0,
+            origin="; ".join(str(item.values["call"]) for item in results if item.name == "result") or None,
+        )
+
+    def result(self, call: Call) -> Piece:
+        if not isinstance(call, Action):
+            return Piece("failure", {"text": call.detail})
+        (said,) = call.arguments.values()
+        text = self.task.facts[call.kind].get(said, "nobody knows")
+        return Piece("result", {"call": f"{call.kind} {said}", "text": text})
+
+
+class Atlas(EnvironmentFactory):
+    """Where can somebody go from home?"""
+
+    config_class = AtlasConfig
+    templates = Path(__file__).with_name("templates")
+    pieces: ClassVar = {"question": ["person"], "results": ["results"], "act": ["left"], "answer": []}
+    pieces |= {"result": ["call", "text"], "failure": ["text"]}
+    inside: ClassVar = {"result": "results", "failure": "results"}
+    numbers, phases = ("left",), ("acting", "answering")
+    actions = (
+        tool("lookup", "name", "Tells where somebody lives."),
+        tool("neighbours", "place", "Tells which places a place touches."),
+        ANSWER_ACTION,
+    )
+    read_tasks, describe = staticmethod(read_tasks), staticmethod(describe)
+
+    def __call__(self) -> Journey:
+        return Journey(self.config.turns)
+
+    @classmethod
+    def build(cls, argv: Sequence[str]) -> int:
+        parser = ArgumentParser(prog="atommem data build --environment atlas")
+        for flag, kind in (("--n", int), ("--seed", int), ("--out", Path)):
+            parser.add_argument(flag, type=kind, required=True)
+        given = parser.parse_args(argv)
+        return int(given.out.write_text("".join(generate(given.n, given.seed)), encoding="utf-8") == 0)
