@@ -119,7 +119,6 @@ class EnvironmentFactory(ABC):
             searched for a template's beginning as far as its first other placeholder.
         inside: For every piece that stands in another's placeholder, the name of that other.
         phases: The phases of its observations.
-        metric: The metric that reports lead with.
     """
 
     config_class: ClassVar[type[EnvironmentConfig]]
@@ -128,7 +127,6 @@ class EnvironmentFactory(ABC):
     numbers: ClassVar[Sequence[str]] = ()
     inside: ClassVar[Mapping[str, str]] = {}
     phases: ClassVar[Sequence[str]]
-    metric: ClassVar[str] = "em"
 
     def __init__(self, config: Any, tokenizer: Tokenizer) -> None:
         self.config = config

@@ -100,6 +100,12 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
     return result
 
 
+def action_names(*statistics: Mapping[str, object]) -> list[str]:
+    """The actions that `means` (or entries of a training log) count: memory's, then what environments brought."""
+    found = {key.removeprefix(_ACTION) for entry in statistics for key in entry if key.startswith(_ACTION)}
+    return [*MEMORY_KINDS, *sorted(found - set(MEMORY_KINDS))]
+
+
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Key-wise sum of several `episode_sums` (one per rank)."""
     total: dict[str, float] = {}

@@ -7,15 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from atommem.actions import MEMORY_KINDS
+from atommem.episode_stats import action_names
 from atommem.eval.reporting.scores import label, main_score, ordered
 
-_PER_STEP = (
-    *((f"{kind} / step", f"actions/{kind}") for kind in (*MEMORY_KINDS, "answer")),
-    ("malformed / step", "malformed"),
-)
 _PER_STEP_IF_ANY = (
-    ("tool / step", f"actions/{'tool'}"),
     ("unknown handle / step", "wasted/unknown_handle"),
     ("rejected / step", "wasted/rejected"),
     ("disabled / step", "wasted/disabled"),
@@ -35,7 +30,7 @@ _SHARES_OF_TEXT = (("episodes with a cut text", "truncated"), ("text shown / epi
 def report_table(summary: Mapping[str, Any]) -> Table:
     """`EvalResult.summary` as a table with one column for all tasks and one for each source.
 
-    Tool calls, actions without effect and endings that never occurred are left out.
+    Actions without effect and endings that never occurred are left out.
     """
     columns = {"all": summary, **summary.get("by_source", {})}
     table = Table(title="Evaluation", title_justify="left")
@@ -71,9 +66,12 @@ def _episodes(columns: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _rates(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    for heading, key in (*_PER_STEP, *_PER_STEP_IF_ANY):
-        values = [summary["means"].get(key) for summary in columns.values()]
-        if any(values) or (heading, key) in _PER_STEP:
+    means = [summary["means"] for summary in columns.values()]
+    always = [(f"{name} / step", f"actions/{name}") for name in action_names(*means)]
+    always.append(("malformed / step", "malformed"))
+    for heading, key in (*always, *_PER_STEP_IF_ANY):
+        values = [mean.get(key) for mean in means]
+        if any(values) or (heading, key) in always:
             yield [heading, *(_number(value, 3) for value in values)]
 
 

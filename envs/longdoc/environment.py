@@ -64,6 +64,13 @@ class LongDocEnvironments(EnvironmentFactory):
     read_tasks = staticmethod(load_tasks)
     describe = staticmethod(describe_task)
 
+    @classmethod
+    def build(cls, argv: Sequence[str]) -> int:
+        """From the files of a benchmark."""
+        from atommem.envs.benchmarks.build_cli import main
+
+        return main(argv)
+
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Whether the supporting facts entered memory, stayed, and were shown again."""
         return fact_recall(task, episode)

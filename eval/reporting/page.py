@@ -24,7 +24,8 @@ from atommem.untrusted import clean
 REPORT = "report.html"
 CHUNK_CHARACTERS = 6000
 """Longest text of a chunk, prompt part or completion on the page; its middle is left out beyond that."""
-_TRAINING = ("reward", "eval_em", "eval_em_low", "eval_em_high", "store_size", "malformed")
+_SCORES = tuple(f"eval_{name}{end}" for name in ("em", "reward") for end in ("", "_low", "_high"))
+_TRAINING = ("reward", *_SCORES, "store_size", "malformed")
 _SCRIPTS = ("core.js", "charts.js", "compare.js", "episodes.js")
 
 

@@ -7,6 +7,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atommem.episode_stats import action_names
 from atommem.eval.reporting.compared_settings import SettingChart, setting_charts
 from atommem.eval.reporting.fates import Fate
 from atommem.eval.reporting.results import Column, column_name
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ACTIONS = ("create", "read", "update", "delete", "scratchpad")
 # Okabe and Ito's palette: eight colours that colour-blind readers tell apart; further lines are dashed.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#222222")
 _DASHES = ("-", "--", ":")
@@ -242,7 +242,8 @@ def _size_panel(cells: Sequence[Mapping[str, Any]], styles: Mapping[str, Any]) -
 def _actions(training: Sequence[Mapping[str, Any]]) -> list[Panel]:
     updates = [entry for entry in training if entry.get("reward") is not None]
     lines = {
-        action: [(entry["step"], entry.get(f"actions/{action}") or 0.0) for entry in updates] for action in _ACTIONS
+        action: [(entry["step"], entry.get(f"actions/{action}") or 0.0) for entry in updates]
+        for action in action_names(*updates)
     }
     drawn = {action: points for action, points in lines.items() if any(rate for _, rate in points)}
 

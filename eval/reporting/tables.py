@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from atommem.episode_stats import action_names
 from atommem.eval.reporting.fates import Fate
 from atommem.eval.reporting.results import Column, best_rows, column_name
 from atommem.eval.reporting.scores import FACTS, METRICS, label, metrics_of, score_of
@@ -20,18 +21,12 @@ COSTS = (
 )
 """Means per task (episode): heading, key of ``means``, digits."""
 RATES = (
-    ("create", "actions/create"),
-    ("read", "actions/read"),
-    ("update", "actions/update"),
-    ("delete", "actions/delete"),
-    ("scratchpad", "actions/scratchpad"),
-    ("tool", "actions/tool"),
     ("malformed", "malformed"),
     ("unknown handle", "wasted/unknown_handle"),
     ("rejected", "wasted/rejected"),
     ("disabled", "wasted/disabled"),
 )
-"""Means per step: heading, key of ``means``."""
+"""Means per step, after those of actions: heading, key of ``means``."""
 FATES = {
     Fate.RIGHT: "right",
     Fate.RIGHT_OTHERWISE: "right otherwise",
@@ -255,13 +250,15 @@ def _costs_table(results: Mapping[str, Any], column: Column, cells: Sequence[Map
 
 def _rates_table(results: Mapping[str, Any], column: Column, cells: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
-    done = {key for _, key in RATES for cell in cells if cell["means"].get(key)}
+    names = action_names(*(cell["means"] for cell in results["cells"]))
+    rates = [*((name, f"actions/{name}") for name in names), *RATES]
+    done = {key for _, key in rates for cell in cells if cell["means"].get(key)}
     for cell in cells:
         # A column in which nobody did anything says nothing, and is left out with its zeros.
-        given = ((cell["means"].get(key) if key in done else None) for _, key in RATES)
+        given = ((cell["means"].get(key) if key in done else None) for _, key in rates)
         rows.append((cell["row"], tuple(_number(value, 3) for value in given)))
     title = f"Actions per step: {column_name(column)}"
-    return Table("rates", column_name(column), title, "", _plain([name for name, _ in RATES]), tuple(rows))
+    return Table("rates", column_name(column), title, "", _plain([name for name, _ in rates]), tuple(rows))
 
 
 def _comparison_tables(results: Mapping[str, Any]) -> Iterable[Table]:

@@ -73,7 +73,8 @@ class ToyEnvironments:
 
     @staticmethod
     def describe(task: Any) -> TaskDescription:
-        return TaskDescription(task.id, "toy", tuple(QuestionDescription(q.text, q.answers) for q in task.questions))
+        questions = (QuestionDescription(q.text, q.answers) for q in getattr(task, "questions", ()))
+        return TaskDescription(task.id, getattr(task, "source", ""), tuple(questions))
 
     @staticmethod
     def diagnose(task: Any, episode: Episode) -> tuple[()]:

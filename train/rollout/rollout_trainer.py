@@ -41,7 +41,7 @@ class RolloutTrainer(ResumableTrainer):
         self.held_out = held_out
         self.on_episodes = on_episodes
         self._loop = asyncio.Runner()
-        self._rollout_log = RolloutLog(tasks)
+        self._rollout_log = RolloutLog(map(backend.runner.agent.environments.describe, tasks))
 
     def close(self) -> None:
         """Free what the backend and the embedder hold. The trainer cannot train afterwards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,24 @@ SFT_COLUMNS: tuple[Column, ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOutScore:
+    """The main score of an evaluation in training, with its interval, and what it is called."""
+
+    name: str
+    mean: float
+    low: float
+    high: float
+
+
+def held_out_score(entry: Mapping[str, Any]) -> HeldOutScore | None:
+    """That of a log entry: exact match, or the reward in an environment without it; None of another entry."""
+    for key, name in (("eval_em", "EM"), ("eval_reward", "reward")):
+        if f"{key}_low" in entry:
+            return HeldOutScore(name, entry[key], entry[f"{key}_low"], entry[f"{key}_high"])
+    return None
+
+
 class ConsoleTable(TrainerCallback):
     """Prints one line per log entry under a heading, instead of Hugging Face's dictionaries.
 
@@ -83,8 +102,9 @@ class ConsoleTable(TrainerCallback):
         """Called with every log entry; the summary at the end of training is left to the caller."""
         if not state.is_world_process_zero or not logs:
             return
-        if "eval_em" in logs:
-            self._print_evaluation(state.global_step, logs)
+        score = held_out_score(logs)
+        if score is not None:
+            self._print_evaluation(state.global_step, score, logs)
         if "loss" not in logs:
             return
         if self._printed % self._HEADING_EVERY == 0:
@@ -101,9 +121,9 @@ class ConsoleTable(TrainerCallback):
         pace = (self._now() - began) / (state.global_step - first)
         return time_left(pace * (state.max_steps - state.global_step))
 
-    def _print_evaluation(self, step: int, logs: Mapping[str, Any]) -> None:
-        text = f"{step:>6}  held-out EM {logs['eval_em']:.3f} ({logs['eval_em_low']:.3f} to {logs['eval_em_high']:.3f}"
-        text += f", n {logs['eval_n']:.0f}), F1 {logs['eval_f1']:.3f}"
+    def _print_evaluation(self, step: int, score: HeldOutScore, logs: Mapping[str, Any]) -> None:
+        text = f"{step:>6}  held-out {score.name} {score.mean:.3f} ({score.low:.3f} to {score.high:.3f}"
+        text += f", n {logs['eval_n']:.0f})" + (f", F1 {logs['eval_f1']:.3f}" if "eval_f1" in logs else "")
         if logs["eval_failed"]:
             text += f", {logs['eval_failed']:.0f} episodes failed"
         self.console.print(Text(text, style="bold"))

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from atommem.episode_stats import action_names
 from atommem.errors import DataError
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from atommem.train.watch.callbacks import METRICS_FILE, held_out_score, read_metrics
 
 PLOT_FILE = "training.png"
-_ACTIONS = ("scratchpad", "create", "read", "update", "delete")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mappi
 
     Args:
         metrics: Entries of ``metrics.jsonl``: those of updates (``reward``, ``em``, ``actions/...``,
-            ``store_size``) and of evaluations (``eval_em`` with its interval).
+            ``store_size``) and of evaluations (``eval_em``, or ``eval_reward``, with its interval).
         path: File to write.
         lines: Scores to draw across the first panel, by their label.
 
@@ -55,19 +55,20 @@ def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mappi
     scores, actions, store = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
     steps = [entry["step"] for entry in updates]
     scores.plot(steps, [entry["reward"] for entry in updates], color="tab:blue", label="mean reward in training")
-    _draw_evaluations(scores, [entry for entry in metrics if entry.get("eval_em") is not None])
+    _draw_evaluations(scores, metrics)
     for color, (label, value) in zip(("tab:green", "tab:red", "tab:gray") * 9, (lines or {}).items(), strict=False):
         scores.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{label}: {value:.2f}")
     scores.set_ylabel("score")
     scores.set_ylim(0, 1.02)
     scores.legend(loc="lower right", fontsize="small")
-    for action in _ACTIONS:
+    names = action_names(*updates)
+    for action in names:
         rates = [entry.get(f"actions/{action}") for entry in updates]
         if any(rates):
             actions.plot(steps, rates, label=action)
     actions.set_ylabel("actions per step")
     actions.set_ylim(bottom=0)
-    actions.legend(loc="upper right", fontsize="small", ncols=len(_ACTIONS))
+    actions.legend(loc="upper right", fontsize="small", ncols=min(len(names), 6))
     store.plot(steps, [entry.get("store_size") for entry in updates], color="tab:purple")
     store.set_ylabel("entries in the end")
     store.set_ylim(bottom=0)
@@ -78,19 +79,23 @@ def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mappi
     return path
 
 
-def _draw_evaluations(axes: Any, evaluations: Sequence[Mapping[str, Any]]) -> None:
-    if not evaluations:
+def _draw_evaluations(axes: Any, metrics: Sequence[Mapping[str, Any]]) -> None:
+    """The main score of the evaluations among `metrics`, with its interval."""
+    found = [(entry["step"], held_out_score(entry)) for entry in metrics]
+    scores = [(step, score) for step, score in found if score is not None]
+    if not scores:
         return
-    em = [entry["eval_em"] for entry in evaluations]
-    low = [max(entry["eval_em"] - entry["eval_em_low"], 0.0) for entry in evaluations]
-    high = [max(entry["eval_em_high"] - entry["eval_em"], 0.0) for entry in evaluations]
+    means = [score.mean for _, score in scores]
     axes.errorbar(
-        [entry["step"] for entry in evaluations],
-        em,
-        yerr=(low, high),
+        [step for step, _ in scores],
+        means,
+        yerr=(
+            [max(score.mean - score.low, 0.0) for _, score in scores],
+            [max(score.high - score.mean, 0.0) for _, score in scores],
+        ),
         color="tab:orange",
         marker="o",
         markersize=3,
         capsize=2,
-        label="held-out EM",
+        label=f"held-out {scores[0][1].name}",
     )

@@ -74,18 +74,20 @@ class ProgressBars(TrainerCallback):
 
     @contextmanager
     def rollout(self, total: int, name: str) -> Iterator[OnEpisode]:
-        """A bar with the exact match so far and the number of failed episodes."""
+        """A bar with the score so far (exact match, or the reward) and the number of failed episodes."""
         bar = self._bars.add_task(name, total=total, note="")
         scores: list[float] = []
         failed = 0
+        name_of_score = "reward"
 
         def on_episode(index: int, episode: Episode) -> None:
-            nonlocal failed
+            nonlocal failed, name_of_score
             if episode.reward is None:
                 failed += 1
             else:
+                name_of_score = "em" if "em" in episode.metrics else "reward"
                 scores.append(episode.metrics.get("em", episode.reward))
-            note = f"em {sum(scores) / len(scores):.3f}" if scores else ""
+            note = f"{name_of_score} {sum(scores) / len(scores):.3f}" if scores else ""
             self._bars.update(bar, advance=1, note=f"{note} {failed} failed" if failed else note)
 
         try:

@@ -18,9 +18,9 @@ so that ``sync + generate + idle`` make up ``rollout`` (but for a little bookkee
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from atommem.activity import ActivityClock
+from atommem.description import TaskDescription
 from atommem.episode import Episode
 
 SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
@@ -33,11 +33,11 @@ class RolloutLog:
     """Collects one rank's part of it.
 
     Args:
-        tasks: Those that episodes may be of, for their ``source``.
+        tasks: Those that episodes may be of, as their environment describes them.
     """
 
-    def __init__(self, tasks: Iterable[Any]) -> None:
-        self._sources = {task.id: str(getattr(task, "source", "") or "") for task in tasks}
+    def __init__(self, tasks: Iterable[TaskDescription]) -> None:
+        self._sources = {task.id: task.source for task in tasks}
         self.clock = ActivityClock()
 
     def sums(self, episodes: Sequence[Episode], activity: ActivityClock) -> dict[str, float]:

@@ -94,7 +94,7 @@ class SampleEpisodes:
 
     def rows(self, update: int, episode: Episode) -> Iterator[tuple[Any, ...]]:
         """One row per step, in the order of `COLUMNS`."""
-        source = getattr(self._tasks[episode.task_id], "source", "")
+        source = self._describe(self._tasks[episode.task_id]).source
         before, contents = describe(Contents()), Contents()
         for step in episode.steps:
             for operation in step.operations:

@@ -64,6 +64,13 @@ function lineChart(title, xLabel, yLabel, series, { top = null, categories = fal
 }
 
 /** Charts of which there is one for each column: the first is shown, the others can be chosen. */
+/** What the updates count: memory's actions, then those of the environment. */
+function actionNames(updates) {
+  const memory = ["create", "read", "update", "delete", "scratchpad"];
+  const found = new Set(updates.flatMap((entry) => Object.keys(entry)).filter((key) => key.startsWith("actions/")).map((key) => key.slice("actions/".length)));
+  return [...memory, ...[...found].filter((name) => !memory.includes(name)).sort()];
+}
+
 function chartByColumn(area, id, charts) {
   const found = charts.filter(({ chart }) => chart);
   if (!found.length) return;
@@ -97,10 +104,11 @@ function drawCharts() {
   const updates = data.training.filter((entry) => typeof entry.reward === "number");
   if (updates.length) {
     const over = (key, name) => ({ name, points: updates.filter((entry) => typeof entry[key] === "number").map((entry) => ({ x: entry.step, y: entry[key] })) });
-    const actions = ["create", "read", "update", "delete", "scratchpad", "answer"].map((name) => over(`actions/${name}`, name)).filter((line) => line.points.some((point) => point.y > 0));
+    const actions = actionNames(updates).map((name) => over(`actions/${name}`, name)).filter((line) => line.points.some((point) => point.y > 0));
     if (actions.length) area.append(lineChart("Actions over training", "update of the policy", "actions per step", actions));
-    const held = data.training.filter((entry) => typeof entry.eval_em === "number").map((entry) => ({ x: entry.step, y: entry.eval_em, low: entry.eval_em_low ?? entry.eval_em, high: entry.eval_em_high ?? entry.eval_em }));
-    area.append(lineChart("Reward over training", "update of the policy", "score", [over("reward", "mean reward"), ...(held.length ? [{ name: "held-out EM", points: held }] : [])], { top: 1 }));
+    const main = data.training.some((entry) => typeof entry.eval_em === "number") ? "em" : "reward";
+    const held = data.training.filter((entry) => typeof entry[`eval_${main}`] === "number").map((entry) => ({ x: entry.step, y: entry[`eval_${main}`], low: entry[`eval_${main}_low`] ?? entry[`eval_${main}`], high: entry[`eval_${main}_high`] ?? entry[`eval_${main}`] }));
+    area.append(lineChart("Reward over training", "update of the policy", "score", [over("reward", "mean reward"), ...(held.length ? [{ name: `held-out ${data.labels[main]}`, points: held }] : [])], { top: 1 }));
   }
   const several = columns.length > 1;
   chartByColumn(area, "store-column", columns.map((column) => {

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 
 import pytest
 
 from atommem.activity import ActivityClock
+from atommem.description import TaskDescription
 from atommem.episode_stats import add_sums
 from atommem.train.watch.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 from tests.train.toys import make_episode
 
 
 def log_at(times: list[float]) -> RolloutLog:
-    tasks = [SimpleNamespace(id=f"t{i}", source=source) for i, source in enumerate(["hotpotqa", "musique", ""])]
+    tasks = [TaskDescription(f"t{i}", source) for i, source in enumerate(["hotpotqa", "musique", ""])]
     log = RolloutLog(tasks)
     log.clock = ActivityClock(iter(times).__next__)
     return log

@@ -133,7 +133,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             on_policy=False,
             attention=TREE_ATTENTION if has_flash_attention_3(self.accelerator.device) else ATTENTION_NAME,
         )
-        self._rollout_log = RolloutLog(tasks)
+        self._rollout_log = RolloutLog([] if sampler is None else map(sampler.runner.environments.describe, tasks))
         self._reader = None
         if worker is not None:
             self._reader = GroupReader(
