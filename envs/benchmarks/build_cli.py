@@ -1,0 +1,154 @@
+"""``atommem data build``: long-document tasks from the files of a benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
+from atommem.envs.benchmarks.overlap import AskedQuestions, read_asked
+from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS, get_benchmark
+from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.benchmarks.twowiki import SOURCE as TWOWIKI
+from atommem.envs.benchmarks.twowiki import read_twowiki
+from atommem.envs.provenance import describe_file, write_provenance
+from atommem.envs.task import Task
+from atommem.envs.task_files import check_name, save_tasks
+from atommem.errors import ConfigError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build a task file as the command line says; returns the exit status.
+
+    Raises:
+        AtomMemError: A setting is wrong, or a file is missing or damaged.
+    """
+    args = _parser().parse_args(argv)
+    config = BuildConfig(args.docs, args.n, args.questions, args.seed, args.exclude_answer_documents)
+    check_name(args.out)
+    benchmark = get_benchmark(args.benchmark)
+    read = benchmark.read
+    if args.aliases is not None:
+        if benchmark.name != TWOWIKI:
+            raise ConfigError(f"aliases is given for {benchmark.name}; only {TWOWIKI} has such a file.")
+        read = partial(read_twowiki, aliases=args.aliases)
+    folders = args.input or [Path(os.environ.get("ATOMMEM_DATA") or "data")]
+    files = [file for folder in folders for file in benchmark.find(args.split, folder)]
+    asked = [read_asked(file) for file in args.exclude]
+    rows_of: dict[Path, int] = {}
+
+    def rows() -> Iterator[QARow]:
+        for file in files:
+            print(f"reading {file}", file=sys.stderr)
+            rows_of[file] = 0
+            for row in read(file):
+                rows_of[file] += 1
+                if not _shared(row, asked):
+                    yield row
+
+    pool = Pool(rows())
+    if not args.drop_overlap:
+        for questions in asked:
+            questions.check()
+    used: dict[str, int] = {"tasks": 0, "questions": 0, "documents": 0}
+    tasks = build_tasks(pool, config, benchmark.name, args.split, args.workers)
+    save_tasks(_counted(tqdm(tasks, "building", config.n, unit="task", disable=None), used), args.out)
+    beside = write_provenance(
+        args.out,
+        {
+            "command": ["atommem", "data", "build", *argv],
+            "benchmark": benchmark.name,
+            "split": args.split,
+            "documents": config.documents,
+            "questions": list(config.questions),
+            "n": config.n,
+            "seed": config.seed,
+            "exclude_answer_documents": config.exclude_answer_documents,
+            "inputs": [{**describe_file(file), "rows": rows_of[file]} for file in files],
+            "aliases": None if args.aliases is None else describe_file(args.aliases),
+            "excluded": [{**describe_file(q.path), "shared_questions": len(q.shared)} for q in asked],
+            "pool": {
+                "questions": len(pool.questions),
+                "documents": len(pool.documents),
+                "rows_without_all_gold_documents": pool.skipped,
+            },
+            "counts": used,
+        },
+    )
+    print(
+        f"{args.out}: {used['tasks']} tasks with {used['questions']} questions, from {len(pool.questions)} questions "
+        f"and {len(pool.documents)} documents; where it came from: {beside}"
+    )
+    return 0
+
+
+def _shared(row: QARow, asked: Iterable[AskedQuestions]) -> bool:
+    """Whether an evaluation file asks the question of `row`; notes it with every file that does."""
+    found = False
+    for questions in asked:
+        if questions.has(row):
+            questions.shared.append(row)
+            found = True
+    return found
+
+
+def _counted(tasks: Iterable[Task], counts: dict[str, int]) -> Iterator[Task]:
+    for task in tasks:
+        counts["tasks"] += 1
+        counts["questions"] += len(task.questions)
+        counts["documents"] += len(task.documents)
+        yield task
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="atommem data build",
+        description="Build long-document tasks: the questions' gold documents, shuffled among distractors.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--benchmark", required=True, choices=list(BENCHMARKS), help="whose format the input has")
+    parser.add_argument("--split", required=True, choices=SPLITS, help="which official file to look for in a folder")
+    parser.add_argument(
+        "--input",
+        action="append",
+        type=Path,
+        metavar="FILE_OR_FOLDER",
+        help="the benchmark's file, or a folder that holds it (itself or in a folder with the benchmark's name); may "
+        "be repeated; default: $ATOMMEM_DATA, or else the folder data",
+    )
+    parser.add_argument("--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA: its names count as right")
+    parser.add_argument("--docs", type=int, default=200, help="documents of a task")
+    parser.add_argument("--questions", type=_range, default=(1, 1), metavar="Q or Q-Q", help="questions of a task")
+    parser.add_argument("--n", type=int, required=True, help="tasks to build")
+    parser.add_argument("--seed", type=int, default=42, help="seed of every draw")
+    parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
+    parser.add_argument(
+        "--exclude_answer_documents",
+        action="store_true",
+        help="keep out distractors that contain an answer (off: names are common, and published figures do not)",
+    )
+    parser.add_argument(
+        "--exclude",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="an evaluation file whose questions the input must not share, in any format read here; may be repeated",
+    )
+    parser.add_argument("--drop_overlap", action="store_true", help="leave shared questions out instead of refusing")
+    parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes")
+    return parser
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    try:
+        return int(low), int(high or low)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number or a range such as 1-10") from None
