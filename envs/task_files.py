@@ -228,9 +228,7 @@ def _question(row: Row, index: int, item: Any) -> Question:
     name = f"questions[{index}]"
     if not isinstance(item, dict):
         raise row.error(name, f"is {item!r}, expected an object")
-    answers = row.texts(f"{name}.answers", item.get("answers"))
-    if not answers:
-        raise row.error(f"{name}.answers", "is empty")
+    answers = row.texts(f"{name}.answers", item.get("answers") or [])
     return Question(
         text=row.check_text(f"{name}.text", item.get("text")),
         answers=tuple(answers),
