@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from atommem import AsyncMemory
+from atommem.config import MemoryConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
 from atommem.face.async_memory import GOAL
@@ -28,6 +29,7 @@ class NotePolicy:
     Attributes:
         fail_at: The number of the request that fails once, as when a server is gone.
         hang: No request is answered any more.
+        seconds: How long a request takes.
         running, most: Requests at this time, and at most.
     """
 
@@ -37,6 +39,7 @@ class NotePolicy:
         self.fail_at: int | None = None
         self.hang = False
         self.running = self.most = 0
+        self.seconds = 0.001
         self.closed = False
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -46,7 +49,7 @@ class NotePolicy:
             raise OutageError("server gone")
         self.running += 1
         self.most = max(self.most, self.running)
-        await (asyncio.Event().wait() if self.hang else asyncio.sleep(0.001))
+        await (asyncio.Event().wait() if self.hang else asyncio.sleep(self.seconds))
         self.running -= 1
         chunk = re.search(r"of the text:\n(.*?)\n", prompt)
         kept = f"<create_memory>{chunk[1]}</create_memory><read_memory>{chunk[1]}</read_memory>" if chunk else ""
@@ -83,7 +86,7 @@ async def test_what_is_served_is_what_was_trained() -> None:
         embedder=WordEmbedder(),
         tokenizer=trained.tokenizer,
         environments=environments,
-        memory=make(served).settings and AsyncMemory(served, embedder=WordEmbedder())._engine.settings.memory,
+        memory=MemoryConfig(),
         sampling=Sampling(),
     )
     episode = await runner.run(Task("t", (Question("What?", ()),), context=TEXT))
@@ -159,7 +162,7 @@ async def test_asking_without_keeping_leaves_the_memory_as_it_is_and_goes_on_sid
     memory = make(policy)
     await memory.read(TEXT)
     before = memory.history(), memory.steps, memory.entries()
-    policy.most = 0
+    policy.most, policy.seconds = 0, 0.1
     answers = await asyncio.gather(*(memory.ask(f"What {n}?", keep=False) for n in range(4)))
     assert [answer.text for answer in answers] == ["42"] * 4
     assert policy.most == 4
