@@ -228,7 +228,10 @@ def _question(row: Row, index: int, item: Any) -> Question:
     name = f"questions[{index}]"
     if not isinstance(item, dict):
         raise row.error(name, f"is {item!r}, expected an object")
-    answers = row.texts(f"{name}.answers", item.get("answers") or [])
+    given = item.get("answers") or []  # not known: the question can be asked, and not scored
+    answers = row.texts(f"{name}.answers", given)
+    if given and not answers:
+        raise row.error(f"{name}.answers", "is empty")
     return Question(
         text=row.check_text(f"{name}.text", item.get("text")),
         answers=tuple(answers),
