@@ -62,13 +62,14 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The terminal reward, in [0, 1], with the answers and the metrics that it came from.
+    """The terminal reward, in [0, 1], with the answers and the metrics that it came from; None where nothing is known
+    that it could be scored by (a task without gold answers).
 
     `question_metrics` holds the scores of each question by itself; `metrics` their means. `question_notes` says in
     words how each was scored (a judge's verdict). Records and reports take all of it as it is.
     """
 
-    reward: float
+    reward: float | None
     answers: tuple[str | None, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     question_metrics: tuple[dict[str, float], ...] = ()

@@ -50,7 +50,7 @@ class Episode:
     Attributes:
         task_id, sample: Which task, and the how-manieth episode of it.
         answers: One per question, None where none was given.
-        reward: In [0, 1]; None exactly when `stop_reason` is FAILED.
+        reward: In [0, 1]; None when `stop_reason` is FAILED, and where its task says of no answer whether it is right.
         metrics: Further scores (``em``, ``f1``, ...), empty when failed.
         question_metrics: The scores of each question, empty when failed.
         question_notes: How each was scored, in words; empty where nothing is to be said.
@@ -72,5 +72,5 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether an outage ended the episode; then it has no reward."""
+        """Whether an outage ended the episode; then it has no score."""
         return self.stop_reason is StopReason.FAILED

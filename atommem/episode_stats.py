@@ -16,7 +16,7 @@ from atommem.observation import StopReason
 
 WASTED_OUTCOMES = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)
 
-_PER_EPISODE = ("reward", "steps", "tokens/prompt", "tokens/completion", "retrievals", "store_size", "seconds")
+_PER_EPISODE = ("steps", "tokens/prompt", "tokens/completion", "retrievals", "store_size", "seconds")
 _ACTION = "actions/"
 _PER_STEP = (
     *(f"{_ACTION}{kind}" for kind in (*MEMORY_KINDS, ANSWER)),
@@ -24,26 +24,31 @@ _PER_STEP = (
     *(f"wasted/{outcome}" for outcome in WASTED_OUTCOMES),
 )
 _STOPS = tuple(f"stop/{reason}" for reason in StopReason)
+_UNSCORED = "unscored"
 _METRIC = "metric/"
 _METRIC_COUNT = "metric_count/"
 
 
 def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
     """Additive totals over `episodes`; failed ones count in ``episodes``, ``failed`` and ``stop/failed`` only."""
-    sums = dict.fromkeys((*_PER_EPISODE, *_PER_STEP, *_STOPS, "reward_squared", "failed", "episodes"), 0.0)
+    counts = ("reward", "reward_squared", "failed", "episodes")
+    sums = dict.fromkeys((*_PER_EPISODE, *_PER_STEP, *_STOPS, *counts), 0.0)
     for episode in episodes:
         sums["episodes"] += 1
         sums[f"stop/{episode.stop_reason}"] += 1
-        if episode.reward is None:
+        if episode.failed:
             sums["failed"] += 1
-            continue
-        _add_episode(sums, episode, episode.reward)
+        else:
+            _add_episode(sums, episode)
     return sums
 
 
-def _add_episode(sums: dict[str, float], episode: Episode, reward: float) -> None:
-    sums["reward"] += reward
-    sums["reward_squared"] += reward * reward
+def _add_episode(sums: dict[str, float], episode: Episode) -> None:
+    if episode.reward is None:
+        sums[_UNSCORED] = sums.get(_UNSCORED, 0.0) + 1
+    else:
+        sums["reward"] += episode.reward
+        sums["reward_squared"] += episode.reward * episode.reward
     sums["steps"] += len(episode.steps)
     sums["seconds"] += episode.seconds
     sums["store_size"] += episode.steps[-1].store_size if episode.steps else 0
@@ -72,8 +77,8 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
     Keys (means over episodes that did not fail, unless it says otherwise):
         episodes, failed: counts.
-        reward, reward_std, and every metric under its own name (em, f1): terminal scores; the standard
-            deviation is the population's.
+        reward, reward_std, and every metric under its own name (em, f1): terminal scores, of the episodes that have
+            one; the standard deviation is the population's.
         actions/create, .../read, /update, /delete, /scratchpad, /answer, and the environment's: parsed actions per
             step.
         malformed: problems of the parser per step.
@@ -86,10 +91,12 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
     result = {"episodes": sums["episodes"], "failed": sums["failed"]}
     if sums["episodes"]:
         result.update({key: sums[key] / sums["episodes"] for key in _STOPS})
-    scored = sums["episodes"] - sums["failed"]
-    if scored:
-        result.update({key: sums[key] / scored for key in _PER_EPISODE})
-        result["reward_std"] = sqrt(max(sums["reward_squared"] / scored - result["reward"] ** 2, 0.0))
+    ended = sums["episodes"] - sums["failed"]
+    if ended:
+        result.update({key: sums[key] / ended for key in _PER_EPISODE})
+    if rewarded := ended - sums.get(_UNSCORED, 0.0):
+        result["reward"] = sums["reward"] / rewarded
+        result["reward_std"] = sqrt(max(sums["reward_squared"] / rewarded - result["reward"] ** 2, 0.0))
     if sums["steps"]:
         per_step = [key for key in sums if key in _PER_STEP or key.startswith(_ACTION)]
         result.update({key: sums[key] / sums["steps"] for key in per_step})

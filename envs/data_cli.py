@@ -96,7 +96,7 @@ def _described(task: Task) -> str:
     for number, question in enumerate(task.questions, start=1):
         notes = _notes(question.metadata)
         lines.append(f"  question {number}: {question.text}{notes}")
-        lines.append(f"    answer: {' | '.join(question.answers)}")
+        lines.append(f"    answer: {' | '.join(question.answers) or 'not known'}")
     for number, document in gold:
         lines.append(f"  document {number}, {document.title}: {_cut(document.text)}")
     if task.context is not None:

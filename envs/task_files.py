@@ -228,8 +228,9 @@ def _question(row: Row, index: int, item: Any) -> Question:
     name = f"questions[{index}]"
     if not isinstance(item, dict):
         raise row.error(name, f"is {item!r}, expected an object")
-    answers = row.texts(f"{name}.answers", item.get("answers"))
-    if not answers:
+    given = item.get("answers") or []  # not known: the question can be asked, and not scored
+    answers = row.texts(f"{name}.answers", given)
+    if given and not answers:
         raise row.error(f"{name}.answers", "is empty")
     return Question(
         text=row.check_text(f"{name}.text", item.get("text")),

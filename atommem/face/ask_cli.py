@@ -24,6 +24,7 @@ from atommem.face.texts import decoded, read_file
 from atommem.policy.opening import API_HELP
 
 EXIT_UNANSWERED = 3
+EXIT_INTERRUPTED = 130
 _OWN = ("file", "questions", "policy", "memory", "no_reading", "json", "quiet")
 
 
@@ -37,7 +38,12 @@ def main(argv: list[str] | None = None) -> int:
         AtomMemError: A setting or file is wrong, or the policy cannot be asked.
     """
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
-    return asyncio.run(_run(arguments))
+    try:
+        return asyncio.run(_run(arguments))
+    except KeyboardInterrupt:
+        kept = f" What was read is in {arguments.memory}; the same command goes on from there."
+        print(f"\natommem ask: interrupted.{kept if arguments.memory is not None else ''}", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:

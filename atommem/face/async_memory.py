@@ -153,8 +153,8 @@ class AsyncMemory:
         asked = [questions] if isinstance(questions, str) else list(questions)
         if goal is not None and asked:
             raise ConfigError("read() was given questions and a goal: the goal takes the place of questions.")
-        text, own = await asyncio.to_thread(text_of, source)
         async with self._lock:
+            text, own = await asyncio.to_thread(text_of, source)
             observations = await offload(self._engine.environments.reading, text, asked or [goal or GOAL])
             reading = self._reading(observations, own if name is None else name, again)
             for observation in observations[len(reading.steps) :]:

@@ -52,7 +52,9 @@ def check_reward(reward: str, source: str = "") -> None:
 
 
 def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
-    """``em``, ``f1`` and ``sub_em`` of one answer, by the rules of the benchmark `source`."""
+    """``em``, ``f1`` and ``sub_em`` of one answer, by the rules of the benchmark `source`; nothing without golds."""
+    if not question.answers:
+        return {}
     if source == LOCOMO_SOURCE:
         em, token_f1 = locomo_exact_match(question, answer), locomo_f1(question, answer)
     else:
@@ -62,6 +64,8 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
 
 async def score_answers(task: Task, answers: Sequence[str | None], reward: str, judge: Judge | None = None) -> Score:
     """Score a task: every metric is the mean over its questions, answer i against the golds of question i only.
+
+    Questions without gold answers are in no metric; a task of such questions alone has no reward.
 
     Args:
         task: Its questions and golds.
@@ -83,12 +87,16 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
         verdicts = await asyncio.gather(*(_verdict(judge, question, answer) for question, answer in pairs))
         notes = tuple(verdict.text and f"judge: {verdict.text}" for verdict in verdicts)
         for score, verdict in zip(scores, verdicts, strict=True):
+            if not score:
+                continue
             score |= {"judge": verdict.score, "judge_unreadable": float(not verdict.readable)}
-    metrics = {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
-    return Score(metrics[reward], tuple(answers), metrics, tuple(scores), notes)
+    scored = [score for score in scores if score]
+    names = scored[0] if scored else ()
+    metrics = {name: sum(score[name] for score in scored) / len(scored) for name in names}
+    return Score(metrics.get(reward), tuple(answers), metrics, tuple(scores), notes)
 
 
 async def _verdict(judge: Judge, question: Question, answer: str | None) -> Verdict:
-    if answer is None or not answer.strip():
-        return Verdict(0.0)  # nothing was answered: there is nothing to judge
+    if not question.answers or answer is None or not answer.strip():
+        return Verdict(0.0)  # there is nothing to judge
     return await judge(question, answer)

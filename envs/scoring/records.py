@@ -48,7 +48,7 @@ class EpisodeRecord:
         task_id, sample: Which episode.
         source: Where the task comes from (``hotpotqa``, ...).
         stop_reason, error: How it ended; `error` says what failed.
-        reward, metrics: The environment's score; None and empty when failed.
+        reward, metrics: The environment's score; None and empty when failed, or where the task has no gold answers.
         questions: Empty when failed, and in environments that ask nothing.
         sums: `atommem.episode_stats.episode_sums` of this episode.
         seconds: Wall-clock of the whole episode.
@@ -79,9 +79,10 @@ class EpisodeRecord:
         return self.stop_reason == StopReason.FAILED
 
     @property
-    def right(self) -> bool:
-        """Whether its main score (`main_metric`) is full, in every question that has one."""
-        return all(score >= 1 for score in self.scores(main_metric([self])))
+    def right(self) -> bool | None:
+        """Whether its main score (`main_metric`) is full, in every question that has one; None where none has."""
+        scores = self.scores(main_metric([self]))
+        return all(score >= 1 for score in scores) if scores else None
 
     def scores(self, metric: str) -> list[float]:
         """Those of its questions, or else of the episode (`metrics`, ``reward``) as one; empty when failed."""

@@ -295,6 +295,8 @@ def write_page(data: Mapping[str, Any], folder: Path) -> Path:
 def _status(record: EpisodeRecord) -> str:
     if record.failed:
         return "failed"
+    if record.right is None:
+        return "unscored"
     return "right" if record.right else "wrong"
 
 

@@ -27,3 +27,4 @@ def test_importing_the_whole_core_loads_no_heavy_library_and_no_room() -> None:
 def test_import_atommem_is_small() -> None:
     # The half second of the bar is measured by scripts/bench_import.py; what costs it is guarded here.
     assert not {"numpy", "faiss", "yaml", "rich", "httpx"} & loaded_by("import atommem")
+    assert not HEAVY & loaded_by("from atommem import AsyncMemory, Memory; import atommem; atommem.__version__")

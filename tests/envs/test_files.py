@@ -107,6 +107,15 @@ def test_files_of_other_makers(tmp_path: Path, write: Any) -> None:
     assert task == Task("a", (Question("Who?", ("Orla",)),), (Document("Orla", "A potter."),))
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_questions_without_gold_answers(tmp_path: Path, suffix: str) -> None:
+    for answers in ({}, {"answers": None}, {"answers": []}):
+        (task,) = load_tasks(write_json(tmp_path / "x.json", [row(questions=[{"text": "Who?", **answers}])]))
+        assert task.questions == (Question("Who?", ()),)
+    save_tasks([task], tmp_path / f"y{suffix}")
+    assert load_tasks(tmp_path / f"y{suffix}") == [task]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -115,7 +124,10 @@ def test_files_of_other_makers(tmp_path: Path, write: Any) -> None:
         ({"questions": []}, "field 'questions' is empty"),
         ({"questions": "Who?"}, r"field 'questions' is 'Who\?' \(str\), expected a list"),
         ({"questions": ["Who?"]}, r"field 'questions\[0\]' is 'Who\?', expected an object"),
-        ({"questions": [{"text": "Who?"}]}, r"field 'questions\[0\].answers' is null, expected a list"),
+        (
+            {"questions": [{"text": "Who?", "answers": "x"}]},
+            r"field 'questions\[0\].answers' is 'x' \(str\)",
+        ),
         ({"questions": [{"text": "Who?", "answers": [" "]}]}, r"field 'questions\[0\].answers' is empty"),
         ({"questions": [{"answers": ["x"]}]}, r"field 'questions\[0\].text' is null"),
         (

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from atommem.errors import AtomMemError, ConfigError
 from atommem.eval import eval_cli, workbench
 from atommem.eval.console_report import report_table
 from atommem.eval.eval_config import EvalConfig
+from atommem.eval.reporting.report_cli import main as report_main
 from atommem.policy.opening import policy_identity
 from atommem.trace_view import main as trace_main
 from tests.eval.toys import ToyPolicy, make_task
@@ -64,6 +66,25 @@ def test_evaluates_and_continues(data: Path, policy: ToyPolicy, capsys: pytest.C
     assert len(policy.asked) == asked
     with pytest.raises(ConfigError, match=r"environment\.max_reads is 3 there and 2 now"):
         eval_cli.main(arguments(data, "--max_reads", "2"))
+
+
+def test_tasks_without_gold_answers(data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:
+    known, unknown = make_task("a"), make_task("b")
+    unknown = replace(unknown, questions=tuple(replace(question, answers=()) for question in unknown.questions))
+    save_tasks([unknown], data)
+    assert eval_cli.main(arguments(data)) == 0
+    assert re.search(r"tasks / questions scored\W+0 / 0", capsys.readouterr().out)
+    record = json.loads((data.parent / "out" / "episodes.jsonl").read_text())
+    assert (record["stop_reason"], record["reward"], record["questions"][0]["answer"]) == ("answered", None, "b-0")
+    save_tasks([known, unknown], data)
+    out = ["--out", str(data.parent / "both")]
+    assert eval_cli.main(arguments(data, *out)) == 0
+    summary = json.loads((data.parent / "both" / "summary.json").read_text())
+    assert (summary["metrics"]["em"]["mean"], summary["metrics"]["em"]["n"], summary["failed"]) == (1.0, 1, 0)
+    assert report_main([str(data.parent / "both"), str(data.parent / "out"), "--out", str(data.parent / "report")]) == 0
+    capsys.readouterr()
+    assert trace_main([str(data.parent / "both" / "traces" / "b.0.jsonl")]) == 0
+    assert "reward: none" in capsys.readouterr().out
 
 
 def test_limit_takes_the_first_tasks(data: Path, policy: ToyPolicy) -> None:

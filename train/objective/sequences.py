@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atommem.episode import Episode
+from atommem.errors import DataError
 from atommem.observation import StopReason
 
 NORMALIZATIONS = ("token", "step", "trajectory")
@@ -44,7 +45,13 @@ class EpisodeSize:
 
     @classmethod
     def of(cls, episode: Episode, overlong_filtering: bool = False) -> EpisodeSize:
-        """The size of `episode`; one that is not trained on (`is_trained`) has none."""
+        """The size of `episode`; one that is not trained on (`is_trained`) has none.
+
+        Raises:
+            DataError: Its task says of no answer whether it is right: there is nothing to learn from it.
+        """
+        if episode.reward is None and not episode.failed:
+            raise DataError(f"task {episode.task_id!r} has no gold answer, so no reward: train on others.")
         if not is_trained(episode, overlong_filtering):
             return cls(0, 0)
         lengths = [len(step.token_ids) for step in episode.steps if step.token_ids]

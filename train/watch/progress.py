@@ -82,9 +82,9 @@ class ProgressBars(TrainerCallback):
 
         def on_episode(index: int, episode: Episode) -> None:
             nonlocal failed, name_of_score
-            if episode.reward is None:
+            if episode.failed:
                 failed += 1
-            else:
+            elif episode.reward is not None:
                 name_of_score = "em" if "em" in episode.metrics else "reward"
                 scores.append(episode.metrics.get("em", episode.reward))
             note = f"{name_of_score} {sum(scores) / len(scores):.3f}" if scores else ""

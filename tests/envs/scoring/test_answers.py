@@ -6,6 +6,7 @@ import pytest
 
 from atommem.environment import environment_config
 from atommem.envs.scoring.answers import REWARDS, check_reward, score_answers
+from atommem.envs.scoring.verdicts import Verdict
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 from tests.fakes import WordTokenizer, longdoc
@@ -35,3 +36,23 @@ def test_other_rewards() -> None:
     check_reward("em", "locomo")
     with pytest.raises(ConfigError, match="reward is 'rouge': give one of em, f1, judge"):
         check_reward("rouge")
+
+
+async def test_questions_without_gold_answers_have_no_score() -> None:
+    class Strict:
+        async def __call__(self, question: Question, answer: str) -> Verdict:
+            assert question.answers, "there is nothing to judge by"
+            return Verdict(1.0)
+
+        async def close(self) -> None:
+            return None
+
+    known, unknown = Question("Where?", ("Port",)), Question("Who?", ())
+    for judge in (None, Strict()):
+        reward = "em" if judge is None else "judge"
+        score = await score_answers(Task("t", (known, unknown)), ["Port", "Ann"], reward, judge)
+        assert (score.reward, score.metrics["em"], score.question_metrics[1]) == (1.0, 1.0, {})
+        assert set(score.question_metrics[0]) == set(score.metrics)
+        score = await score_answers(Task("t", (unknown, unknown)), ["Ann", None], reward, judge)
+        assert (score.reward, score.metrics, score.question_metrics) == (None, {}, ({}, {}))
+        assert score.answers == ("Ann", None)

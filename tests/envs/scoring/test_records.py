@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,18 @@ def test_an_environment_that_scores_whole_episodes_only() -> None:
     assert summary["means"]["calls"] == 7.0
     assert not record.right
     assert record_of(TaskDescription("u"), episode(1.0)).right
+
+
+def test_an_episode_that_nothing_scores_is_neither_right_nor_wrong_nor_failed() -> None:
+    unknown = record_of(TASK, replace(episode(0.5, answers=("Port", "x")), reward=None))
+    assert (unknown.right, unknown.failed, unknown.reward) == (None, False, None)
+    assert [question.right for question in unknown.questions] == [None, None]
+    summary = summarize([unknown])
+    assert (summary["failed"], summary["metrics"]) == (0, {})
+    assert "reward" not in summary["means"]
+    summary = summarize([unknown, record_of(TaskDescription("u"), episode(0.5, metrics={"em": 0.5}))])
+    assert (summary["metric"], summary["metrics"]["em"]["mean"]) == ("em", 0.5)
+    assert (summary["means"]["reward"], summary["means"]["reward_std"]) == (0.5, 0.0)
 
 
 def test_failed_episodes_have_no_score() -> None:

@@ -1,0 +1,206 @@
+"""`atommem ask` as a command: against servers on this machine, and a model folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.errors import AtomMemError
+from atommem.face import ask_cli
+from tests.loopback import make_checkpoint, serving
+
+TEXT = "Ann lives in Port. " * 3
+ROOT = Path(__file__).parents[2]
+
+
+def script(text: str) -> str:
+    """Keeps the number of every part, and answers with all that it is shown."""
+    part = re.search(r"Part (\d+) of", text)
+    if part is not None:
+        return f"<create_memory>part {part[1]}</create_memory><read_memory>part</read_memory>"
+    shown = re.findall(r"Memory \d+: (part \d+)", text)
+    return f"<final_answer>\\boxed{{{', '.join(sorted(shown))}}}</final_answer>" if shown else "no idea"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(script) as url:
+        yield url
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def ask(url: str, *arguments: Any) -> int:
+    settings = ["--policy", url, "--api", "chat", "--embedder", "hashing", "--chunk_tokens", "7"]
+    return ask_cli.main([*map(str, arguments), *settings])
+
+
+def test_a_file_and_a_question(url: str, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(url, book, "Where does Ann live?") == 0
+    captured = capsys.readouterr()
+    assert captured.out == "part 1, part 2, part 3\n"
+    assert "shown: part 1 (book.txt, chunk 1/3)" in captured.err
+    assert ask(url, book, "Where?", "Who?", "--quiet") == 0
+    assert capsys.readouterr() == ("Where?\tpart 1, part 2, part 3\nWho?\tpart 1, part 2, part 3\n", "")
+
+
+def test_json_and_standard_input(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert ask(url, "-", "Where?", "--json") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert captured.err == ""
+    assert (found["file"], found["entries"], found["steps"]) == ("-", 3, 4)
+    assert found["answers"][0]["answer"] == "part 1, part 2, part 3"
+    pieces = {entry["source"]["piece"] for entry in found["answers"][0]["entries"]}
+    assert pieces == {"chunk 1/3", "chunk 2/3", "chunk 3/3"}
+
+
+def test_a_memory_is_kept_and_gone_on_with(url: str, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = book.parent / "memory"
+    assert ask(url, book, "Where?", "--memory", folder) == 0
+    assert ask(url, book, "Where?", "--memory", folder, "--json", "--quiet") == 0
+    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["steps"] == 5  # the book was not read again
+    # With the policy and the settings that it was kept with.
+    assert ask_cli.main(["--memory", str(folder), "--no_reading", "Who?"]) == 0
+    assert capsys.readouterr().out == "part 1, part 2, part 3\n"
+    book.write_text("Bob is here.")
+    assert ask_cli.main([str(book), "Who?", "--memory", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [reading["name"] for reading in found["readings"]] == ["book.txt", "book.txt"]
+    assert (found["entries"], found["steps"]) == (4, 8)
+
+
+def test_no_answer_is_an_exit_status(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(lambda text: "nothing") as url:
+        assert ask(url, book, "Where?") == ask_cli.EXIT_UNANSWERED
+    captured = capsys.readouterr()
+    assert captured.out == "\n"
+    assert "gave no answer" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no FILE is given"),
+        (["{book}"], "no question is given"),
+        (["{book}", " "], "no question is given"),
+        (["{book}", "Where?"], "no policy is given"),
+        (["nowhere.txt", "Where?", "--policy", "x"], "there is no file 'nowhere.txt'"),
+        (["Where?", "--policy", "x"], r"there is no file 'Where\?'"),
+        (["{folder}", "Where?", "--policy", "x"], "cannot read .*: Is a directory"),
+        (["{binary}", "Where?", "--policy", "x"], "is a binary file"),
+        (["{empty}", "Where?", "--policy", "x"], "is empty"),
+        (["{book}", "Where?", "--policy", "/no/where"], "policy is '/no/where': there is no such folder"),
+        (["{book}", "Where?", "--policy", "{folder}"], "a folder without config.json"),
+        (["{book}", "Where?", "--policy", "{book}"], "which is a file"),
+        (["{book}", "Where?", "--policy", "http://127.0.0.1:9"], "give the tokenizer"),
+        (["{book}", "Where?", "--policy", "a", "b"], "give one model folder, or the URLs"),
+        (["{book}", "Where?", "--policy", "x", "--api", "soap"], "api is 'soap'"),
+        (["{book}", "Where?", "--policy", "x", "--api", "chat"], "are for servers only"),
+        (["--no_reading", "Where?", "--policy", "x"], "no_reading is for a memory that exists"),
+        (["{book}", "Where?", "--policy", "x", "--environment", "chess"], "there is no 'chess'"),
+        (["{book}", "Where?", "--policy", "x", "--retrieve_k", "0"], "retrieve_k is 0"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], message: str, book: Path) -> None:
+    paths = {"book": book, "folder": book.parent, "binary": book.with_name("a.bin"), "empty": book.with_name("empty")}
+    paths["binary"].write_bytes(b"a\0b")
+    paths["empty"].write_text(" ")
+    with pytest.raises(AtomMemError, match=message):
+        ask_cli.main([argument.format(**paths) for argument in arguments])
+
+
+def test_values_of_flags(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["f", "q", "--policy", "p", "--temperature", "0", "--capacity", "null", "--retention", "lru"]
+    more = ["--disabled_actions", "update", "delete", "--whole_sentences", "true", "--chat_template_kwargs", '{"a": 1}']
+    monkeypatch.setattr(ask_cli, "_check", lambda arguments: None)
+    found = vars(ask_cli._arguments([*arguments, *more]))
+    assert found["temperature"] == 0
+    assert (found["capacity"], found["retention"], found["whole_sentences"]) == (None, "lru", True)
+    assert (found["disabled_actions"], found["chat_template_kwargs"]) == (["update", "delete"], {"a": 1})
+    for name, value in (("capacity", "many"), ("temperature", "true"), ("whole_sentences", "1"), ("seed", "[1]")):
+        with pytest.raises(SystemExit):
+            ask_cli.main(["f", "q", f"--{name}", value])
+        assert f"--{name}: {value!r} is no" in capsys.readouterr().err
+
+
+def test_a_model_folder_of_ours_brings_its_settings(
+    book: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    checkpoint = make_checkpoint(tmp_path / "checkpoint")
+    arguments = [str(book), "Where?", "--policy", str(checkpoint), "--max_tokens", "4", "--memory", str(tmp_path / "m")]
+    assert ask_cli.main([*arguments, "--json"]) == ask_cli.EXIT_UNANSWERED
+    assert json.loads(capsys.readouterr().out)["steps"] == 2
+    header = json.loads((tmp_path / "m" / "memory.jsonl").read_text().split("\n")[0])
+    assert header["given"] == {"max_tokens": 4}
+    assert header["embedder"]["embedder"] == "hashing"
+
+
+def test_a_vllm_server_with_the_folder_of_its_tokenizer(
+    book: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    checkpoint = make_checkpoint(tmp_path / "checkpoint")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    answer = "<final_answer>\\boxed{Port}</final_answer>"
+    with serving(lambda prompt: answer if "answer" in prompt else " ", tokenizer) as url:
+        arguments = [str(book), "Where?", "--policy", url, "--tokenizer", str(checkpoint), "--max_tokens", "99"]
+        assert ask_cli.main(arguments) == 0
+    assert capsys.readouterr().out == "Port\n"
+
+
+SLOW_COMMAND = """
+import signal, sys, time
+from atommem.face import ask_cli
+from tests.atommem.test_ask_cli import script
+from tests.loopback import serving
+
+def slow(text):
+    time.sleep(0.05)
+    with open(sys.argv[1] + ".asked", "a") as file:
+        file.write("x")
+    return script(text)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with serving(slow) as url:
+    settings = ["--policy", url, "--api", "chat", "--embedder", "hashing", "--chunk_tokens", "7", "--json"]
+    status = ask_cli.main([*sys.argv[1:], *settings])
+sys.exit(status)
+"""
+
+
+def test_ctrl_c_keeps_what_was_read_and_the_same_command_goes_on(book: Path) -> None:
+    book.write_text(TEXT * 20)
+    folder, asked = book.parent / "memory", book.with_name("book.txt.asked")
+    command = [sys.executable, "-c", SLOW_COMMAND, str(book), "Where?", "--memory", str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
+        while process.poll() is None and not (asked.exists() and asked.stat().st_size > 3):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert f"interrupted. What was read is in {folder}; the same command goes on" in err
+    assert "Traceback" not in err
+    (reading,) = json.loads((folder / "memory.jsonl").read_text().split("\n")[0])["readings"]
+    assert 3 <= len(reading["steps"]) < reading["chunks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(done.stdout)
+    assert found["steps"] == reading["chunks"] + 1
+    assert found["readings"][0]["steps"] == list(range(reading["chunks"]))

@@ -1,0 +1,138 @@
+"""A memory in a folder: saved, loaded, gone on with; and what may be wrong with the folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem import AsyncMemory
+from atommem.errors import ConfigError, DataError
+from atommem.face.saved import MEMORY_FILE, VECTORS_FILE
+from tests.atommem.test_face import TEXT, NotePolicy, make, texts
+from tests.fakes import WordEmbedder
+
+
+async def load(folder: Path, policy: Any = None, **settings: Any) -> AsyncMemory:
+    settings = {"embedder": WordEmbedder(), **settings}
+    return await AsyncMemory.load(folder, NotePolicy() if policy is None else policy, **settings)
+
+
+async def kept(folder: Path) -> AsyncMemory:
+    memory = make(capacity=9)
+    await memory.read(TEXT, name="t")
+    await memory.ask("What?")
+    assert await memory.save(folder) == folder
+    return memory
+
+
+async def test_a_loaded_memory_is_the_saved_one(tmp_path: Path) -> None:
+    memory = await kept(tmp_path / "a" / "m")
+    embedder = WordEmbedder()
+    again = await load(tmp_path / "a" / "m", embedder=embedder)
+    assert embedder.calls == []  # the vectors were saved
+    assert (again.entries(), again.history(), again.readings) == (memory.entries(), memory.history(), memory.readings)
+    assert (again.steps, again.scratchpad) == (memory.steps, memory.scratchpad)
+    assert (again.settings["chunk_tokens"], again.settings["capacity"]) == (3, 9)
+    assert texts(await again.at(1)) == ["one two three"]
+    await again.read(TEXT, again=False)
+    assert again.steps == memory.steps
+
+
+async def test_going_on_after_loading_is_going_on(tmp_path: Path) -> None:
+    policy, other = NotePolicy(), NotePolicy()
+    memory = make(policy, embedder="hashing", seed=3)
+    await memory.read("one two three four")
+    await memory.save(tmp_path)
+    again = await load(tmp_path, other, embedder="hashing")
+    for one in (memory, again):
+        await one.read("five six")
+        await one.ask("What?")
+    assert other.prompts == policy.prompts[2:]
+    assert again.history() == memory.history()
+    await again.save(tmp_path)
+    assert (await load(tmp_path, embedder="hashing")).history() == memory.history()
+
+
+async def test_vectors_are_a_cache(tmp_path: Path) -> None:
+    memory = await kept(tmp_path)
+    good = (tmp_path / VECTORS_FILE).read_bytes()
+    empty = await memory.at(0)
+    await empty.save(tmp_path / "other")
+    stale = (tmp_path / "other" / VECTORS_FILE).read_bytes()
+    for content in (None, b"", b"no vectors", good[: len(good) // 2], stale):
+        (tmp_path / VECTORS_FILE).unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / VECTORS_FILE).write_bytes(content)
+        embedder = WordEmbedder()
+        again = await load(tmp_path, embedder=embedder)
+        assert len(embedder.calls) == 1
+        assert again.entries() == memory.entries()
+
+
+async def test_another_embedder(tmp_path: Path) -> None:
+    memory = await kept(tmp_path)
+    with pytest.raises(ConfigError, match="searched with embedder 'words/64'"):
+        await load(tmp_path, embedder="hashing")
+    again = await load(tmp_path, embedder="hashing", embedder_dim=32, reembed=True)
+    assert texts(again) == texts(memory)
+    await again.save(tmp_path)
+    # From now on it is the memory's.
+    final = await AsyncMemory.load(tmp_path, NotePolicy())
+    assert final.settings["embedder_dim"] == 32
+    assert (await final.ask("seven")).text == "42"
+
+
+async def test_without_a_policy_it_is_the_one_it_was_saved_with(tmp_path: Path) -> None:
+    policy = NotePolicy()
+    await make(policy, embedder="hashing").save(tmp_path)
+    with pytest.raises(ConfigError, match="made with a Policy object: give one"):
+        await AsyncMemory.load(tmp_path)
+    header = json.loads((tmp_path / MEMORY_FILE).read_text())
+    choice = {"api": "chat", "model": "m", "tokenizer": None, "max_in_flight": 4, "max_batch_tokens": 1}
+    header["policy"] = {"policy": ["http://localhost:1"], **choice}
+    (tmp_path / MEMORY_FILE).write_text(json.dumps(header))
+    memory = await AsyncMemory.load(tmp_path, model="n")
+    assert memory._engine.choice is not None
+    assert (memory._engine.choice.policy, memory._engine.choice.model) == (["http://localhost:1"], "n")
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "message"),
+    [
+        (0, "{", "JSONDecodeError"),
+        (0, '{"type": "episode"}', "is no memory"),
+        (0, '{"type": "memory", "format": 9}', "has format 9"),
+        (0, "[]", "is no memory"),
+        (1, '{"step": 0, "kind": "create", "colour": 1}', "is no memory"),
+        (1, '{"step": 0, "kind": "delete", "entry_id": 7}', "is damaged"),
+    ],
+)
+async def test_a_damaged_folder(tmp_path: Path, line: int, change: str, message: str) -> None:
+    await kept(tmp_path)
+    lines = (tmp_path / MEMORY_FILE).read_text().splitlines()
+    lines[line] = change
+    (tmp_path / MEMORY_FILE).write_text("\n".join(lines))
+    with pytest.raises(DataError, match=message):
+        await load(tmp_path)
+
+
+async def test_no_folder_and_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no memory"):
+        await load(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        await make().save(tmp_path / "file")
+
+
+async def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = await kept(tmp_path)
+    await memory.read("eight")
+    monkeypatch.setattr("atommem.face.saved.to_json", lambda operation: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await memory.save(tmp_path)
+    monkeypatch.undo()
+    assert texts(await load(tmp_path)) == texts(memory)[:-1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MEMORY_FILE, VECTORS_FILE]

@@ -1,0 +1,83 @@
+"""README's ten lines, as they stand there; and the demo's expert behind `Memory`, which answers right."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem import AsyncMemory, Memory
+from atommem.config import save_config
+from atommem.demo.recipe import FULL, quick
+from atommem.demo.run import load_settings
+from atommem.demo.tiny_policy import make_model, make_tokenizer
+from atommem.dialects import get_dialect
+from atommem.envs.longdoc.chunking import chunk_task
+from atommem.envs.scoring.metrics import exact_match
+from atommem.envs.synthetic.expert import Expert
+from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.synthetic.world import generate
+from atommem.train.resume.checkpoint import GenerationSettings
+
+README = Path(__file__).parents[2] / "README.md"
+WORLD = quick(FULL).world
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the demo leaves it, its weights untrained."""
+    folder = tmp_path_factory.mktemp("grpo")
+    settings = load_settings(folder, 0, None)
+    tokenizer = make_tokenizer(WORLD, settings.memory)
+    tokenizer.save_pretrained(folder)
+    make_model(quick(FULL).size, tokenizer).save_pretrained(folder)
+    save_config(folder, settings.memory, settings.embedder, settings.environment, GenerationSettings(16))
+    return folder
+
+
+def snippet() -> str:
+    (found,) = re.findall(r"```python\n(from atommem import Memory.*?)```", README.read_text(), re.DOTALL)
+    return str(found)
+
+
+def test_the_ten_lines_of_the_readme_run(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line for line in snippet().splitlines() if line.strip()]
+    assert len(lines) <= 10
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(policy, "runs/demo/grpo")
+    task = next(generate(WORLD, 1, 5))
+    Path("book.txt").write_text("\n\n".join(document.text for document in task.documents))
+    names: dict[str, Any] = {}
+    exec(compile(snippet(), "README.md", "exec"), names)
+    memory, again = names["memory"], names["again"]
+    assert isinstance(memory, Memory)
+    assert memory.readings[0].chunks == len(task.documents)
+    assert memory.settings["templates"] == "compact"  # what it was trained with
+    assert again.history() == memory.history()
+    assert again.entries() == memory.entries()
+    assert capsys.readouterr().out
+
+
+async def test_what_the_expert_reads_in_chunks_it_answers(policy: Path) -> None:
+    settings = load_settings(policy, 0, None)
+    tokenizer = make_tokenizer(WORLD, settings.memory)
+    expert = Expert(get_prose(WORLD.prose), get_dialect(settings.memory.dialect, settings.memory.templates))
+    for task in generate(WORLD, 20, 7):
+        memory = AsyncMemory(
+            ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
+            tokenizer=tokenizer,
+            embedder="hashing",
+            **{name: getattr(settings.memory, name) for name in ("dialect", "templates", "layout", "retrieve_k")},
+            max_reads=settings.environment.max_reads,  # type: ignore[attr-defined]
+        )
+        chunks = chunk_task(task, tokenizer, "documents", 0, False)
+        await memory.read(chunks, questions=[question.text for question in task.questions])
+        for question in task.questions:
+            answer = await memory.ask(question.text)
+            assert exact_match(answer.text, question.answers) == 1.0, answer

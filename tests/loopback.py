@@ -1,0 +1,94 @@
+"""A (random) model folder, and a server on this machine that speaks vLLM's and OpenAI's API and follows a script."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from atommem.config import EmbedderConfig, MemoryConfig, save_config
+from atommem.environment import environment_config
+
+
+def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> Path:
+    """A random one-layer model with a byte-level tokenizer, and the settings it was "trained" with."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    vocabulary = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary["<eos>"] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>").save_pretrained(folder)
+    config = Qwen3Config(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=max_positions,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    save_config(
+        folder,
+        MemoryConfig(templates="compact", scratchpad_tokens=32),
+        EmbedderConfig(embedder="hashing"),
+        environment_config("longdoc", **{"chunking": "documents", "max_reads": 0, **longdoc}),
+    )
+    return folder
+
+
+@contextmanager
+def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str]:
+    """The URL of a server that answers every prompt, or every conversation's contents, with ``script(text)``.
+
+    With a tokenizer it takes token ids under ``/v1/completions``; ``/v1/chat/completions`` it always has.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name that http.server calls
+            self.reply({"data": [{"id": "tiny", "max_model_len": 4096}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/v1/chat/completions":
+                text = script("\n\n".join(message["content"] for message in body["messages"]))
+                usage = {"prompt_tokens": 7, "completion_tokens": 5}
+                choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+                return self.reply({"choices": [choice], "usage": usage})
+            text = script(tokenizer.decode(body["prompt"]))
+            ids = tokenizer.encode(text)
+            logprobs = {"token_logprobs": [-0.5] * len(ids)}
+            choice = {"text": text, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}
+            return self.reply({"choices": [choice]})
+
+        def reply(self, value: dict[str, Any]) -> None:
+            content = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            return None
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that has gone away is none."""
+
+    listening = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_port}"
+    finally:
+        listening.shutdown()
+        thread.join()
+        listening.server_close()
