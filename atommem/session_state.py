@@ -87,14 +87,11 @@ class SessionState:
         else:
             self.vectors.save(vectors)
         draft = path.with_name(path.name + ".part")
-        try:
-            with draft.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(self.to_json()) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(self.to_json()) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
         return path
 
     @staticmethod
@@ -180,15 +177,9 @@ def _read(path: Path) -> tuple[SessionState, int]:
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
     operations = tuple(operation for part in parts for operation in part.operations)
-    return replace(parts[-1], operations=operations, vectors=_vectors_beside(path)), end
-
-
-def _vectors_beside(path: Path) -> TextVectors | None:
-    """The cache beside a session; one that is not there or damaged is made again."""
-    try:
-        return TextVectors.load(vectors_path(path))
-    except TraceError:
-        return None
+    vectors = vectors_path(path)
+    kept = TextVectors.load(vectors) if vectors.exists() else None
+    return replace(parts[-1], operations=operations, vectors=kept), end
 
 
 def _parsed(line: bytes) -> Any:

@@ -16,7 +16,7 @@ episodes. There are two processes; whatever goes from one to the other goes thro
 4. Forks at a step of the finished episode, by both ways: its memory at that step, taken up for one turn; and its steps
    until then, from which `EpisodeRunner.run` goes on to the end.
 
-With --embedder_model (a sentence-transformers folder, such as all-MiniLM-L6-v2's) all of it is done again under that
+With --embedder_model (a sentence-transformers folder, such as all-MiniLM-L6-v2's) all of it is also done under that
 embedder, for fewer episodes, with the vectors kept beside the sessions: a text that is embedded in other company comes
 out different in its last bits. Last it is timed what putting down costs in one session of 1,000 turns.
 
@@ -410,9 +410,8 @@ def main(argv: list[str] | None = None) -> int:
     processes = Processes()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            passes = [("hashing", None, count)]
-            if options.embedder_model:
-                passes.append(("model", options.embedder_model, min(count, MODEL_EPISODES)))
+            passes = [("model", options.embedder_model, min(count, MODEL_EPISODES))] if options.embedder_model else []
+            passes.append(("hashing", None, count))
             for name, model, episodes in passes:
                 own = Path(folder) / name
                 own.mkdir()

@@ -21,7 +21,6 @@ from atommem.train.loops.asynchronous.async_trainer import ROLLOUT_STATE, AsyncM
 from atommem.train.loops.asynchronous.samplers import make_sampler
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.resume.interrupts import TrainingInterrupted
-from atommem.train.rollout.episodes import Rollouts
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
 from tests.train.loops.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer, make_real_trainer, make_tasks
 from tests.train.toys import make_model
@@ -66,13 +65,13 @@ def make_trainer(
     }
     args = AsyncTrainConfig(**{**defaults, **SHARED, **settings})
     tokenizer = make_element_tokenizer()
-    rollouts = Rollouts(args, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)
+    copy = make_sampler(args, str(model), tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT, lora=False)
     trainer = AsyncMemoryGRPOTrainer(
         str(model),
         args,
         make_tasks(),
         tokenizer,
-        sampler or make_sampler(rollouts, str(model), lora=False),
+        sampler or copy,
         held_out=held_out,
         callbacks=callbacks,
         peft_config=peft_config,
