@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Sequence
 from typing import Any
+
+from atommem.errors import ConfigError
 
 _TOKEN = re.compile(r"\s?(?:[A-Za-z]{1,5}|[0-9]{1,3}|[^\sA-Za-z0-9])|\s+")
 
 
 class RoughTokenizer:
-    """Cuts text into pieces about as long as the tokens of current models, rather shorter: a `Tokenizer`.
+    """Cuts text into pieces about as long as the tokens of current models, rather shorter: a `Tokenizer` that counts.
 
-    A piece is up to five Latin letters, three digits, or any other character, with one white space before it. An id is
-    the piece itself, its bytes read as a number: nothing is kept, and `decode` gives back what was encoded.
+    A piece is up to five Latin letters, three digits, or any other character, with one white space before it. Its id is
+    its checksum: nothing is kept, and nothing can be decoded.
     """
 
     chat_template = None
@@ -28,8 +31,12 @@ class RoughTokenizer:
         return [_id(piece) for piece in _TOKEN.findall(text)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Ids to text; there are no special tokens."""
-        return "".join(_piece(token_id) for token_id in token_ids)
+        """Not to be had.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("tokens are only counted here: give the tokenizer of the model.")
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
         """The messages' contents, for people: the server applies its own template."""
@@ -37,8 +44,4 @@ class RoughTokenizer:
 
 
 def _id(piece: str) -> int:
-    return int.from_bytes(b"\1" + piece.encode("utf-8", "surrogatepass"))  # so that no leading zero is lost
-
-
-def _piece(token_id: int) -> str:
-    return token_id.to_bytes((token_id.bit_length() + 7) // 8)[1:].decode("utf-8", "surrogatepass")
+    return zlib.crc32(piece.encode("utf-8", "surrogatepass"))

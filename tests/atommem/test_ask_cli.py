@@ -148,9 +148,9 @@ def test_a_model_folder_of_ours_brings_its_settings(
     arguments = [str(book), "Where?", "--policy", str(checkpoint), "--max_tokens", "4", "--memory", str(tmp_path / "m")]
     assert ask_cli.main([*arguments, "--json"]) == ask_cli.EXIT_UNANSWERED
     assert json.loads(capsys.readouterr().out)["steps"] == 2
-    header = json.loads((tmp_path / "m" / "memory.jsonl").read_text().split("\n")[0])
-    assert header["given"] == {"max_tokens": 4}
-    assert header["embedder"]["embedder"] == "hashing"
+    about = json.loads((tmp_path / "m" / "memory.json").read_text())
+    assert about["given"] == {"max_tokens": 4}
+    assert about["embedder"]["embedder"] == "hashing"
 
 
 def test_a_vllm_server_with_the_folder_of_its_tokenizer(
@@ -198,7 +198,7 @@ def test_ctrl_c_keeps_what_was_read_and_the_same_command_goes_on(book: Path) -> 
     assert (process.returncode, out) == (130, "")
     assert f"interrupted. What was read is in {folder}; the same command goes on" in err
     assert "Traceback" not in err
-    (reading,) = json.loads((folder / "memory.jsonl").read_text().split("\n")[0])["readings"]
+    (reading,) = json.loads((folder / "memory.json").read_text())["readings"]
     assert 3 <= len(reading["steps"]) < reading["chunks"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout)
