@@ -127,7 +127,7 @@ def test_every_call_of_a_completion_has_its_result(data: Path) -> None:
 
 
 class Guide:
-    """Looks the person up, keeps the home in memory, asks for its neighbours, and answers: on half the tasks in part."""
+    """Looks the person up, keeps the home in memory, asks for its neighbours, and answers."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -164,7 +164,8 @@ def demonstrate(data: Path, out: Path | None, tokenizer: Any) -> EvalResult:
 
 @pytest.fixture(scope="module")
 def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy of the demo's architecture from nothing: shown how, trained for two updates, evaluated before and after."""
+    """A policy of the demo's architecture from nothing: shown how, trained for two updates, evaluated before and after
+    them."""
     out = tmp_path_factory.mktemp("runs")
     tasks = find_environment("atlas").read_tasks(data)
     known = [json.dumps(task.facts) for task in tasks]
