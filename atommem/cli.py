@@ -21,6 +21,7 @@ _SUMMARIES = {
     "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
     "report": "evaluations as tables, plots and a page for the browser",
     "trace": "replay an episode step by step in the terminal",
+    "env": "list environments, or check that one keeps its promises",
     "configs": "list the shipped recipes, suites and launchers, or print the path of one",
 }
 

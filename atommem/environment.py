@@ -157,13 +157,13 @@ class EnvironmentFactory(ABC):
         """What the reader of a trace or report should know of a task."""
 
     @classmethod
-    def section(cls, templates: str) -> Section:
-        """Its part of the template set `templates`.
+    def section(cls, templates: str, name: str | None = None) -> Section:
+        """Its part of the template set `templates`, under the name that it was found by (unset: its class's default).
 
         Raises:
             DialectError: There is none, or it lacks a piece or a placeholder.
         """
-        return load_section(templates, cls.config_class().environment, cls.templates, cls.pieces)
+        return load_section(templates, name or cls.config_class().environment, cls.templates, cls.pieces)
 
     async def prepare(self, task: Any) -> None:
         """Whatever takes a while before an episode of `task` can start."""

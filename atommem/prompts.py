@@ -116,7 +116,7 @@ class PromptBuilder:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> PromptBuilder:
         """The prompts of an environment."""
-        section = environments.section(config.templates)
+        section = environments.section(config.templates, environments.config.environment)
         return cls(
             tokenizer,
             dialect,

@@ -52,7 +52,7 @@ def vocabulary(world: WorldConfig, memory: MemoryConfig) -> list[str]:
 def prompt_words(environment: str, memory: MemoryConfig) -> list[str]:
     """The words of the templates of memory and environment, and the dialect's tags."""
     dialect = get_dialect(memory.dialect, memory.templates)
-    section = find_environment(environment).section(memory.templates)
+    section = find_environment(environment).section(memory.templates, environment)
     pieces = [getattr(dialect.templates, item.name) for item in fields(dialect.templates)]
     pieces += section.pieces.values()
     words = [word for piece in pieces if isinstance(piece, str) for word in _PLACEHOLDER.sub(" ", piece).split()]

@@ -26,6 +26,11 @@ def fill(template: str, values: Mapping[str, object]) -> str:
     return _PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), template)
 
 
+def placeholders(template: str) -> list[str]:
+    """The names in a template, in order."""
+    return _PLACEHOLDER.findall(template)
+
+
 @dataclass(frozen=True)
 class Templates:
     """How the memory is worded, and what holds a prompt together.
