@@ -79,6 +79,8 @@ class PromptGuard:
 
     def controls(self, token_ids: Sequence[int]) -> list[int]:
         """The control tokens among `token_ids`, in order."""
+        if not self._is_control.any():
+            return []  # such a tokenizer may have ids of any size (`RoughTokenizer`)
         ids = np.frombuffer(array("I", token_ids), dtype=np.uint32)  # four times as fast as from a list
         found: list[int] = ids[self._is_control[np.minimum(ids, len(self._is_control) - 1)]].tolist()
         return found
