@@ -179,7 +179,7 @@ class EpisodeRunner:
                 f"the past of task {episode.task_id!r} has the steps {[step.index for step in past]}: give all of them "
                 "from step 0 on, in order."
             )
-        sampled = sum(len(step.token_ids) for step in past)
+        sampled = sum(step.completion_tokens for step in past)
         log = tuple(operation for step in past for operation in step.operations)
         state = SessionState(key, len(past), sampled, Snapshot(self.agent.embedder.id), log)
         session = await Session.take_up(self.agent, state)

@@ -193,7 +193,7 @@ class AsyncMemory:
         async with self._lock:
             if keep:
                 return await self._answer(self._session, question)
-            session = self._twin()
+            session = self._session.fork()
         return await self._answer(session, question)
 
     async def _answer(self, session: Session, question: str) -> Answer:
@@ -246,7 +246,7 @@ class AsyncMemory:
     async def fork(self) -> Self:
         """A second memory that is this one now and goes its own way. They share the policy; close only the first."""
         async with self._lock:
-            return self._of(self._engine, self._twin(), self._readings)
+            return self._of(self._engine, self._session.fork(), self._readings)
 
     async def at(self, step: int) -> Self:
         """A fork that is as this one was when step number `step` began; ``at(0)`` is empty.
@@ -289,11 +289,6 @@ class AsyncMemory:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.entries())} entries after {self.steps} steps)"
-
-    def _twin(self) -> Session:
-        session = Session(self._session.agent, self._session.key, self._session.memory.fork())
-        session.turns, session.sampled = self._session.turns, self._session.sampled
-        return session
 
 
 def _digest(observations: Sequence[Observation]) -> str:

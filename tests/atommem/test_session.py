@@ -479,3 +479,11 @@ async def test_the_environment_is_driven_by_the_turns_as_they_were() -> None:
     assert [(t.text, t.actions, t.problems, t.operations) for t in driven] == [
         (s.text, s.actions, s.problems, s.operations) for s in whole.steps
     ]
+
+
+async def test_the_token_limit_counts_what_a_chat_server_sampled_before() -> None:
+    limits = Limits(max_tokens=90)
+    whole = await runner(limits=limits).run(TASK)
+    past = [replace(step, token_ids=[], logprobs=[]) for step in whole.steps]  # a chat server returns text only
+    again = await runner(limits=limits).run(TASK, past=past)
+    assert (again.stop_reason, len(again.steps)) == (StopReason.TOKEN_LIMIT, len(past))
