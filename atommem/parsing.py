@@ -51,8 +51,11 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemReason
+from atommem.untrusted import clean
 
 THINK = "think"
+_DEEPEST = 64
+"""How deeply the arguments of a call may be nested."""
 
 # Possessive quantifiers (x?+, x*+) never give back what they took, so that no input can make the
 # match slow; ASCII digits only, and few enough for int().
@@ -311,8 +314,8 @@ def _with_arguments(
         except ValidationError as error:
             detail = f"{spec.name}: {error.message[:200]}"
             return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, detail)
-        except RecursionError:
-            return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{spec.name}: nested too deeply")
+        except (RecursionError, OverflowError) as error:  # a number of hundreds of digits is no float
+            return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{spec.name}: {error}")
     return Action(spec.name, body, arguments=arguments, start=start, end=end)
 
 
@@ -328,10 +331,23 @@ def _json_object(body: str) -> tuple[dict[str, Any], str]:
     """A JSON object, or what is wrong with it."""
     try:
         # Python's NaN and Infinity are no JSON, and would end up in traces.
-        loaded = json.loads(body, parse_constant=_refuse, parse_float=_finite)
+        loaded = _carried(json.loads(body, parse_constant=_refuse, parse_float=_finite))
     except (ValueError, RecursionError) as error:
         return {}, f"not a JSON object: {str(error)[:100]}"
     return (loaded, "") if isinstance(loaded, dict) else ({}, "not a JSON object")
+
+
+def _carried(value: Any, depth: int = 0) -> Any:
+    """A parsed value whose texts can be carried: an escape (``\\ud800``) spells what cleaning the text took out."""
+    if depth > _DEEPEST:
+        raise ValueError("nested too deeply")  # for whoever copies or writes it
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [_carried(item, depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {clean(name): _carried(item, depth + 1) for name, item in value.items()}
+    return value
 
 
 def _refuse(constant: str) -> Any:

@@ -89,10 +89,10 @@ class Contents:
         self.query = operation.after
 
     def _retrieve(self, operation: Operation) -> None:
-        for entry_id, score in operation.scores:
-            entry = self._present(operation, entry_id)
+        shown = [(self._present(operation, entry_id), score) for entry_id, score in operation.scores]
+        for entry, score in shown:
             best = score if entry.best_similarity is None else max(score, entry.best_similarity)
-            self.entries[entry_id] = replace(
+            self.entries[entry.id] = replace(
                 entry,
                 shown=entry.shown + 1,
                 last_shown=operation.step + 1,
@@ -102,8 +102,9 @@ class Contents:
         self.shown = operation.scores
 
     def _outcome(self, operation: Operation) -> None:
-        for entry_id, outcome in operation.scores:
-            self.entries[entry_id] = replace(self._present(operation, entry_id), outcome=outcome)
+        ended = [(self._present(operation, entry_id), outcome) for entry_id, outcome in operation.scores]
+        for entry, outcome in ended:
+            self.entries[entry.id] = replace(entry, outcome=outcome)
 
     def _addressed(self, operation: Operation) -> Entry:
         entry = self._present(operation, operation.entry_id)

@@ -16,6 +16,7 @@ from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
 from atommem.memory.admission import make_admission
+from atommem.memory.change import Change, Resources, State
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Entry, MemoryView, Source
 from atommem.memory.index import VectorIndex
@@ -23,7 +24,6 @@ from atommem.memory.operations import POLICY, Operation
 from atommem.memory.retention import make_retention
 from atommem.memory.shared_map import SharedMap
 from atommem.memory.threads import offload
-from atommem.memory.turn import Resources, State, Turn
 from atommem.memory.vectors import TextVectors, digests_of
 from atommem.tokens import Tokenizer
 
@@ -151,11 +151,11 @@ class WorkingMemory:
             ConfigError: A rule names an entry that is not there.
         """
         before = self._state.contents.copy()
-        turn = Turn(self._resources, self._state, step, source, actor, self._start.seed)
+        change = Change(self._resources, self._state, step, source, actor, self._start.seed)
         try:
-            operations = await turn.run([action for action in actions if action.kind in MEMORY_KINDS])
+            operations = await change.run([action for action in actions if action.kind in MEMORY_KINDS])
         except BaseException:
-            turn.take_back(before)
+            change.take_back(before)
             raise
         self._log += operations
         self._view = self._state.contents.view(self._resources.config.capacity)

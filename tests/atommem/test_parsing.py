@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, Action, ActionSpec, Body, Problem
 from atommem.dialects import get_dialect
 from atommem.parsing import Grammar
+from atommem.untrusted import clean
 
 SEARCH = ActionSpec(
     "search", Body.ARGUMENTS, schema={"required": ["query"], "properties": {"query": {"type": "string"}}}
@@ -314,3 +318,20 @@ def test_several_calls_and_arguments_in_a_tag_of_their_own() -> None:
         ("visit", {"page": 3}),
     ]
     assert [problem.reason for problem in parsed.problems] == ["not_json"]
+
+
+@pytest.mark.parametrize("query", [r'"\ud800\u0000"', r'{"\ud800": ["\u0000"]}'])
+def test_what_no_request_can_carry_does_not_come_out_of_json_escapes(query: str) -> None:
+    free = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS)})
+    (action,) = free.parse(f'<tool_call>{{"name": "search", "arguments": {{"query": {query}}}}}</tool_call>').actions
+    assert "\ufffd" in str(action.arguments)
+    assert clean(str(action.arguments)) == str(action.arguments)
+    assert not re.search(r"\\ud800|\\x00", repr(action.arguments))
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "[" * 800 + "]" * 800])
+def test_no_arguments_raise_here_or_later(value: str) -> None:
+    schema = {"properties": {"query": {"multipleOf": 0.5}}}
+    halves = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS, schema=schema)})
+    parsed = halves.parse(f'<tool_call>{{"name": "search", "arguments": {{"query": {value}}}}}</tool_call>')
+    assert [problem.reason for problem in parsed.problems] in (["bad_arguments"], ["not_json"])

@@ -484,6 +484,14 @@ async def test_the_environment_is_driven_by_the_turns_as_they_were() -> None:
     ]
 
 
+async def test_the_token_limit_counts_what_a_chat_server_sampled_before() -> None:
+    limits = Limits(max_tokens=90)
+    whole = await runner(limits=limits).run(TASK)
+    past = [replace(step, token_ids=[], logprobs=[]) for step in whole.steps]  # a chat server returns text only
+    again = await runner(limits=limits).run(TASK, past=past)
+    assert (again.stop_reason, len(again.steps)) == (StopReason.TOKEN_LIMIT, len(past))
+
+
 @pytest.mark.slow
 def test_episodes_that_processes_take_from_each_other_are_the_uninterrupted_ones() -> None:
     """`scripts/bench_sessions.py` in short: the scripted expert, four episodes, two processes."""

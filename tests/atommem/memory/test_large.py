@@ -55,6 +55,7 @@ async def test_a_turn_that_is_cancelled_in_its_thread_is_taken_back() -> None:
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)  # empty yet, and on the loop
     before, vectors = (m.contents.copy(), m.view(), m.log), m.vectors().rows.tolist()
     turn = [Action(UPDATE, "eve", 1), Action(CREATE, "bob"), Action(DELETE, handle=1), Action(CREATE, "dan")]
+    turn.append(Action(READ, "bob"))
     task = asyncio.create_task(m.apply(turn, 1))
     await asyncio.sleep(0.1)  # in the first of its two creates
     task.cancel()

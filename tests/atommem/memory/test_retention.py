@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from atommem.memory import admission, retention
 from atommem.memory.contents import Contents
 from atommem.memory.entries import Entry, Source
 from atommem.memory.index import VectorIndex
-from atommem.memory.operations import Outcome
+from atommem.memory.operations import Outcome, operation_from_json, to_json
 from atommem.memory.retention import Eviction, make_retention
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.shared_map import SharedMap
@@ -141,3 +142,14 @@ async def test_a_memory_restored_into_a_smaller_capacity_shrinks_at_its_next_cre
     operations = await m.apply([Action(CREATE, "four")], 1)
     assert [operation.outcome for operation in by_policy(operations)] == [Outcome.APPLIED]
     assert list(texts(m).values()) == ["three", "four"]
+
+
+class Measured:
+    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+        return Eviction(None, "too near", (store.vectors @ candidate.vector).max())
+
+
+async def test_a_score_that_a_rule_counted_in_numpy_can_be_logged() -> None:
+    m = memory(capacity=1, retention="tests.atommem.memory.test_retention:Measured")
+    (*_, refused) = await m.apply([Action(CREATE, "ann"), Action(CREATE, "ann")], 0)
+    assert operation_from_json(json.loads(json.dumps(to_json(refused)))) == refused

@@ -8,7 +8,7 @@ import pytest
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
-from atommem.errors import OutageError
+from atommem.errors import OutageError, TraceError
 from atommem.memory.entries import MemoryView, Source
 from atommem.memory.operations import Outcome
 from atommem.memory.working import WorkingMemory
@@ -204,3 +204,12 @@ async def test_episodes_do_not_see_each_other() -> None:
         *(m.apply([Action(CREATE, f"mine {i}"), Action(READ, "mine")], 0) for i, m in enumerate(memories))
     )
     assert [shown(m) for m in memories] == [[(1, f"mine {i}")] for i in range(16)]
+
+
+async def test_an_outcome_of_an_entry_that_is_not_there_changes_nothing() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann")], 0)
+    before, log = m.entries(), m.log
+    with pytest.raises(TraceError, match="there is no entry 99"):
+        m.record_outcome(1.0, 1, [1, 99])
+    assert (m.entries(), m.log) == (before, log)

@@ -80,8 +80,8 @@ class _Write:
         return "" if self.text == self.action.text else CUT
 
 
-class Turn:
-    """Applies the actions of one completion to a memory: what `WorkingMemory.apply` does. Used once."""
+class Change:
+    """The actions of one completion being applied to a memory: what `WorkingMemory.apply` does. Used once."""
 
     def __init__(
         self, resources: Resources, state: State, step: int, source: Source | None, actor: str, seed: int
@@ -93,7 +93,7 @@ class Turn:
         self._actor = actor
         self._seed = seed
         self._operations: list[Operation] = []
-        self._query_vector = state.query_vector
+        self._query_vector = self._vector_before = state.query_vector
         self._changed = False
         # The vectors of entries before this turn, should it have to be taken back; None of new ones.
         self._before: dict[int, Vectors | None] = {}
@@ -149,7 +149,7 @@ class Turn:
 
     def take_back(self, contents: Contents) -> None:
         """Leave the memory with `contents`, as it was before this turn."""
-        self._state.contents = contents
+        self._state.contents, self._state.query_vector = contents, self._vector_before
         index = self._state.index
         for entry_id, vector in self._before.items():
             if vector is not None:
@@ -213,7 +213,7 @@ class Turn:
             )
 
     def _refuse(self, write: _Write, actor: str, reason: str, score: float | None) -> None:
-        self._note(write, Outcome.REJECTED, after=write.text, reason=f"{actor}: {reason}", score=score)
+        self._note(write, Outcome.REJECTED, after=write.text, reason=f"{actor}: {reason}", score=_number(score))
 
     def _merge(self, write: _Write, actor: str, merged: Merged) -> Generator[str, Vectors, None]:
         resources = self._resources
@@ -234,7 +234,7 @@ class Turn:
                 after=text,
                 actor=actor,
                 reason=merged.reason,
-                score=merged.score,
+                score=_number(merged.score),
                 source=self._source,
             ),
             vector,
@@ -260,7 +260,7 @@ class Turn:
                     before=entry.text,
                     actor=actor,
                     reason=eviction.reason,
-                    score=eviction.score,
+                    score=_number(eviction.score),
                 )
             )
         return True
@@ -323,3 +323,8 @@ class Turn:
             index.remove(entry_id)
         else:
             index.put(entry_id, vector)
+
+
+def _number(score: float | None) -> float | None:
+    """A rule's score as JSON takes it: rules count in numpy."""
+    return None if score is None else float(score)
