@@ -87,11 +87,14 @@ class SessionState:
         else:
             self.vectors.save(vectors)
         draft = path.with_name(path.name + ".part")
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(self.to_json()) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(self.to_json()) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
         return path
 
     @staticmethod
@@ -177,9 +180,15 @@ def _read(path: Path) -> tuple[SessionState, int]:
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
     operations = tuple(operation for part in parts for operation in part.operations)
-    vectors = vectors_path(path)
-    kept = TextVectors.load(vectors) if vectors.exists() else None
-    return replace(parts[-1], operations=operations, vectors=kept), end
+    return replace(parts[-1], operations=operations, vectors=_vectors_beside(path)), end
+
+
+def _vectors_beside(path: Path) -> TextVectors | None:
+    """The cache beside a session; one that is not there or damaged is made again."""
+    try:
+        return TextVectors.load(vectors_path(path))
+    except TraceError:
+        return None
 
 
 def _parsed(line: bytes) -> Any:

@@ -49,6 +49,7 @@ from atommem.train.loops.demonstrations import demonstrations
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import make_sft_trainer, sft_dataset
 from atommem.train.resume.checkpoint import GenerationSettings, save_final
+from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.train_config import ColdStartConfig, TrainConfig
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
@@ -199,7 +200,7 @@ class Demo:
                 args,
                 self.tasks(_TRAINING, groups * args.max_steps),
                 self.tokenizer,
-                local_backend(args, self.tokenizer, self.embedder, settings.memory, settings.environment),
+                local_backend(Rollouts(args, self.tokenizer, self.embedder, settings.memory, settings.environment)),
             )
             use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_SHOWN])
             try:

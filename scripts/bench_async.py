@@ -40,6 +40,7 @@ from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
 from atommem.train.loops.asynchronous.samplers import make_sampler
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.train_config import TrainConfig
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
@@ -99,13 +100,13 @@ class Bench:
             micro_batch_tokens=self.train.micro_batch_tokens,
             **self._shared(),
         )
-        backend = local_backend(args, self.demo.tokenizer, self.demo.embedder, settings.memory, settings.environment)
+        rollouts = Rollouts(args, self.demo.tokenizer, self.demo.embedder, settings.memory, settings.environment)
         trainer = MemoryGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(self.cold_start),
             args,
             self.tasks,
             self.demo.tokenizer,
-            backend,
+            local_backend(rollouts),
             callbacks=[StopAfter(updates)],
         )
         try:
@@ -123,12 +124,13 @@ class Bench:
             **self._shared(),
         )
         path, tokenizer = str(self.cold_start), self.demo.tokenizer
+        rollouts = Rollouts(args, tokenizer, self.demo.embedder, settings.memory, settings.environment)
         trainer = AsyncMemoryGRPOTrainer(
             path,
             args,
             self.tasks,
             tokenizer,
-            make_sampler(args, path, tokenizer, self.demo.embedder, settings.memory, settings.environment, lora=False),
+            make_sampler(rollouts, path, lora=False),
             callbacks=[] if updates is None else [StopAfter(updates)],
         )
         entries = self._run(trainer, ASYNC_COLUMNS)

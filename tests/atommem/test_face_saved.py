@@ -10,9 +10,11 @@ import pytest
 
 from atommem import AsyncMemory
 from atommem.errors import ConfigError, DataError
-from atommem.face.saved import MEMORY_FILE, VECTORS_FILE
+from atommem.face.saved import MEMORY_FILE, SESSION_FILE
 from tests.atommem.test_face import TEXT, NotePolicy, make, texts
 from tests.fakes import WordEmbedder
+
+VECTORS_FILE = f"{SESSION_FILE}.vectors"
 
 
 async def load(folder: Path, policy: Any = None, **settings: Any) -> AsyncMemory:
@@ -100,22 +102,34 @@ async def test_without_a_policy_it_is_the_one_it_was_saved_with(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("line", "change", "message"),
+    ("name", "line", "change", "message"),
     [
-        (0, "{", "JSONDecodeError"),
-        (0, '{"type": "episode"}', "is no memory"),
-        (0, '{"type": "memory", "format": 9}', "has format 9"),
-        (0, "[]", "is no memory"),
-        (1, '{"step": 0, "kind": "create", "colour": 1}', "is no memory"),
-        (1, '{"step": 0, "kind": "delete", "entry_id": 7}', "is damaged"),
+        (MEMORY_FILE, 0, "{{", "is no memory, or damaged"),
+        (SESSION_FILE, 0, "{", "is damaged"),
+        (SESSION_FILE, 0, '{"type": "episode"}', "is damaged"),
+        (SESSION_FILE, 0, "[]", "is damaged"),
     ],
 )
-async def test_a_damaged_folder(tmp_path: Path, line: int, change: str, message: str) -> None:
+async def test_a_damaged_folder(tmp_path: Path, name: str, line: int, change: str, message: str) -> None:
     await kept(tmp_path)
-    lines = (tmp_path / MEMORY_FILE).read_text().splitlines()
+    lines = (tmp_path / name).read_text().splitlines()
     lines[line] = change
-    (tmp_path / MEMORY_FILE).write_text("\n".join(lines))
+    (tmp_path / name).write_text("\n".join(lines))
     with pytest.raises(DataError, match=message):
+        await load(tmp_path)
+
+
+async def test_another_format_and_a_log_that_contradicts_itself(tmp_path: Path) -> None:
+    await kept(tmp_path)
+    header = json.loads((tmp_path / MEMORY_FILE).read_text())
+    (tmp_path / MEMORY_FILE).write_text(json.dumps({**header, "format": 9}))
+    with pytest.raises(DataError, match="has format 9"):
+        await load(tmp_path)
+    (tmp_path / MEMORY_FILE).write_text(json.dumps(header))
+    session = json.loads((tmp_path / SESSION_FILE).read_text())
+    session["operations"].insert(0, {"step": 0, "kind": "delete", "entry_id": 7})
+    (tmp_path / SESSION_FILE).write_text(json.dumps(session) + "\n")
+    with pytest.raises(DataError, match="damaged"):
         await load(tmp_path)
 
 
@@ -130,9 +144,9 @@ async def test_no_folder_and_a_folder_that_cannot_be_written(tmp_path: Path) -> 
 async def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = await kept(tmp_path)
     await memory.read("eight")
-    monkeypatch.setattr("atommem.face.saved.to_json", lambda operation: 1 / 0)
+    monkeypatch.setattr("atommem.session_state.to_json", lambda operation: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         await memory.save(tmp_path)
     monkeypatch.undo()
     assert texts(await load(tmp_path)) == texts(memory)[:-1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [MEMORY_FILE, VECTORS_FILE]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([MEMORY_FILE, SESSION_FILE, VECTORS_FILE])

@@ -275,8 +275,7 @@ async def test_a_missing_file_another_embedder_or_a_log_that_does_not_fit_are_sa
     with pytest.raises(TraceError, match="does not fit what came before it"):
         await Session.take_up(agent(), replace(state, operations=state.operations[::-1]))
     vectors_path(state.save(tmp_path / "s")).write_bytes(b"PK")
-    with pytest.raises(TraceError, match=r"s\.vectors holds no vectors"):
-        SessionState.load(tmp_path / "s")
+    assert SessionState.load(tmp_path / "s") == replace(state, vectors=None)
 
 
 # One turn that goes wrong.

@@ -14,6 +14,7 @@ from atommem.train.loops.launch import episode_hooks, launch
 from atommem.train.loops.models import load_tokenizer, model_arguments
 from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.resume.faults import FailedStep, recorded_command
+from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.select_backend import select_backend
 from atommem.train.train_config import TrainConfig
 from atommem.train.watch.callbacks import GRPO_COLUMNS
@@ -73,7 +74,7 @@ def grpo_trainer(
     tasks = kind.read_tasks(args.data)
     tokenizer = load_tokenizer(model)
     if make_backend is None:
-        make_backend = select_backend(args, tokenizer, make_embedder(embedder), memory, environment)
+        make_backend = select_backend(Rollouts(args, tokenizer, make_embedder(embedder), memory, environment))
     generation = GenerationSettings(args.max_completion_length or 1024, args.template_kwargs)
     return MemoryGRPOTrainer(
         args=args,

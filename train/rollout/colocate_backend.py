@@ -106,7 +106,9 @@ def colocate_backend(rollouts: Rollouts) -> Callable[[Any], ColocateBackend]:
         engine = make_engine(args, model)
         policy = VllmEnginePolicy(engine, rollouts.tokenizer)
         publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
-        return ColocateBackend(rollouts.runner(policy), policy, publisher, args.vllm_enable_sleep_mode)
+        return ColocateBackend(
+            rollouts.runner(policy, args.max_in_flight), policy, publisher, args.vllm_enable_sleep_mode
+        )
 
     return make
 

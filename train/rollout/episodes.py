@@ -11,6 +11,7 @@ from atommem.environment import EnvironmentConfig, make_environments
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Policy, Sampling
 from atommem.session import Agent
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.train_config import TrainConfig
 
 
@@ -23,17 +24,17 @@ class Rollouts:
         tokenizer: The model's.
         embedder: Shared by all episodes.
         memory: Dialect, layout and limits of the memory.
-        environment: How documents are cut and scored.
+        environment: Which one, and how its tasks are cut and scored.
     """
 
-    args: TrainConfig
+    args: TrainConfig | AsyncTrainConfig
     tokenizer: Any
     embedder: Embedder
     memory: MemoryConfig
     environment: EnvironmentConfig
 
-    def runner(self, policy: Policy) -> EpisodeRunner:
-        """The one loop around `policy`."""
+    def runner(self, policy: Policy, max_in_flight: int | None = None) -> EpisodeRunner:
+        """The one loop around `policy`, with at most so many episodes at the same time."""
         args = self.args
         return EpisodeRunner(
             Agent(
@@ -49,5 +50,5 @@ class Rollouts:
                 keep_prompts=True,
             ),
             limits=Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds),
-            max_in_flight=args.max_in_flight,
+            max_in_flight=max_in_flight,
         )

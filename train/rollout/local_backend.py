@@ -9,9 +9,6 @@ from typing import Any
 import torch
 from trl.models.utils import unwrap_model_for_generation
 
-from atommem.config import MemoryConfig
-from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentConfig
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.local import LocalPolicy
 from atommem.train.rollout.backend import TrainingSide
@@ -79,29 +76,17 @@ def _unsharded(trainer: TrainingSide) -> Iterator[None]:
             module.set_reshard_after_forward(trainer.accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
 
 
-def local_backend(
-    args: TrainConfig,
-    tokenizer: Any,
-    embedder: Embedder,
-    memory: MemoryConfig,
-    environment: EnvironmentConfig,
-) -> Callable[[Any], LocalBackend]:
-    """What `MemoryGRPOTrainer` calls with its model: a backend that samples from that very model.
-
-    Args:
-        args: Temperature, longest completion, sizes of sampling batches.
-        tokenizer: The model's.
-        embedder: Shared by all episodes.
-        memory: Dialect, layout and limits.
-        environment: How documents are cut and scored.
-    """
-
-    rollouts = Rollouts(args, tokenizer, embedder, memory, environment)
+def local_backend(rollouts: Rollouts) -> Callable[[Any], LocalBackend]:
+    """What `MemoryGRPOTrainer` calls with its model: a backend that samples from that very model."""
 
     def make(model: Any) -> LocalBackend:
+        args: TrainConfig = rollouts.args
         policy = LocalPolicy(
-            model, tokenizer, max_batch_size=args.rollout_batch_size, max_batch_tokens=args.rollout_batch_tokens
+            model,
+            rollouts.tokenizer,
+            max_batch_size=args.rollout_batch_size,
+            max_batch_tokens=args.rollout_batch_tokens,
         )
-        return LocalBackend(rollouts.runner(policy))
+        return LocalBackend(rollouts.runner(policy, args.max_in_flight))
 
     return make

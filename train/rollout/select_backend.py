@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from atommem.config import MemoryConfig
-from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentConfig
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.train_config import TrainConfig
 
 
-def select_backend(
-    args: TrainConfig, tokenizer: Any, embedder: Embedder, memory: MemoryConfig, environment: EnvironmentConfig
-) -> Callable[[Any], Backend]:
-    """What `MemoryGRPOTrainer` calls with its model: local, or by ``use_vllm`` and ``vllm_mode``.
-
-    The arguments are those of `atommem.train.rollout.local_backend.local_backend`.
-    """
+def select_backend(rollouts: Rollouts) -> Callable[[Any], Backend]:
+    """What `MemoryGRPOTrainer` calls with its model: local, or by ``use_vllm`` and ``vllm_mode``."""
+    args: TrainConfig = rollouts.args
     if not args.use_vllm:
-        return local_backend(args, tokenizer, embedder, memory, environment)
-    rollouts = Rollouts(args, tokenizer, embedder, memory, environment)
+        return local_backend(rollouts)
     if args.vllm_mode == "server":
         from atommem.train.rollout.server_backend import server_backend
 

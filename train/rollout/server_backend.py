@@ -176,7 +176,7 @@ def server_backend(rollouts: Rollouts) -> Callable[[Any], ServerBackend]:
             sync = AdapterSync(AdapterPublisher(Path(args.output_dir) / "adapters"))
         else:
             sync = FullWeights(args.vllm_server_timeout)
-        return ServerBackend(rollouts.runner(pool), pool, sync)
+        return ServerBackend(rollouts.runner(pool, args.max_in_flight), pool, sync)
 
     return make
 

@@ -16,6 +16,7 @@ from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.trace import read_trace
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.checkpoint import GenerationSettings, save_final
+from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
 from atommem.train.watch.trace_writer import TraceWriter
@@ -71,7 +72,7 @@ def make_real_trainer(folder: Path, model: Any = None, **settings: Any) -> tuple
         args=config,
         tasks=tasks,
         processing_class=tokenizer,
-        make_backend=local_backend(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
+        make_backend=local_backend(Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
         on_episodes=TraceWriter(folder / "traces", tasks, describe_task, MEMORY) if config.save_traces else None,
         callbacks=[recorder],
         settings=SETTINGS,
@@ -108,7 +109,7 @@ def test_trains_on_what_it_sampled(tmp_path: Path, capsys: pytest.CaptureFixture
     trace = read_trace(traces[0])
     assert trace.complete
     assert trace.config["memory"]["templates"] == "compact"
-    assert trace.task["questions"] == [{"text": "which city", "golds": ["c0"]}]
+    assert trace.task["questions"] == [{"text": "which city", "golds": ["c0"], "id": "", "category": ""}]
 
 
 def test_it_learns(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_lora_changes_the_adapter_only(tmp_path: Path) -> None:
         args=config,
         tasks=make_tasks(),
         processing_class=tokenizer,
-        make_backend=local_backend(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
+        make_backend=local_backend(Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
         peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.0),
     )
     trainer.train()

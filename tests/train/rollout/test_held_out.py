@@ -16,6 +16,7 @@ from atommem.eval.runner import evaluate
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.checkpoint_files import complete_checkpoints
 from atommem.train.resume.faults import RolloutFailedError
+from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
 from tests.train.harness import make_config
@@ -41,7 +42,7 @@ def make(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
         args=config,
         tasks=make_tasks(),
         processing_class=tokenizer,
-        make_backend=local_backend(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
+        make_backend=local_backend(Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
         held_out=held_out(),
     )
     use_console(trainer, [])

@@ -16,6 +16,7 @@ from atommem.train.loops.asynchronous.samplers import make_sampler
 from atommem.train.loops.launch import episode_hooks, launch
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.resume.checkpoint import GenerationSettings
+from atommem.train.rollout.episodes import Rollouts
 from atommem.train.watch.callbacks import GRPO_COLUMNS
 
 ASYNC_COLUMNS = (
@@ -51,15 +52,14 @@ def run_async(
         tasks = kind.read_tasks(args.data)
         generation = GenerationSettings(args.max_completion_length, args.template_kwargs)
         tokenizer = load_tokenizer(model_config)
+        rollouts = Rollouts(args, tokenizer, make_embedder(embedder_config), memory, environment)
         args.model_init_kwargs = {"revision": model_config.model_revision, **(args.model_init_kwargs or {})}
         return AsyncMemoryGRPOTrainer(
             model=model,
             args=args,
             tasks=tasks,
             processing_class=tokenizer,
-            make_sampler=make_sampler(
-                args, model, tokenizer, make_embedder(embedder_config), memory, environment, model_config.use_peft
-            ),
+            make_sampler=make_sampler(rollouts, model, model_config.use_peft),
             on_episodes=episode_hooks(args, tasks, kind, tokenizer, memory),
             held_out=kind.read_tasks(args.eval_data) if args.eval_data else (),
             peft_config=get_peft_config(model_config),

@@ -12,18 +12,14 @@ from typing import Any
 
 import torch
 
-from atommem.config import MemoryConfig
-from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentConfig, make_environments
-from atommem.episode_runner import EpisodeRunner, Limits
+from atommem.episode_runner import EpisodeRunner
 from atommem.policy.completions import Completion
-from atommem.policy.contract import Policy, Sampling
 from atommem.policy.decoding import Row
 from atommem.policy.local import LocalPolicy
 from atommem.policy.server_pool import Adapter, ServerPool
-from atommem.session import Agent
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.worker import LoopThread
+from atommem.train.rollout.episodes import Rollouts
 
 
 @dataclass(frozen=True)
@@ -143,31 +139,18 @@ class AdapterTransfer:
         """Nothing to free: the servers keep the last versions."""
 
 
-def make_sampler(
-    args: AsyncTrainConfig,
-    model_path: str,
-    tokenizer: Any,
-    embedder: Embedder,
-    memory: MemoryConfig,
-    environment: EnvironmentConfig,
-    lora: bool,
-) -> Callable[[Any], Sampler]:
+def make_sampler(rollouts: Rollouts, model_path: str, lora: bool) -> Callable[[Any], Sampler]:
     """What `AsyncMemoryGRPOTrainer` calls on its main process, with its device.
 
     Args:
-        args: Where to sample (`use_vllm`), longest completion, limits.
+        rollouts: How episodes run, and where they are sampled (`use_vllm`).
         model_path: The model that is trained; a copy is loaded from it when there is no server.
-        tokenizer: The model's.
-        embedder: Shared by all episodes.
-        memory: Dialect, layout and limits.
-        environment: How documents are cut and scored.
         lora: Whether an adapter is trained.
     """
 
     def make(device: Any) -> Sampler:
+        args: AsyncTrainConfig = rollouts.args
         loop = LoopThread()
-        policy: Policy
-        weights: Any = None
         if not args.use_vllm:
             copied = CopyPolicy.from_pretrained(
                 model_path,
@@ -176,31 +159,16 @@ def make_sampler(
                 max_batch_size=args.rollout_batch_size,
                 max_batch_tokens=args.rollout_batch_tokens,
             )
-            policy, weights = copied, CopyTransfer(copied)
-        else:
-            policy = pool = ServerPool(
-                args.vllm_server_urls,
-                tokenizer=tokenizer,
-                send_seeds=False,  # as on-policy: they slow vLLM down, and do not make it deterministic
-                timeout=args.request_timeout,
-                patience=args.vllm_server_timeout,
-            )
-            if lora:
-                # One more than may be asked for: a version is loaded before the oldest one goes.
-                weights = AdapterTransfer(loop, pool, kept=args.max_staleness + 2)
-        runner = EpisodeRunner(
-            Agent(
-                policy=policy,
-                embedder=embedder,
-                tokenizer=tokenizer,
-                environments=make_environments(environment, tokenizer),
-                memory=memory,
-                sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=args.max_completion_length),
-                chat_template_kwargs=args.template_kwargs,
-                keep_prompts=True,
-            ),
-            limits=Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds),
+            return Sampler(loop, rollouts.runner(copied), CopyTransfer(copied))
+        pool = ServerPool(
+            args.vllm_server_urls,
+            tokenizer=rollouts.tokenizer,
+            send_seeds=False,  # as on-policy: they slow vLLM down, and do not make it deterministic
+            timeout=args.request_timeout,
+            patience=args.vllm_server_timeout,
         )
-        return Sampler(loop, runner, weights)
+        # One more than may be asked for: a version is loaded before the oldest one goes.
+        weights = AdapterTransfer(loop, pool, kept=args.max_staleness + 2) if lora else None
+        return Sampler(loop, rollouts.runner(pool), weights)
 
     return make

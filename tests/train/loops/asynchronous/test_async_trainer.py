@@ -21,6 +21,7 @@ from atommem.train.loops.asynchronous.async_trainer import ROLLOUT_STATE, AsyncM
 from atommem.train.loops.asynchronous.samplers import make_sampler
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.resume.interrupts import TrainingInterrupted
+from atommem.train.rollout.episodes import Rollouts
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
 from tests.train.loops.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer, make_real_trainer, make_tasks
 from tests.train.toys import make_model
@@ -65,13 +66,13 @@ def make_trainer(
     }
     args = AsyncTrainConfig(**{**defaults, **SHARED, **settings})
     tokenizer = make_element_tokenizer()
-    copy = make_sampler(args, str(model), tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT, lora=False)
+    rollouts = Rollouts(args, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)
     trainer = AsyncMemoryGRPOTrainer(
         str(model),
         args,
         make_tasks(),
         tokenizer,
-        sampler or copy,
+        sampler or make_sampler(rollouts, str(model), lora=False),
         held_out=held_out,
         callbacks=callbacks,
         peft_config=peft_config,
