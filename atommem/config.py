@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from atommem.actions import MEMORY_KINDS
 from atommem.errors import ConfigError
@@ -115,7 +118,28 @@ def load_config(folder: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid JSON ({error}): restore it or delete it.") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds {type(loaded).__name__}, not an object: restore it or delete it.")
-    return loaded
+    return without_addresses(loaded)
+
+
+def without_addresses(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that came with a folder, without the URLs of other machines in them.
+
+    A folder may be anybody's: texts, and the keys of one's services, go to an address only if its user names it.
+    """
+    return {
+        name: value
+        for name, value in settings.items()
+        if not (name.endswith("_url") and isinstance(value, str) and not is_loopback(value))
+    }
+
+
+def is_loopback(url: str) -> bool:
+    """Whether `url` leads to this machine by its name or address alone (nothing is looked up)."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def fields_of(config_class: type, values: dict[str, Any]) -> dict[str, Any]:

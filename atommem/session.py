@@ -16,9 +16,12 @@ from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory
 from atommem.episode import Step
+from atommem.memory.admission import make_admission
 from atommem.memory.entries import MemoryView, Source
+from atommem.memory.retention import make_retention
 from atommem.memory.working import WorkingMemory
 from atommem.observation import Observation
+from atommem.parsing import THINK
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
@@ -72,6 +75,7 @@ class Agent:
         self.sampling = sampling
         self.keep_prompts = keep_prompts
         self.activity = ActivityClock()
+        make_admission(memory.admission), make_retention(memory.retention)  # a wrong name is told now
         self.dialect = get_dialect(memory.dialect, memory.templates)
         self.grammar = self.dialect.grammar(environments.actions, environments.phases)
         self.prompts = PromptBuilder.of(tokenizer, self.dialect, memory, environments, chat_template_kwargs)
@@ -81,10 +85,11 @@ class Agent:
             tokenizer.encode("", add_special_tokens=False)
             self._threads = ThreadPoolExecutor(encode_threads, thread_name_prefix="atommem-prompts")
 
-    def new_memory(self) -> WorkingMemory:
-        """An empty memory."""
+    def new_memory(self, key: str = "") -> WorkingMemory:
+        """An empty memory; rules draw from random numbers of the session's own."""
         marker = self.dialect.templates.cut_marker
-        return WorkingMemory(self.embedder, self.tokenizer, self.memory, marker, self.activity)
+        seed = derived_seed(f"{self.sampling.seed}/{key}/rules")
+        return WorkingMemory(self.embedder, self.tokenizer, self.memory, marker, self.activity, seed)
 
     async def restore_memory(
         self,
@@ -149,7 +154,7 @@ class Session:
     def __init__(self, agent: Agent, key: str = "", memory: WorkingMemory | None = None) -> None:
         self.agent = agent
         self.key = key
-        self.memory = agent.new_memory() if memory is None else memory
+        self.memory = agent.new_memory(key) if memory is None else memory
         self.turns = 0
         self.sampled = 0
 
@@ -168,7 +173,7 @@ class Session:
             observation: What the environment shows.
             affinity: See `Sampling.affinity`.
             max_tokens: Bounds this completion further.
-            deadline: When to give up a completion, by the event loop's clock.
+            deadline: When to give up, by the event loop's clock.
             steps: Gets the step as soon as its completion is there: should an outage end the turn while its actions
                 are applied, its tokens have been spent.
 
@@ -194,7 +199,10 @@ class Session:
             raise TurnTimeoutError from error
         self.turns += 1
         text = clean(completion.text)
-        parsed = agent.grammar.parse(text, observation.phase, agent.prompts.opens_thinking)
+        thinking = agent.prompts.opens_thinking
+        if not prompt_ids:  # a chat server may have taken the thoughts out of its reply
+            thinking = thinking and f"</{THINK}>" in text.lower()
+        parsed = agent.grammar.parse(text, observation.phase, thinking)
         step = Step(
             index=index,
             observation=observation,
@@ -214,7 +222,13 @@ class Session:
         self.sampled += step.completion_tokens
         if steps is not None:
             steps.append(step)
-        await self.apply(step)
+        try:
+            async with asyncio.timeout_at(deadline) as clock:
+                await self.apply(step)
+        except TimeoutError as error:
+            if not clock.expired():  # the embedder's own
+                raise
+            raise TurnTimeoutError from error
         step.seconds = time.perf_counter() - started
         return step
 
@@ -277,7 +291,7 @@ class Session:
 
 
 class TurnTimeoutError(Exception):
-    """The deadline of a turn passed while its completion was sampled."""
+    """The deadline of a turn passed before its actions had been applied."""
 
 
 def request_sampling(sampling: Sampling, key: str, index: int, affinity: str | None = None) -> Sampling:
@@ -285,5 +299,10 @@ def request_sampling(sampling: Sampling, key: str, index: int, affinity: str | N
     sampling = replace(sampling, affinity=affinity)
     if sampling.seed is None:
         return sampling
-    digest = hashlib.blake2b(f"{sampling.seed}/{key}/{index}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
-    return replace(sampling, seed=int.from_bytes(digest, "big") >> 1)
+    return replace(sampling, seed=derived_seed(f"{sampling.seed}/{key}/{index}"))
+
+
+def derived_seed(name: str) -> int:
+    """A seed of 31 bits for what `name` says."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

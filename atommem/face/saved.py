@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from atommem.config import EmbedderConfig, fields_of
+from atommem.config import EmbedderConfig, fields_of, is_loopback, without_addresses
 from atommem.errors import ConfigError, DataError, TraceError
 from atommem.face.answers import Reading
 from atommem.face.engine import Engine
@@ -127,8 +127,13 @@ def open_engine(saved: Saved, policy: Any, settings: Mapping[str, Any], reembed:
         opening = {**saved.policy, **opening}
         policy = opening.pop("policy")
         opening.pop("max_batch_tokens")
-    stored = {} if reembed else fields_of(EmbedderConfig, saved.embedder)
-    return Engine.open(policy, stored=stored, **{**saved.given, **opening, **settings})
+        far = [name for name in policy if name.startswith("http") and not is_loopback(name)]
+        if far:
+            raise ConfigError(
+                f"the memory was made with the policy at {far[0]}: give policy={far[0]!r} if its texts may go there."
+            )
+    stored = {} if reembed else fields_of(EmbedderConfig, without_addresses(saved.embedder))
+    return Engine.open(policy, stored=stored, **{**without_addresses(saved.given), **opening, **settings})
 
 
 async def restore(saved: Saved, engine: Engine, reembed: bool) -> Session:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import urlsplit
 
+from atommem.config import is_loopback
 from atommem.errors import ConfigError
 
 Service = Literal["policy", "embedder", "judge"]
-FALLBACK = "OPENAI_API_KEY"
 PLAIN_HTTP = "ATOMMEM_ALLOW_KEYS_OVER_HTTP"
 
 
@@ -22,29 +21,18 @@ def key_variable(service: Service) -> str:
 def api_key(service: Service, base_url: str) -> str | None:
     """The key that requests to `base_url` carry, or None.
 
-    It comes from the service's own variable, or else, for https only, from OPENAI_API_KEY. Over plain http a key goes
-    to this machine alone, unless ATOMMEM_ALLOW_KEYS_OVER_HTTP is 1 (a network of one's own).
+    It comes from the service's own variable and from no other: OPENAI_API_KEY is meant for another host. Over plain
+    http a key goes to this machine alone, unless ATOMMEM_ALLOW_KEYS_OVER_HTTP is 1 (a network of one's own).
 
     Raises:
         ConfigError: The service has a key of its own, and `base_url` is plain http to another machine.
     """
     variable = key_variable(service)
     own = os.environ.get(variable, "").strip()
-    if urlsplit(base_url).scheme == "https":
-        return own or os.environ.get(FALLBACK, "").strip() or None
-    if own and not is_loopback(base_url) and os.environ.get(PLAIN_HTTP) != "1":
+    if urlsplit(base_url).scheme != "https" and own and not is_loopback(base_url) and os.environ.get(PLAIN_HTTP) != "1":
         raise ConfigError(
             f"{variable} is set, and {base_url} is plain http to another machine, where anyone on the way could read "
             f"it: give an https URL or a tunnel to this machine, unset {variable} if the server wants no key, or set "
             f"{PLAIN_HTTP}=1 if the network is yours alone."
         )
     return own or None
-
-
-def is_loopback(url: str) -> bool:
-    """Whether `url` leads to this machine by its name or address alone (nothing is looked up)."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -15,7 +15,7 @@ from atommem.dialects.templates import fill
 from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt
 from atommem.envs.scoring.verdicts import Verdict, read_verdict
 from atommem.envs.task import Question
-from atommem.errors import JudgeError
+from atommem.errors import JudgeError, OutageError
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.untrusted import guard_text
@@ -107,6 +107,11 @@ class LLMJudge:
                     f"The judge {self._model!r} at {self._client.base_url} refuses to judge ({error}): check "
                     "judge_url, judge_model and the key (ATOMMEM_JUDGE_API_KEY)."
                 ) from error
+            if reply.finish_reason == "error":  # its provider failed, whatever the status said: no verdict on anything
+                if attempt + 1 == self._attempts:
+                    raise OutageError(f"the judge at {self._client.base_url} gave no reply: {reply.text[:200]!r}.")
+                await asyncio.sleep(0.5 * 2**attempt)
+                continue
             verdict = read_verdict(reply)
             if verdict is not None:
                 return verdict

@@ -224,7 +224,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     [
         ("https://far", "policy", ("ATOMMEM_POLICY_API_KEY", "OPENAI_API_KEY"), "Bearer p"),
         ("https://far", "embedder", ("ATOMMEM_EMBEDDER_API_KEY", "ATOMMEM_POLICY_API_KEY"), "Bearer e"),
-        ("https://far", "judge", ("ATOMMEM_POLICY_API_KEY", "OPENAI_API_KEY"), "Bearer o"),
+        ("https://far", "judge", ("ATOMMEM_POLICY_API_KEY", "OPENAI_API_KEY"), None),
         ("https://far", "judge", ("ATOMMEM_POLICY_API_KEY",), None),
         ("http://127.0.0.1:8000", "judge", ("ATOMMEM_JUDGE_API_KEY",), "Bearer j"),
         ("http://[::1]:8000", "judge", ("ATOMMEM_JUDGE_API_KEY",), "Bearer j"),

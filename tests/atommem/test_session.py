@@ -95,7 +95,7 @@ def agent(policy: Any = None, **settings: Any) -> Agent:
     """Of a process of its own: nothing is shared with another agent."""
     tokenizer = WordTokenizer()
     made = policy(tokenizer) if callable(policy) else Muse(tokenizer)
-    memory = MemoryConfig(capacity=5, retention="lru", retrieve_k=3, **settings.pop("memory", {}))
+    memory = MemoryConfig(**{"capacity": 5, "retention": "lru", "retrieve_k": 3, **settings.pop("memory", {})})
     return Agent(
         policy=made,
         embedder=settings.pop("embedder", None) or Embeds(),
@@ -506,3 +506,41 @@ def test_episodes_that_processes_take_from_each_other_are_the_uninterrupted_ones
     assert (found["episodes"], found["differences"]) == (4, {})
     assert found["turns"] > 20
     assert {"create", "read", "scratchpad", "retrieve"} <= set(found["operations"])
+
+
+@pytest.mark.parametrize(("text", "kinds"), [("<create_memory>a</create_memory>", ["create"]), ("hm</think>x", [])])
+async def test_a_chat_server_may_have_taken_the_thoughts_out(text: str, kinds: list[str]) -> None:
+    shared = agent()
+    shared.prompts.opens_thinking = True
+
+    class Chat:
+        async def complete_chat(self, messages: object, sampling: object) -> Completion:
+            return Completion([], [], text, "stop", 5, 3)
+
+    shared.policy = Chat()  # type: ignore[assignment]
+    step = await Session(shared).turn(reading("Who?", chunk="c"))
+    assert [action.kind for action in step.actions] == kinds
+    assert step.problems == ()
+
+
+async def test_the_deadline_bounds_the_memory_too() -> None:
+    class Hanging(WordEmbedder):
+        async def embed(self, texts: Sequence[str], kind: str) -> Any:
+            await asyncio.sleep(60)
+
+    shared = agent(embedder=Hanging())
+
+    class Chat:
+        async def complete_chat(self, messages: object, sampling: object) -> Completion:
+            return Completion([], [], "<create_memory>a</create_memory>", "stop", 5, 3)
+
+    shared.policy = Chat()  # type: ignore[assignment]
+    session = Session(shared)
+    with pytest.raises(TurnTimeoutError):
+        await session.turn(reading("Who?", chunk="c"), deadline=asyncio.get_running_loop().time() + 0.05)
+    assert session.memory.entries() == []
+
+
+def test_a_rule_that_is_not_there_is_told_before_any_episode() -> None:
+    with pytest.raises(ConfigError, match="nope"):
+        agent(memory={"retention": "nope"})

@@ -11,6 +11,8 @@ from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.description import TaskShape
 from atommem.environment import make_environments
 from atommem.errors import ConfigError
+from atommem.memory.admission import make_admission
+from atommem.memory.retention import make_retention
 from atommem.train.dry_run.architecture import ModelShape, measure, parameters_of
 from atommem.train.dry_run.compute import ComputeEstimate, estimate_compute
 from atommem.train.dry_run.data_shape import PromptShape, data_shape, find_tokenizer, measure_prompt
@@ -94,6 +96,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
     dtype = model.dtype if dtype == "auto" else dtype
     precision = precision_of(dtype, bool(args.bf16), launch, model.lora)
     tokenizer, counted_by = find_tokenizer(model.name)
+    make_admission(memory.admission), make_retention(memory.retention)
     environments = make_environments(environment, tokenizer)
     data = data_shape(None if stage == "sft" else args.data, environments, settings)
     prompt = measure_prompt(memory, environments, args.template_kwargs)
