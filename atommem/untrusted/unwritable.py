@@ -38,24 +38,29 @@ class WriteOut:
         if self._watched:
             self._learn({*map(chr, range(33, 127)), *_every_byte(), *(token for token in tokens if len(token) == 1)})
         self.needed = bool(self._unwritable)
-        self._ascii_stays = not any(map(str.isascii, self._unwritable))
+        lowest = min(self._unwritable, default="")
+        self._ascii_stays = not lowest.isascii()
+        self._only_rare = lowest >= "\U00010000"
 
     def __call__(self, text: str) -> str:
         """The rewritten text; `text` itself where nothing in it is written out, or looks so."""
         escape = re.escape(self._escape)
         found: set[str] = set()
-        if not (self._ascii_stays and text.isascii()):
+        stays = (self._ascii_stays and text.isascii()) or (self._only_rare and 2 * len(text) == _size(text))
+        if not stays:
             characters = set(text)
             self._learn(characters - self._known)
             found = characters & self._unwritable
-        elif self._escape not in text:
-            return text
-        single = f"[{re.escape(''.join(sorted(found)))}]" if found else "(?!)"
-        return re.sub(f"(?<!{escape})({escape}*+)(?:({_CODE})|({single}))", self._rewritten, text)
+        if found:
+            single = f"[{re.escape(''.join(sorted(found)))}]"
+            return re.sub(f"(?<!{escape})({escape}*+)(?:({_CODE})|({single}))", self._rewritten, text)
+        if self._escape in text:
+            return re.sub(f"(?<!{escape})({escape}++)({_CODE})()", self._rewritten, text)
+        return text
 
     def _rewritten(self, match: re.Match[str]) -> str:
         before, code, single = match.groups()
-        if single is None:
+        if not single:
             return f"{before}{before}{code}"
         number = ord(single)
         return f"{before}{before}{self._escape}" + (f"u{number:04x}" if number < 0x10000 else f"U{number:08x}")
@@ -66,6 +71,11 @@ class WriteOut:
             if not self._watched.isdisjoint(token_ids):
                 self._unwritable.add(character)
             self._known.add(character)  # last: threads share this
+
+
+def _size(text: str) -> int:
+    """Bytes in UTF-16: two for each of the first 65,536 characters. Far quicker than looking at each."""
+    return len(text.encode("utf-16-le"))
 
 
 def _every_byte() -> Iterator[str]:

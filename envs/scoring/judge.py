@@ -107,7 +107,8 @@ class LLMJudge:
                     f"The judge {self._model!r} at {self._client.base_url} refuses to judge ({error}): check "
                     "judge_url, judge_model and the key (ATOMMEM_JUDGE_API_KEY)."
                 ) from error
-            if reply.finish_reason == "error":  # its provider failed, whatever the status said: no verdict on anything
+            if reply.finish_reason == "error" and "'error':" in reply.text:
+                # Its provider failed, whatever the status said: that is no verdict on any answer.
                 if attempt + 1 == self._attempts:
                     raise OutageError(f"the judge at {self._client.base_url} gave no reply: {reply.text[:200]!r}.")
                 await asyncio.sleep(0.5 * 2**attempt)

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atommem.errors import ConfigError
-from atommem.rough_tokens import RoughTokenizer
 from atommem.untrusted import PromptGuard, clean, forms_in, guard_text
 from atommem.untrusted.control import control_tokens
 from atommem.untrusted.guard import ESCAPES, Rewrite
@@ -243,11 +242,4 @@ def test_hostile_texts_take_linear_time() -> None:
 
 def test_the_bench_holds_on_the_tokenizers_that_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    assert load_script("bench_untrusted").main(["--built", "--n", "210"]) == 0
-
-
-def test_a_tokenizer_without_control_tokens_may_have_ids_of_any_size() -> None:
-    tokenizer = RoughTokenizer()
-    ids = tokenizer.encode("Anna lives in Rome." + "\n" * 40)
-    assert max(ids) >= 2**64
-    assert PromptGuard(tokenizer).controls(ids) == []
+    assert load_script("bench_untrusted").main(["--built", "--n", "140", "--views", "7000"]) == 0

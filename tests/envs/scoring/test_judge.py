@@ -156,6 +156,16 @@ async def test_only_a_judge_that_is_gone_is_an_outage_and_it_is_asked_again_late
     assert (await judge(QUESTION, "x")).score == 1.0
 
 
+async def test_a_provider_that_fails_behind_a_status_200_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: sleep(0))
+    failed = {"error": {"code": 502, "message": "upstream"}}
+    judge = make(FakeChat(failed, failed, failed, failed, "CORRECT"))
+    with pytest.raises(OutageError, match="no reply"):
+        await judge(QUESTION, "x")
+    assert (await judge(QUESTION, "x")).score == 1.0
+
+
 async def test_each_question_and_answer_is_judged_once() -> None:
     server = FakeChat("CORRECT")
     judge = make(server)
