@@ -23,6 +23,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 
 from atommem.activity import ActivityClock
+from atommem.environment import find_environment
 from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
 from atommem.policy.contract import Sampling
@@ -77,13 +78,23 @@ def read_failed(folder: str | Path) -> FailedRun:
 
 
 class RecordedRunner:
-    """Stands where an `EpisodeRunner` would and returns recorded episodes."""
+    """Stands where an `EpisodeRunner` would and returns recorded episodes.
 
-    def __init__(self, episodes: Mapping[tuple[str, int], Episode]) -> None:
+    Args:
+        episodes: By task id and sample.
+        environments: What the tasks belong to (an environment's class will do: no episode is run).
+    """
+
+    def __init__(self, episodes: Mapping[tuple[str, int], Episode], environments: Any) -> None:
         self.episodes = episodes
-        self.sampling = Sampling()
-        self.activity = ActivityClock()
-        self.policy = self.embedder = SimpleNamespace(close=_nothing)
+        nothing = SimpleNamespace(close=_nothing)
+        self.agent = SimpleNamespace(
+            policy=nothing,
+            embedder=nothing,
+            sampling=Sampling(),
+            activity=ActivityClock(),
+            environments=environments,
+        )
 
     async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:
         """The episode of each ``(task, sample)``.
@@ -199,9 +210,9 @@ def replay(
     arguments += ["--per_device_train_batch_size", str(total // processes), "--output_dir", str(scratch)]
     args, *others = parse([*arguments, "--report_to", "none", "--save_strategy", "no", "--use_vllm", "false"])
     inspection = Inspection()
-    trainer = grpo_trainer(
-        args, *others, make_backend=lambda _: RecordedBackend(RecordedRunner(run.episodes)), callbacks=[inspection]
-    )
+    _, _, environment, _ = others
+    runner = RecordedRunner(run.episodes, find_environment(environment.environment))
+    trainer = grpo_trainer(args, *others, make_backend=lambda _: RecordedBackend(runner), callbacks=[inspection])
     inspection.watch(trainer)
     say(f"update {run.update + 1} stopped the run: {run.error}")
     outcome: dict[str, Any] = {"loss": math.nan, "grad_norm": None, "error": None, "not_finite": []}
