@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +137,10 @@ def parse_arguments(
         stored = {name: ahead.stored[name] for name in _CHECKPOINT_FIELDS if name in ahead.stored}
         parser.set_defaults_with_config(**{**ahead.defaults, **stored, **(settings or {})})
         configs: Configs = parser.parse_args_and_config(argv)
+    except ArgumentError as error:
+        raise ConfigError(
+            f"environment {ahead.environment.__name__} has a setting that this command has too ({error}): rename it."
+        ) from error
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{error} (see atommem eval --help)") from error
     return configs

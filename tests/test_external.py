@@ -27,8 +27,9 @@ from atommem.memory.contents import replay
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
+from atommem.policy.local import LocalPolicy
 from atommem.prompts import PromptBuilder
-from atommem.trace import read_trace
+from atommem.trace import read_trace, write_trace
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
 
 PACKAGE = Path(__file__).with_name("external")
@@ -178,7 +179,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     size = ["--max_completion_length", "48", "--save_strategy", "no", "--report_to", "none"]
     size += ["--dataloader_pin_memory", "false", "--logging_steps", "1"]
-    sft = ["--data", str(out / "guide"), "--output_dir", str(out / "sft"), "--max_steps", "60"]
+    sft = ["--data", str(out / "guide"), "--output_dir", str(out / "sft"), "--max_steps", "80"]
     sft += ["--learning_rate", "3e-3", "--per_device_train_batch_size", "18"]
     assert cli.main(["train", "sft", "--model_name_or_path", str(out / "policy"), *sft, *SETTINGS, *size]) == 0
     # From here on the environment and its settings come with the model folder.
@@ -236,7 +237,29 @@ def test_it_is_traced_and_replayed(runs: Path, data: Path, capsys: pytest.Captur
             for step in steps:
                 prompt = prompts.build(step.observation, step.view)
                 assert len(prompt) == step.prompt_tokens
-                assert tokenizer.unk_token_id not in prompt or "refused" in tokenizer.decode(prompt)
+                assert folder.parent.name != "guide" or tokenizer.unk_token_id not in prompt
+
+
+@pytest.mark.slow
+async def test_prompts_are_made_again_token_by_token(runs: Path, data: Path) -> None:
+    policy = LocalPolicy.from_pretrained(str(runs / "grpo"))
+    runner = make_episode_runner(
+        policy=policy,
+        tokenizer=policy.tokenizer,
+        embedder=make_embedder(EMBEDDER),
+        environments=environments(policy.tokenizer),
+        memory=MEMORY,
+        sampling=Sampling(seed=1, max_tokens=48),
+        keep_prompts=True,
+    )
+    tasks = find_environment("atlas").read_tasks(data)
+    episodes = await runner.run_all([(task, 0) for task in tasks])
+    await policy.close()
+    prompts = PromptBuilder.of(policy.tokenizer, get_dialect("paper", "compact"), MEMORY, runner.environments)
+    for episode in episodes:
+        path = write_trace(runs / "whole" / f"{episode.task_id}.jsonl", episode, {}, tokens=True)
+        for step in read_trace(path).episode.steps:
+            assert prompts.build(step.observation, step.view) == step.prompt_ids
 
 
 @pytest.mark.slow
@@ -259,3 +282,51 @@ def test_it_is_checked(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["env", "list"]) == 0
     assert "atlas" in capsys.readouterr().out
     assert cli.main(["env", "check", "atlas", "--data", str(data)]) == 0
+
+
+@pytest.mark.slow
+def test_what_only_documents_allow_is_refused_by_name(
+    runs: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A baseline that reads documents, and a plan for tasks of which the environment gives no estimate."""
+    evaluation = ["eval", "--policy", str(runs / "sft"), "--data", str(data), "--out", str(runs / "rag")]
+    assert cli.main([*evaluation, "--method", "rag"]) == 2
+    assert "method rag reads documents, and the environment 'atlas' has none" in capsys.readouterr().err
+    plan = ["train", "grpo", "--model_name_or_path", str(runs / "sft"), "--data", str(data), "--dry_run"]
+    assert cli.main(plan) == 2
+    assert "Atlas gives no estimate of its tasks" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["eval", "--policy", "x", "--out", "y"], ["train", "grpo", "--output_dir", "y"]])
+def test_a_setting_that_a_command_has_too_is_refused_by_name(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "seeded.py").write_text(SEEDED)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.main([*command, "--data", "z", "--environment", "seeded:Seeded"]) == 2
+    assert "environment Seeded has a setting that this command has too" in capsys.readouterr().err
+
+
+SEEDED = """
+from dataclasses import dataclass
+from atommem.environment import EnvironmentConfig
+from atommem.envs.longdoc import Environments
+
+@dataclass
+class SeededConfig(EnvironmentConfig):
+    seed: int = 0
+
+class Seeded(Environments):
+    config_class = SeededConfig
+"""
+
+
+def test_only_the_long_document_environment_knows_its_classes() -> None:
+    root = PACKAGE.parents[1]
+    folders = ("atommem", "configs", "demo", "docs", "envs", "eval", "scripts", "tests", "train")
+    files = [path for name in folders for path in (root / name).rglob("*") if path.suffix in (".py", ".md", ".yaml")]
+    named = {path.relative_to(root).as_posix() for path in files if "Long" + "Doc" in path.read_text(encoding="utf-8")}
+    allowed = ("envs/longdoc/", "tests/envs/longdoc/", "scripts/bench_")
+    assert len(files) > 300
+    assert [name for name in sorted(named) if not name.startswith(allowed)] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentError
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,10 @@ def _parse(argv: Sequence[str], config_class: type, stage: str, model_class: typ
         )
         parser.set_defaults_with_config(**_defaults(ahead))
         args, *others, _ = parser.parse_args_and_config(list(argv))
+    except ArgumentError as error:
+        raise ConfigError(
+            f"environment {ahead.environment.__name__} has a setting that this command has too ({error}): rename it."
+        ) from error
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{error} (see atommem train {stage} --help)") from error
     if not args.data:

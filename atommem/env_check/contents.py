@@ -122,12 +122,15 @@ def _check_piece(findings: Findings, declared: Declared, piece: Any, owner: str 
     return good
 
 
-def check_score(findings: Findings, score: Any, questions: int, after: str) -> None:
+def check_score(findings: Findings, score: Any, description: TaskDescription, after: str) -> None:
     """Whether a score can be recorded; `after` says what was scored."""
+    questions = len(description.questions)
     if not findings.expect(isinstance(score, Score), "score", f"score() gave {score!r} {after}", "Give a Score."):
         return
+    unknown = bool(questions) and not any(question.golds for question in description.questions)
     detail = f"the reward is {score.reward!r} {after}"
-    findings.expect(_is_share(score.reward), "score", detail, "Give a number from 0 to 1.")
+    remedy = "Give a number from 0 to 1; None where no question has a gold answer."
+    findings.expect(_is_share(score.reward) or (unknown and score.reward is None), "score", detail, remedy)
     for name in ("answers", "question_metrics", "question_notes"):
         count = len(getattr(score, name))
         detail = f"{name} has {count} values {after}, and describe() {questions} questions"

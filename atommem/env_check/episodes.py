@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from atommem.description import TaskDescription
-from atommem.env_check.contents import check_score
+from atommem.description import QuestionDescription, TaskDescription
+from atommem.env_check.contents import check_observation, check_score
 from atommem.env_check.findings import told
 from atommem.env_check.player import AbandonedError, Played, Player
 from atommem.env_check.probes import PROBES, Writer
-from atommem.environment import Score
+from atommem.environment import EnvironmentFactory, Score
 from atommem.episode import Episode
 from atommem.episode_runner import set_score
 from atommem.observation import Observation, StopReason
@@ -40,6 +40,7 @@ async def check_episodes(player: Player, tasks: Sequence[tuple[Any, TaskDescript
     await _check_feedback(player, *first)
     await _check_apart(player, first, tasks[-1])
     await _check_given_up(player, *first)
+    await _check_texts(player)
 
 
 def _check_plays(player: Player, task: Any, description: TaskDescription, plays: dict[str, Played]) -> None:
@@ -127,6 +128,29 @@ async def _check_apart(player: Player, first: tuple[Any, TaskDescription], secon
         player.findings.expect(same, "apart", f"`{name}` went another way beside an episode of {second[1].id}", remedy)
 
 
+async def _check_texts(player: Player) -> None:
+    """Where `atommem.Memory` can read texts with it: what it reads, and a question without a gold answer."""
+    declared, findings = player.declared, player.findings
+    if declared.kind.reading is EnvironmentFactory.reading:
+        return
+    findings.begin("texts")
+    try:
+        text, questions = "A text.\n\n" + "It has many words. " * 200, ("What has it?", "How many?")
+        observations = [declared.factory.reading(given, questions) for given in (text, ["A text.", text])]
+        task = declared.factory.asking(questions[0])
+    except Exception as error:
+        findings.fail("texts", told(error), "`reading` and `asking` belong together, and take any text and question.")
+        return
+    for observation in (*observations[0], *observations[1]):
+        check_observation(findings, declared, observation, len(questions), where="texts")
+    asked = TaskDescription("asked", "", (QuestionDescription(questions[0]),))
+    played = await player.play(task, asked, PROBES["silent"])
+    detail = f"{played.observations[:1]} does not ask the question"
+    remedy = "The task of `asking` asks at its first step."
+    asks = not played.observations or played.observations[0].question == 0
+    findings.expect(asks, "texts", detail[:300], remedy)
+
+
 async def _check_given_up(player: Player, task: Any, description: TaskDescription) -> None:
     """Cancel reset, then each of the first steps where it waits for something; and score what is left."""
     player.findings.begin("given up")
@@ -144,7 +168,7 @@ async def _check_given_up(player: Player, task: Any, description: TaskDescriptio
                 return
             await _given_up(player, "step", environment.step, await player.turn(session, PROBES["calls"], played))
             score = await player.call("score", environment.score)
-            check_score(player.findings, score, questions, "after a step that was given up")
+            check_score(player.findings, score, description, "after a step that was given up")
         except AbandonedError:
             return
 

@@ -25,6 +25,7 @@ CHECKS = {
     "given up": "what is given up ends at once, and can be scored",
     "event loop": "nothing holds up the episodes beside it",
     "trace": "an episode can be written and read again",
+    "texts": "texts are read and questions asked without gold answers, as Memory does",
 }
 """What is checked, by the name of the check."""
 

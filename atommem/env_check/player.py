@@ -119,7 +119,7 @@ class Player:
                 )
                 self.findings.expect(played.reason is not None, "end", detail, remedy)
             played.score = await self.call("score", environment.score)
-            check_score(self.findings, played.score, questions, f"after {len(played.steps)} steps")
+            check_score(self.findings, played.score, description, f"after {len(played.steps)} steps")
         except AbandonedError:
             return
 

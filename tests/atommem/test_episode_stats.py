@@ -6,7 +6,7 @@ import pytest
 
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.episode import Episode, Step
-from atommem.episode_stats import add_sums, episode_sums, means, summarize_episodes
+from atommem.episode_stats import action_names, add_sums, episode_sums, means, summarize_episodes
 from atommem.memory.entries import MemoryView
 from atommem.memory.operations import Operation, Outcome
 from atommem.observation import Observation, StopReason
@@ -108,6 +108,12 @@ def test_counted_by_hand() -> None:
         "stop/context_overflow": 0.0,
     }
     assert summary == pytest.approx(expected)
+
+
+def test_actions_are_those_that_were_counted() -> None:
+    """Memory's in their order, then what environments brought, by name."""
+    counted = ({"actions/lookup": 1.0, "reward": 1.0}, {"actions/answer": 0.0, "actions/read": 2.0})
+    assert action_names(*counted) == ["create", "read", "update", "delete", "scratchpad", "answer", "lookup"]
 
 
 def test_sums_of_parts_give_the_whole() -> None:

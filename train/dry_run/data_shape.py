@@ -81,7 +81,8 @@ class PromptShape:
     """Tokens of a prompt's pieces.
 
     Attributes:
-        reading, answering: All that is not question, chunk or memory: instructions, headings, chat markup.
+        reading, answering: All that is not question, stream or memory: instructions, headings, chat markup; in the
+            environment's first and last phase.
         memory: Expected scratchpad, query and entries.
         longest_memory: At its limit; entries count as in `memory`, for nothing limits them.
         is_chunk_first: Layout ``prefix``: the episodes of a group share the chunk.
@@ -109,7 +110,8 @@ def measure_prompt(
     dialect = get_dialect(memory.dialect, memory.templates)
     builder = PromptBuilder.of(environments.tokenizer, dialect, memory, environments, chat_template_kwargs)
     nothing = MemoryView(capacity=memory.capacity)
-    reading, answering = (len(builder.build(environments.blank(phase), nothing)) for phase in ("reading", "answering"))
+    first, last = environments.phases[0], environments.phases[-1]
+    reading, answering = (len(builder.build(environments.blank(phase), nothing)) for phase in (first, last))
     kinds = {name for name in MEMORY_KINDS if dialect.can_write(name)} - set(memory.disabled_actions)
     entries = memory.retrieve_k * ENTRY_TOKENS + QUERY_TOKENS if {"create", "read"} <= kinds else 0
     scratchpad = memory.scratchpad_tokens if "scratchpad" in kinds else 0

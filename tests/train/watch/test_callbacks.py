@@ -31,6 +31,21 @@ def test_one_line_an_entry_under_a_heading() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "further", "line"),
+    [
+        ("em", {"eval_f1": 0.7}, "EM 0.500 (0.400 to 0.600, n 8), F1 0.700"),
+        ("reward", {}, "reward 0.500 (0.400 to 0.600, n 8)"),
+    ],
+)
+def test_the_held_out_score_is_that_of_the_environment(name: str, further: dict[str, float], line: str) -> None:
+    out = io.StringIO()
+    table = ConsoleTable([], Console(file=out, width=120))
+    score = {f"eval_{name}": 0.5, f"eval_{name}_low": 0.4, f"eval_{name}_high": 0.6}
+    table.on_log(None, state(1), None, logs={**score, **further, "eval_n": 8.0, "eval_failed": 0.0})
+    assert out.getvalue() == f"     1  held-out {line}\n"
+
+
 def test_the_time_left_is_that_at_the_pace_so_far() -> None:
     """Resumed at 10: ten updates took 300 s, eighty are to come."""
     out = io.StringIO()

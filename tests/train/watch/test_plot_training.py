@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
 from atommem.errors import DataError
 from atommem.train.train_cli import main
@@ -36,6 +37,18 @@ def test_a_run_is_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_lines_across(tmp_path: Path) -> None:
     path = plot_training(metrics(), tmp_path / "x.png", {"before": 0.1, "after": 0.9})
     assert path.read_bytes().startswith(PNG)
+
+
+def test_what_the_environment_brought_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its actions beside memory's, and the held-out reward where there is no exact match."""
+    entries = [
+        {"step": 1, "reward": 0.1, "actions/lookup": 0.5, "actions/create": 0.1, "store_size": 1},
+        {"step": 2, "eval_reward": 0.5, "eval_reward_low": 0.4, "eval_reward_high": 0.6},
+    ]
+    labels: list[str] = []
+    monkeypatch.setattr(Axes, "legend", lambda self, **settings: labels.extend(self.get_legend_handles_labels()[1]))
+    plot_training(entries, tmp_path / "x.png")
+    assert labels == ["mean reward in training", "held-out reward", "create", "lookup"]
 
 
 def test_nothing_to_plot(tmp_path: Path) -> None:

@@ -43,6 +43,18 @@ def test_the_run_and_the_rollout() -> None:
         bars.close()
 
 
+def test_an_environment_without_exact_match_shows_its_reward() -> None:
+    bars = ProgressBars(Console(file=io.StringIO(), force_terminal=True, width=120))
+    try:
+        with bars.rollout(2, "episodes") as on_episode:
+            episode = make_episode("t", 0, 0.25, [])
+            episode.metrics = {"overlap": 0.25}
+            on_episode(0, episode)
+            assert "reward 0.250" in drawn(bars)
+    finally:
+        bars.close()
+
+
 def test_a_log_file_gets_no_bars() -> None:
     with NoProgress().rollout(3, "episodes") as on_episode:
         assert on_episode is None
