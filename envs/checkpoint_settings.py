@@ -14,6 +14,7 @@ import yaml
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
 from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
 from atommem.errors import ConfigError
+from atommem.policy.opening import is_server
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Ahead:
 
 
 def read_ahead(argv: Sequence[str], model_field: str, settings: Mapping[str, Any] | None = None) -> Ahead:
-    """Find the environment and the model folder that a command line names.
+    """Find the environment and the model folder that a command line names: of a server, the folder of its tokenizer.
 
     Args:
         argv: The command line.
@@ -46,6 +47,7 @@ def read_ahead(argv: Sequence[str], model_field: str, settings: Mapping[str, Any
     """
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument(f"--{model_field}", dest="model", nargs="?")
+    finder.add_argument("--tokenizer")
     finder.add_argument("--config")
     finder.add_argument("--environment")
     named, _ = finder.parse_known_args(argv)
@@ -55,6 +57,8 @@ def read_ahead(argv: Sequence[str], model_field: str, settings: Mapping[str, Any
     model = named.model or values.get(model_field)
     if isinstance(model, list):  # servers, or a folder written as a list of one
         model = model[0] if model else None
+    if model is not None and is_server([model]):  # it does not tell how its model was trained
+        model = named.tokenizer or values.get("tokenizer")
     stored = load_config(model) if model is not None else {}
     name = named.environment or values.get("environment") or stored.get("environment") or DEFAULT_ENVIRONMENT
     environment = find_environment(name)

@@ -97,7 +97,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("no FILE is given: atommem ask FILE QUESTION --policy POLICY.")
     elif arguments.file != "-" and not Path(arguments.file).exists():
         raise ConfigError(f"there is no file {arguments.file!r}: atommem ask FILE QUESTION --policy POLICY.")
-    if not any(question.strip() for question in arguments.questions):
+    if not arguments.questions or not all(question.strip() for question in arguments.questions):
         raise ConfigError("no question is given: atommem ask FILE QUESTION --policy POLICY.")
     if arguments.policy is None and not exists:
         raise ConfigError("no policy is given: --policy FOLDER, or --policy URL with --tokenizer or --api chat.")

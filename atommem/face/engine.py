@@ -59,9 +59,9 @@ class Engine:
         """
         choice, opened = None, policy
         if isinstance(policy, (str, os.PathLike, list, tuple)):
-            names = [os.fspath(policy)] if isinstance(policy, (str, os.PathLike)) else [str(name) for name in policy]
-            named = None if tokenizer is None else os.fspath(tokenizer)
-            choice = PolicyChoice(names, api, model, named, max_in_flight)
+            names = [policy] if isinstance(policy, (str, os.PathLike)) else policy
+            named = None if tokenizer is None else _place(tokenizer)
+            choice = PolicyChoice([_place(name) for name in names], api, model, named, max_in_flight)
         elif not (hasattr(policy, "complete") or hasattr(policy, "complete_chat")):
             raise ConfigError(f"policy is a {type(policy).__name__}: give a model folder, a server's URL, or a Policy.")
         folder = choice.settings_folder if choice is not None else ""
@@ -94,6 +94,12 @@ class Engine:
         await self.environments.close()
         await self.agent.policy.close()
         await self.agent.embedder.close()
+
+
+def _place(name: str | os.PathLike[str]) -> str:
+    """A folder by its whole path, so that a memory that names it is loaded from anywhere; other names as they are."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.is_dir() else os.fspath(name)
 
 
 def _make_embedder(settings: Settings) -> Embedder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -36,14 +36,17 @@ def add_settings(parser: ArgumentParser, environment: str) -> None:
         ("sampling", Sampling),
     ):
         group = parser.add_argument_group(f"settings: {title}")
+        hints = get_type_hints(kind)  # `TrlParser` writes into the types that `fields` tells
         for item in fields(kind):
             if kind is Sampling and item.name not in SAMPLING:
                 continue
-            text = item.metadata.get("help") or _SAMPLING_HELP[item.name]
-            several = {"nargs": "*"} if "list" in str(item.type) else {}
+            text = item.metadata.get("help") or _SAMPLING_HELP.get(item.name, "")
+            hint = hints[item.name]
+            annotation = hint.__name__ if isinstance(hint, type) else str(hint)
+            several = {"nargs": "*"} if annotation.startswith("list") else {}
             group.add_argument(
                 f"--{item.name}",
-                type=_reader(str(item.type)),
+                type=_reader(annotation),
                 default=SUPPRESS,
                 metavar=item.name.rpartition("_")[2].upper(),
                 help=text.replace("%", "%%"),

@@ -141,15 +141,17 @@ def test_values_of_flags(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 
 def test_a_model_folder_of_ours_brings_its_settings(
-    book: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    book: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
     checkpoint = make_checkpoint(tmp_path / "checkpoint")
-    arguments = [str(book), "Where?", "--policy", str(checkpoint), "--max_tokens", "4", "--memory", str(tmp_path / "m")]
+    monkeypatch.chdir(tmp_path)
+    arguments = [str(book), "Where?", "--policy", "checkpoint", "--max_tokens", "4", "--memory", str(tmp_path / "m")]
     assert ask_cli.main([*arguments, "--json"]) == ask_cli.EXIT_UNANSWERED
     assert json.loads(capsys.readouterr().out)["steps"] == 2
     about = json.loads((tmp_path / "m" / "memory.json").read_text())
     assert about["given"] == {"max_tokens": 4}
+    assert about["policy"]["policy"] == [str(checkpoint.resolve())]  # to be loaded from anywhere
     assert about["embedder"]["embedder"] == "hashing"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from atommem import cli
 
-COMMANDS = ["demo", "data", "train", "eval", "compare", "report", "trace", "env"]
+COMMANDS = ["ask", "demo", "data", "train", "eval", "compare", "report", "trace", "env"]
 
 
 def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:

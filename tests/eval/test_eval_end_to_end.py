@@ -56,11 +56,12 @@ def server(checkpoint: Path) -> Iterator[str]:
 def test_server(checkpoint: Path, data: Path, server: str) -> None:
     out = data.parent / "out"
     command = ["eval", "--policy", server, "--tokenizer", str(checkpoint), "--data", str(data), "--out", str(out)]
-    settings = ["--embedder", "hashing", "--templates", "compact", "--chunking", "documents", "--max_tokens", "99"]
-    assert atommem_main([*command, *settings]) == 0
+    assert atommem_main([*command, "--max_tokens", "99"]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["metrics"]["em"]["mean"] == 0.5  # the answer is right for task a, wrong for b
     assert summary["run"]["policy"] == {"model": "tiny", "tokenizer": str(checkpoint)}
+    # What no flag says is as the checkpoint was trained, though a server does not tell.
+    assert (summary["run"]["memory"]["scratchpad_tokens"], summary["run"]["environment"]["max_reads"]) == (32, 0)
 
 
 @pytest.mark.parametrize("method", ["atommem", "full_context", "generative_agents"])

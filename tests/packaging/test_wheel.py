@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 ROOMS = ("envs", "train", "eval", "demo")
-COMMANDS = ("demo", "data", "train", "eval", "compare", "report", "trace", "env", "configs")
+COMMANDS = ("ask", "demo", "data", "train", "eval", "compare", "report", "trace", "env", "configs")
 LAUNCH = ("-m", "accelerate.commands.launch")
 NOT_OURS = "raise SystemExit('{} is not ours, and was imported')\n"
 
@@ -174,7 +174,7 @@ def test_shipped_files_by_name(python: Path, folder: Path) -> None:
     code = (
         "from atommem.eval.eval_config import parse_arguments as parse; from atommem.dialects import get_dialect\n"
         "memory = parse(['--config', 'smollm2', '--policy', 'p', '--data', 'd', '--out', 'o'])[1]\n"
-        "print(get_dialect(memory.dialect, memory.templates).templates.chunk)"
+        "print(get_dialect(memory.dialect, memory.templates).templates.scratchpad)"
     )
     assert "of the text" in run([python, "-c", code], folder)
 
