@@ -24,7 +24,7 @@ Rewrite = Callable[[str, str, str], str]
 # one of its control tokens.
 ESCAPES = "\\/~^`¦¤¬‖⁞"
 _LONGEST = 65_536
-"""Characters of a text that is worth remembering: all that are remembered take 32 MiB."""
+"""Characters of a text that may be remembered: 512 of them are 32 MiB."""
 
 
 class PromptGuard:
@@ -101,10 +101,11 @@ class PromptGuard:
             expected: The control tokens of the prompt without data, where they are known.
         """
         token_ids = self._encode(render(self.data))
-        if expected is None or self.controls(token_ids) != list(expected):
-            expected = self.controls(self._encode(render(_nothing)))
+        if expected is not None and self.controls(token_ids) == list(expected):
+            return token_ids
+        expected = self.controls(self._encode(render(_nothing)))
         for harder in (self._apart, _nothing):
-            if self.controls(token_ids) == list(expected):
+            if self.controls(token_ids) == expected:
                 break
             token_ids = self._encode(render(harder))
         return token_ids
