@@ -20,7 +20,6 @@ from atommem.config import MemoryConfig
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import StepResult, Turn
-from atommem.envs.longdoc.environment import LongDocEnvironment, LongDocEnvironments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, Limits
@@ -467,14 +466,17 @@ async def test_the_environment_is_driven_by_the_turns_as_they_were() -> None:
     run = runner()
     driven: list[Turn] = []
 
-    class Spied(LongDocEnvironment):
-        async def step(self, turn: Turn) -> StepResult:
-            driven.append(turn)
-            return await super().step(turn)
+    class Environments(type(run.environments)):  # type: ignore[misc]
+        def __call__(self) -> Any:
+            environment = super().__call__()
+            step = environment.step
 
-    class Environments(LongDocEnvironments):
-        def __call__(self) -> LongDocEnvironment:
-            return Spied(self)
+            async def noted(turn: Turn) -> StepResult:
+                driven.append(turn)
+                return await step(turn)
+
+            environment.step = noted
+            return environment
 
     run.agent.environments = Environments(run.environments.config, run.agent.tokenizer)
     await run.run(TASK, past=whole.steps[:4])
