@@ -76,7 +76,7 @@ async def test_the_report_is_clicked_through(report: Path, browser: Browser) -> 
     browser.click("#list li:first-child button")
     assert "Step 2 of 2: answering" in browser.text("#where")
     browser.click("#previous")
-    assert "Step 1 of 2: reading, chunk 2 of 2" in browser.text("#where")
+    assert "Step 1 of 2: reading, chunk 2/2" in browser.text("#where")
     browser.click('#detail [data-step="0"]')
     assert browser.text("#detail .operation ins") == "seen"
     assert "The first document." in browser.text("#detail .columns")
