@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from atommem.errors import DataError
 from atommem.train.objective.sequences import EpisodeSize, Row, episode_rows, merge_equal_rows, normalizer
 from tests.train.toys import make_episode
 
@@ -20,6 +21,14 @@ SIZES = [EpisodeSize.of(episode) for episode in EPISODES]
 
 def test_sizes_leave_out_failed_episodes_and_empty_steps() -> None:
     assert [EpisodeSize(4, 2), EpisodeSize(2, 1), EpisodeSize(0, 0), EpisodeSize(8, 2)] == SIZES
+
+
+def test_an_episode_that_ended_without_a_reward_is_refused() -> None:
+    """No outage: its task has no gold answers, and to leave it out would pass for a run that fails."""
+    unscored = make_episode("c", 0, 1.0, [(5, 3)])
+    unscored.reward = None
+    with pytest.raises(DataError, match="task 'c' has no gold answer"):
+        EpisodeSize.of(unscored)
 
 
 def test_rows_are_the_sampled_ids_of_every_step() -> None:
