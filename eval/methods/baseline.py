@@ -33,7 +33,7 @@ from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import render_chat
 from atommem.session import request_sampling
 from atommem.tokens import Tokenizer
-from atommem.untrusted import PromptGuard, clean, forms_in
+from atommem.untrusted import PromptGuard, clean, forms_in, guard_text
 
 SYSTEM = "You answer questions. Give the shortest wording that is complete, and end with it in a box: \\boxed{answer}"
 ANSWER_FROM_TEXT = "{text}\n\nQuestion:\n{question}\n\nAnswer the question from the text above, in a box."
@@ -267,7 +267,8 @@ class Recorder:
         )
         prompt_ids: list[int] = []
         if (chat := getattr(policy, "complete_chat", None)) is not None:
-            completion: Completion = await chat(messages, sampling)
+            guarded = [{**message, "content": guard_text(message["content"])} for message in messages]
+            completion: Completion = await chat(guarded, sampling)
         else:
             prompt_ids = self._setup.tokenizer.encode(prompt, add_special_tokens=False)
             completion = await policy.complete(prompt_ids, sampling)
