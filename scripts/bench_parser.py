@@ -123,8 +123,13 @@ def inconsistency(text: str, parsed: Parsed, dialect: Dialect) -> str | None:
             return f"handle of {action}"
         if action.kind == "answer" and "\\boxed" not in element:
             return f"answer without a box {action}"
-        if "<think>" in element.lower():
-            return f"thinking in {action}"
+        # Inside of an element, also of a bad one, it is text.
+        element_end = max(
+            (item.end for item in (*parsed.actions, *parsed.problems) if item.end <= action.start), default=0
+        )
+        before = text[element_end : action.start].lower()
+        if before.rfind("<think>") > before.rfind("</think>"):
+            return f"{action} in thinking"
     starts = [problem.start for problem in parsed.problems]
     if starts != sorted(starts) or any(not 0 <= item.start < item.end <= len(text) for item in parsed.problems):
         return f"spans of {parsed.problems}"
