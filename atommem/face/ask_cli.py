@@ -39,7 +39,11 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
     try:
-        return asyncio.run(_run(arguments))
+        text = None  # before there is an event loop, in which Ctrl-C would wait for the end of the input
+        if arguments.file is not None:
+            is_input = arguments.file == "-"
+            text = decoded(sys.stdin.buffer.read(), "standard input") if is_input else read_file(Path(arguments.file))
+        return asyncio.run(_run(arguments, text))
     except KeyboardInterrupt:
         kept = f" What was read is in {arguments.memory}; the same command goes on from there."
         print(f"\natommem ask: interrupted.{kept if arguments.memory is not None else ''}", file=sys.stderr)
@@ -103,11 +107,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("no policy is given: --policy FOLDER, or --policy URL with --tokenizer or --api chat.")
 
 
-async def _run(arguments: argparse.Namespace) -> int:
-    text = None
-    if arguments.file is not None:
-        is_input = arguments.file == "-"
-        text = decoded(sys.stdin.buffer.read(), "standard input") if is_input else read_file(Path(arguments.file))
+async def _run(arguments: argparse.Namespace, text: str | None) -> int:
     settings = given_settings(arguments, _OWN)
     policy = arguments.policy
     if arguments.memory is not None and saved.holds_memory(arguments.memory):

@@ -150,6 +150,7 @@ class AsyncMemory:
             DataError: There is no such file, it is no text, or empty.
             OutageError, PolicyError: Of the policy or embedder; what was read before is kept.
         """
+        self._engine.check_open()
         asked = [questions] if isinstance(questions, str) else list(questions)
         if goal is not None and asked:
             raise ConfigError("read() was given questions and a goal: the goal takes the place of questions.")
@@ -185,11 +186,12 @@ class AsyncMemory:
                 has it all. If not, a fork is asked: the memory stays as it is, and several can be asked at a time.
 
         Raises:
-            ConfigError: There is no question.
+            ConfigError: There is no question, or the memory was closed.
             OutageError, PolicyError: Of the policy or embedder.
         """
-        if not question.strip():
-            raise ConfigError("the question is empty: there is nothing to ask.")
+        if not isinstance(question, str) or not question.strip():
+            raise ConfigError(f"the question is {question!r}: there is nothing to ask.")
+        self._engine.check_open()
         async with self._lock:
             if keep:
                 return await self._answer(self._session, question)

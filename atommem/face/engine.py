@@ -28,12 +28,14 @@ class Engine:
         settings: As they apply.
         given: Those that the user gave by name, without objects: a saved memory keeps them.
         choice: Which policy it is; None for an object of the user's.
+        closed: Whether it has been: by any of the memories that share it.
     """
 
     agent: Agent
     settings: Settings
     given: dict[str, Any]
     choice: PolicyChoice | None
+    closed: bool = False
 
     @property
     def environments(self) -> EnvironmentFactory:
@@ -89,8 +91,14 @@ class Engine:
         )
         return cls(agent, settings, given, choice)
 
+    def check_open(self) -> None:
+        """Raise ConfigError where it has been closed."""
+        if self.closed:
+            raise ConfigError("this memory is closed: its policy is gone. Memory.load opens one that was saved.")
+
     async def close(self) -> None:
         """Free models and connections."""
+        self.closed = True
         await self.environments.close()
         await self.agent.policy.close()
         await self.agent.embedder.close()

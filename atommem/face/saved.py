@@ -60,10 +60,13 @@ def write(folder: str | os.PathLike[str], saved: Saved) -> Path:
     """Write a memory to a folder; each of its files is replaced whole.
 
     Raises:
-        DataError: They cannot be written.
+        DataError: They cannot be written, or the folder is somebody else's.
         ConfigError: A setting is no JSON value.
     """
     path = Path(folder)
+    ours = (SESSION_FILE, MEMORY_FILE)
+    if path.is_dir() and not holds_memory(path) and not all(item.name.startswith(ours) for item in path.iterdir()):
+        raise DataError(f"{path} holds other things and no memory: give a folder of its own.")
     about = {
         "format": FORMAT,
         "policy": saved.policy,

@@ -116,8 +116,9 @@ async def test_no_answer_is_none() -> None:
     memory = make(ListPolicy(WordTokenizer(), ["nothing", "at all"]), max_reads=1)
     answer = await memory.ask("What?")
     assert (answer.text, str(answer), len(answer.steps)) == (None, "", 2)
-    with pytest.raises(ConfigError, match="question is empty"):
-        await memory.ask(" ")
+    for question in (" ", None):
+        with pytest.raises(ConfigError, match="nothing to ask"):
+            await memory.ask(question)  # type: ignore[arg-type]
 
 
 async def test_pieces_are_chunks_unless_they_are_too_long() -> None:
@@ -283,6 +284,9 @@ async def test_closing_frees_policy_and_embedder() -> None:
         await memory.read("one")
         assert not policy.closed
     assert policy.closed
+    for late in (memory.ask("What?"), memory.read("two")):
+        with pytest.raises(ConfigError, match="is closed"):
+            await late
 
 
 async def test_opening_in_a_thread() -> None:

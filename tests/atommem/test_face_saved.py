@@ -139,6 +139,8 @@ async def test_no_folder_and_a_folder_that_cannot_be_written(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         await make().save(tmp_path / "file")
+    with pytest.raises(DataError, match="holds other things"):
+        await make().save(tmp_path)
 
 
 async def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
