@@ -124,10 +124,8 @@ def inconsistency(text: str, parsed: Parsed, dialect: Dialect) -> str | None:
         if action.kind == "answer" and "\\boxed" not in element:
             return f"answer without a box {action}"
         # Inside of an element, also of a bad one, it is text.
-        element_end = max(
-            (item.end for item in (*parsed.actions, *parsed.problems) if item.end <= action.start), default=0
-        )
-        before = text[element_end : action.start].lower()
+        ends = [one.end for one in parsed.actions] + [one.end for one in parsed.problems]
+        before = text[max((one for one in ends if one <= action.start), default=0) : action.start].lower()
         if before.rfind("<think>") > before.rfind("</think>"):
             return f"{action} in thinking"
     starts = [problem.start for problem in parsed.problems]
