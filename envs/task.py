@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.description import QuestionDescription, TaskDescription
+from atommem.observation import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +51,11 @@ def describe_task(task: Task) -> TaskDescription:
         for item in task.questions
     )
     return TaskDescription(task.id, task.source, tuple(questions))
+
+
+def questions_piece(texts: Sequence[str]) -> Piece:
+    """The questions that are shown, as a piece of an observation: one as it is, several numbered."""
+    if len(texts) == 1:
+        return Piece("questions", {"questions": texts[0]})
+    lines = (Piece("question_line", {"number": number, "text": text}) for number, text in enumerate(texts, start=1))
+    return Piece("questions", {"questions": tuple(lines)})

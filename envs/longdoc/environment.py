@@ -21,7 +21,7 @@ from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
 from atommem.envs.scoring.answers import Judge, check_reward, score_answers
 from atommem.envs.scoring.judge import make_judge
-from atommem.envs.task import Question, Task, describe_task
+from atommem.envs.task import Question, Task, describe_task, questions_piece
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.errors import ConfigError
@@ -218,7 +218,7 @@ def chunk_observation(task: Task, chunks: Sequence[str], index: int) -> Observat
     place = f"chunk {index + 1}/{len(chunks)}"
     return Observation(
         phase="reading",
-        task=(_questions([question.text for question in task.questions]),),
+        task=(questions_piece([question.text for question in task.questions]),),
         stream=(Piece("chunk", values),),
         closing=(Piece("reading"),),
         label=place,
@@ -231,15 +231,8 @@ def question_observation(task: Task, index: int, reads_left: int = 0) -> Observa
     notice = Piece("read_notice", {"reads_left": reads_left}, needs=READ)
     return Observation(
         phase="answering",
-        task=(_questions([task.questions[index].text]),),
+        task=(questions_piece([task.questions[index].text]),),
         closing=(Piece("answering", {"read_notice": notice, "reads_left": reads_left}),),
         label=f"question {index + 1}/{len(task.questions)}, {reads_left} read{'s' * (reads_left != 1)} left",
         question=index,
     )
-
-
-def _questions(texts: Sequence[str]) -> Piece:
-    if len(texts) == 1:
-        return Piece("questions", {"questions": texts[0]})
-    lines = (Piece("question_line", {"number": number, "text": text}) for number, text in enumerate(texts, start=1))
-    return Piece("questions", {"questions": tuple(lines)})

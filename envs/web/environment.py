@@ -1,0 +1,290 @@
+"""The web environment: call tools, see the last result only, and answer from memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from atommem.actions import ANSWER, ANSWER_ACTION, CALL, Action, ActionSpec, Body, Call, calls, first
+from atommem.description import TaskShape
+from atommem.environment import EnvironmentFactory, Score, StepResult, Turn
+from atommem.envs.longdoc.chunking import chunk_text
+from atommem.envs.scoring.answers import Judge, check_reward, score_answers
+from atommem.envs.scoring.judge import make_judge
+from atommem.envs.task import Task, describe_task, questions_piece
+from atommem.envs.task_files import load_tasks
+from atommem.envs.web.tools import Link, Tool, ToolResult, make_sources
+from atommem.envs.web.web_config import WebConfig
+from atommem.episode import Episode
+from atommem.errors import ConfigError
+from atommem.observation import Observation, Piece, StopReason
+from atommem.tokens import Tokenizer
+from atommem.untrusted import clean
+
+
+class WebEnvironments(EnvironmentFactory):
+    """Makes environments that share their tools."""
+
+    config_class = WebConfig
+    templates = Path(__file__).with_name("templates")
+    pieces: ClassVar = {
+        "questions": ("questions",),
+        "question_line": ("text",),
+        "page": ("title", "text"),
+        "result": ("text",),
+        "links": ("links",),
+        "link": ("number", "name"),
+        "failure": ("text",),
+        "ignored": (),
+        "acting": (),
+        "answering": (),
+    }
+    numbers = ("number", "part", "parts", "left")
+    inside: ClassVar = {"question_line": "questions", "link": "links"}
+    phases = ("acting", "answering")
+    config: WebConfig
+
+    def __init__(self, config: WebConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self.judge: Judge | None = make_judge(config)
+        self._sources = make_sources(config.tools, config)
+        self.tools: dict[str, Tool] = {tool.name: tool for source in self._sources for tool in source.tools}
+
+    @property
+    def actions(self) -> Sequence[ActionSpec]:
+        """The tools, and the answer."""
+        if self.config.calls == "compact":
+            return (ActionSpec(CALL, Body.TEXT), ANSWER_ACTION)
+        tools = (
+            ActionSpec(tool.name, Body.ARGUMENTS, description=tool.description, schema=tool.schema)
+            for tool in self.tools.values()
+        )
+        return (*tools, ANSWER_ACTION)
+
+    read_tasks = staticmethod(load_tasks)
+    describe = staticmethod(describe_task)
+
+    @classmethod
+    def build(cls, argv: Sequence[str]) -> int:
+        """From the files of a benchmark, as for documents."""
+        from atommem.envs.longdoc.build_cli import main
+
+        return main(argv)
+
+    def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
+        """Of the episode, at each question: calls that were written, and those of them that could not be read."""
+        written = [call for step in episode.steps for call in self.calls(step.actions, step.problems)]
+        refused = sum(not isinstance(call, Action) for call in written)
+        return [{"calls": float(len(written)), "calls_refused": float(refused)} for _ in task.questions]
+
+    def calls(self, actions: Sequence[Action], problems: Sequence[object]) -> list[Call]:
+        """The calls of one completion, in order."""
+        if self.config.calls == "compact":
+            return [action for action in actions if action.kind == CALL]
+        return calls(actions, problems)  # type: ignore[arg-type]
+
+    def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
+        """As many steps as calls, each with a whole chunk: the most that an episode may be."""
+        return replace(supposed, stream_steps=self.config.max_calls, stream_tokens=self.config.chunk_tokens, reads=0)
+
+    def blank(self, phase: str) -> Observation:
+        """No result, and no more calls where it is time to answer."""
+        closing = Piece("answering") if phase == "answering" else Piece("acting", {"left": 0})
+        return Observation(phase, (questions_piece([""]),), (), (closing,))
+
+    def __call__(self) -> WebEnvironment:
+        return WebEnvironment(self)
+
+    async def close(self) -> None:
+        """Close the tools and the judge's connections."""
+        for source in self._sources:
+            await source.close()
+        if self.judge is not None:
+            await self.judge.close()
+
+
+@dataclass
+class _Shown:
+    """A result in parts, of which one at a time is shown."""
+
+    call: str
+    result: ToolResult
+    parts: list[str]
+    number: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number + 1 >= len(self.parts)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return self.result.links
+
+    def pieces(self) -> tuple[Piece, ...]:
+        text = self.parts[self.number]
+        if self.result.is_error:
+            return (Piece("failure", {"call": self.call, "text": text}),)
+        values: dict[str, str | int] = {"call": self.call, "text": text}
+        if not self.result.title:
+            shown = Piece("result", values)
+        else:
+            place = {"part": self.number + 1, "parts": len(self.parts)}
+            shown = Piece("page", {**values, **place, "title": self.result.title})
+        if not self.links:
+            return (shown,)
+        links = (Piece("link", {"number": n, "name": link.title}) for n, link in enumerate(self.links, start=1))
+        return shown, Piece("links", {"links": tuple(links)})
+
+    @property
+    def origin(self) -> str | None:
+        where = self.result.origin or self.call
+        return f"{where}, part {self.number + 1}/{len(self.parts)}" if len(self.parts) > 1 else where
+
+
+class WebEnvironment:
+    """One episode with tools.
+
+    A completion may call one tool; its result is what the next step shows, and all that it shows. A result that is
+    too long for a step goes on at the next one by itself, until another call is made. A step that neither calls, nor
+    answers, nor reads on costs a call as well, so that an episode ends. An answer ends the search. When there are no
+    more calls, the last result is read to its end, and the step that shows its last part must answer. Where a task
+    has several questions, the first answer only ends the search, and each question is then asked in turn.
+    """
+
+    def __init__(self, shared: WebEnvironments) -> None:
+        self._shared = shared
+        self._shown: _Shown | None = None
+        self._left = shared.config.max_calls
+        self._ignored = False
+        self._answers: list[str | None] = []
+        self._reads_left = 0
+        self._asking = False
+
+    async def reset(self, task: Task) -> Observation:
+        """Start on `task`; where it names its first page (``metadata["start"]``), that is shown.
+
+        Raises:
+            ConfigError: The task has no question, or the reward is none for it.
+            OutageError: A tool's provider is out of reach.
+        """
+        if not task.questions:
+            raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
+        check_reward(self._shared.config.reward, task.source)
+        self._task = task
+        start = task.metadata.get("start")
+        if start is not None and "visit" in self._shared.tools:
+            tool = self._shared.tools["visit"]
+            await self._show(str(start), await tool.run({tool.argument: str(start)}, task))
+        return self._observation()
+
+    async def step(self, turn: Turn) -> StepResult:
+        """Carry out the call, read on, ask the next question, or end."""
+        answer = first(turn.actions, ANSWER)
+        if self._asking:
+            return self._answered(answer)
+        if answer is not None or (self._left == 0 and self._at_end):
+            if len(self._task.questions) == 1:
+                return self._answered(answer)
+            return StepResult(self._ask())
+        written = self._shared.calls(turn.actions, turn.problems)
+        self._ignored = len(written) > 1 or (bool(written) and self._left == 0)
+        if written and self._left:
+            self._left -= 1
+            await self._carry_out(written[0], turn)
+        elif not self._at_end:
+            assert self._shown is not None
+            self._shown.number += 1
+        else:
+            self._left -= 1
+            self._shown = None
+        return StepResult(self._observation())
+
+    async def score(self) -> Score:
+        """Means over all questions, answer i against the golds of question i only."""
+        answers = [*self._answers, *[None] * (len(self._task.questions) - len(self._answers))]
+        return await score_answers(self._task, answers, self._shared.config.reward, self._shared.judge)
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether nothing is left to read of what is shown."""
+        return self._shown is None or self._shown.is_last
+
+    async def _carry_out(self, call: Call, turn: Turn) -> None:
+        """Make a call and show what it gave."""
+        text = " ".join(turn.text[call.start : call.end].split())
+        if not isinstance(call, Action):
+            await self._show(text, ToolResult(call.detail, is_error=True))
+            return
+        name, arguments = call.kind, dict(call.arguments or {})
+        if self._shared.config.calls == "compact":
+            name, _, said = call.text.partition(" ")
+            tool = self._shared.tools.get(name)
+            if tool is None or not said.strip():
+                names = ", ".join(self._shared.tools)
+                await self._show(text, ToolResult(f"Write a tool ({names}) and what it is given.", is_error=True))
+                return
+            arguments = {tool.argument: said.strip()}
+            text = " ".join(call.text.split())
+        else:
+            tool = self._shared.tools[name]
+            text = f"{name} {' '.join(str(value) for value in arguments.values())}".strip()
+        if tool.follows is not None:
+            arguments[tool.follows] = self._followed(str(arguments.get(tool.follows, "")))
+        await self._show(text, await tool.run(arguments, self._task))
+
+    def _followed(self, said: str) -> str:
+        """What to visit: the target of the link of this number, or what was said."""
+        links = self._shown.links if self._shown is not None else ()
+        return links[int(said) - 1].target if said.isdecimal() and 0 < int(said) <= len(links) else said
+
+    async def _show(self, call: str, result: ToolResult) -> None:
+        text, shared = clean(result.text), self._shared
+        parts = [text]
+        # A token has at least a character; what may be longer than a part is cut off the loop.
+        if len(text) > shared.config.chunk_tokens:
+            parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, shared.config.chunk_tokens, True)
+        self._shown = _Shown(call, result, parts or [""])
+
+    def _observation(self) -> Observation:
+        """What is shown while the policy acts, or, where it can call nothing more, must answer."""
+        shown, questions = self._shown, self._task.questions
+        last = self._left == 0 and self._at_end
+        stream = () if shown is None else shown.pieces()
+        label = "start" if shown is None else shown.call
+        return Observation(
+            phase="answering" if last else "acting",
+            task=(questions_piece([question.text for question in questions]),),
+            stream=(*stream, *((Piece("ignored"),) if self._ignored else ())),
+            closing=(Piece("answering") if last else Piece("acting", {"left": self._left}),),
+            label=f"{label}, {self._left} call{'s' * (self._left != 1)} left",
+            question=0 if len(questions) == 1 else None,
+            origin=None if shown is None else shown.origin,
+        )
+
+    def _ask(self) -> Observation:
+        """The next of several questions."""
+        self._asking, self._reads_left = True, self._shared.config.max_reads
+        return self._question()
+
+    def _question(self) -> Observation:
+        index, questions = len(self._answers), self._task.questions
+        return Observation(
+            phase="answering",
+            task=(questions_piece([questions[index].text]),),
+            closing=(Piece("answering"),),
+            label=f"question {index + 1}/{len(questions)}",
+            question=index,
+        )
+
+    def _answered(self, answer: Action | None) -> StepResult:
+        if answer is None and self._asking and self._reads_left > 0:
+            self._reads_left -= 1
+            return StepResult(self._question())
+        self._answers.append(None if answer is None else answer.text)
+        if len(self._answers) < len(self._task.questions):
+            return StepResult(self._ask())
+        complete = all(given is not None for given in self._answers)
+        return StepResult(None, StopReason.ANSWERED if complete else StopReason.UNANSWERED)

@@ -1,0 +1,86 @@
+"""A scripted expert for the synthetic site, with adjustable faults: demonstrations and an upper bound."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from atommem.dialects import Dialect
+from atommem.envs.synthetic.prose import Prose
+from atommem.envs.web.site.world import DIRECTORY, HOME
+from atommem.errors import ConfigError
+from atommem.memory.entries import MemoryView
+from atommem.observation import Observation
+
+
+@dataclass(frozen=True)
+class BrowsingFaults:
+    """Probability of each mistake, drawn for each step."""
+
+    create: float = field(default=0.0, metadata={"help": "A piece of news is not stored."})
+    read: float = field(default=0.0, metadata={"help": "The news of the person are not looked for."})
+    scratchpad: float = field(default=0.0, metadata={"help": "The maker is not noted."})
+    wander: float = field(default=0.0, metadata={"help": "Some link of the page is followed, whichever it is."})
+
+    def __post_init__(self) -> None:
+        for name in ("create", "read", "scratchpad", "wander"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"fault {name} is {getattr(self, name)}: give a probability between 0 and 1.")
+
+
+class BrowsingExpert:
+    """Writes the completion of a step on the synthetic site, in the compact form of calls.
+
+    It sees only what a policy sees: the page, the links, the memory. Without faults it answers every question within
+    ``catalogues + 2`` calls, if the embedder ranks by shared words and the scratchpad holds a statement.
+    """
+
+    def __init__(self, prose: Prose, dialect: Dialect, faults: BrowsingFaults | None = None) -> None:
+        self._prose = prose
+        self._tags = dialect.tags
+        self._faults = faults or BrowsingFaults()
+
+    def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
+        """The completion for one step; `draw` numbers its random draw of faults, None draws anew."""
+        rng = random.Random(draw)
+        (question,) = observation.values("questions")
+        work, _ = self._prose.asked(str(question))
+        told = self._prose.statements(" ".join(map(str, observation.values("text"))))
+        noted = self._prose.statements(view.scratchpad)
+        shown = [statement for item in view.retrieved for statement in self._prose.statements(item.text)]
+        made = next((one for one in (*told, *noted) if (one.relation, one.subject) == ("made", work)), None)
+        maker = None if made is None else made.value
+        home = next((one for one in told if one.relation == "home" and one.kind == "fact"), None)
+        if home is not None and home.subject == maker:
+            moved = next((one for one in shown if one.kind == "correction" and one.subject == maker), None)
+            return self._element("answer", self._prose.answer(moved or home))
+        if observation.phase == "answering":
+            return self._element("answer", self._prose.answer(home))
+        elements = []
+        if made is not None and made not in noted and rng.random() >= self._faults.scratchpad:
+            elements.append(self._element("scratchpad", self._prose.sentence(made)))
+        links = dict(zip(observation.values("name"), observation.values("number"), strict=True))
+        wanted = self._next_page(observation, links, maker)
+        if wanted == maker and maker is not None and rng.random() >= self._faults.read:
+            elements.append(self._element("read", maker))
+        elements += [
+            self._element("create", self._prose.sentence(one))
+            for one in told
+            if one.kind == "correction" and rng.random() >= self._faults.create
+        ]
+        if links and (wanted not in links or rng.random() < self._faults.wander):
+            wanted = rng.choice(list(links))
+        target = links.get(wanted)
+        elements.append(self._element("call", f"visit {HOME if target is None else target}"))
+        return " ".join(elements)
+
+    def _next_page(self, observation: Observation, links: dict[str, int], maker: str | None) -> str:
+        if maker is not None:
+            return maker if maker in links else DIRECTORY
+        here = str(next(iter(observation.values("title")), HOME))
+        lists = sorted(title for title in links if title.startswith("list"))
+        after = [title for title in lists if title > here] if here.startswith("list") else lists
+        return next(iter(after or lists), HOME)
+
+    def _element(self, kind: str, body: str) -> str:
+        return f"<{self._tags[kind]}> {body} </{self._tags[kind]}>"

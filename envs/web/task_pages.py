@@ -1,0 +1,124 @@
+"""The documents of a task as its own little web: its pages can be searched and visited, and nothing else is there.
+
+A title that another page's text names is a link. Where the task says so itself (``metadata["links"]``: titles by
+title), these are the links; a link to a page that is not among the documents is dead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from math import log
+from typing import Any
+
+from atommem.envs.task import Document, Task
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+
+_WORD = re.compile(r"\w+")
+_SNIPPET_WORDS = 40
+_KEPT = 256
+
+
+class TaskPages(ToolSource):
+    """``search`` and ``visit`` over the documents of each task."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._webs: OrderedDict[int, _Web] = OrderedDict()
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The two."""
+        query = {"query": {"type": "string", "description": "Words to look for."}}
+        page = {"page": {"type": "string", "description": "The title of a page, or the number of a link shown now."}}
+        return (
+            Tool("search", "Finds pages.", _schema(query), self._search),
+            Tool("visit", "Shows a page.", _schema(page), self._visit, follows="page"),
+        )
+
+    async def _search(self, arguments: Mapping[str, Any], task: Task) -> ToolResult:
+        query = str(arguments["query"])
+        found = self._web(task).search(query, self.config.search_results)
+        if not found:
+            return ToolResult(f"No page was found for: {query}", is_error=True)
+        text = "\n".join(f"{page.title}: {_snippet(page.text, query)}" for page in found)
+        return ToolResult(text, links=tuple(Link(page.title, page.title) for page in found))
+
+    async def _visit(self, arguments: Mapping[str, Any], task: Task) -> ToolResult:
+        name = str(arguments["page"])
+        web = self._web(task)
+        page = web.pages.get(_folded(name))
+        if page is None:
+            return ToolResult(f"There is no page: {name}", is_error=True)
+        links = tuple(Link(title, title) for title in web.links(page))
+        return ToolResult(page.text, title=page.title, links=links, origin=page.title)
+
+    def _web(self, task: Task) -> _Web:
+        # The task is kept with it: an id may come again once its object is gone.
+        web = self._webs.get(id(task))
+        if web is None:
+            web = self._webs[id(task)] = _Web(task)
+            if len(self._webs) > _KEPT:
+                self._webs.popitem(last=False)
+        return web
+
+
+class _Web:
+    """The pages of one task."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.pages = {_folded(document.title): document for document in task.documents if document.title}
+        self._links: Mapping[str, Sequence[str]] | None = task.metadata.get("links")
+        self._words = {title: Counter(_words(f"{page.title} {page.text}")) for title, page in self.pages.items()}
+        seen = Counter(word for words in self._words.values() for word in words)
+        self._rarity = {word: log(1 + len(self.pages) / count) for word, count in seen.items()}
+        titles = sorted((re.escape(page.title) for page in self.pages.values()), key=len, reverse=True)
+        self._titles = re.compile(rf"(?<!\w)(?:{'|'.join(titles)})(?!\w)", re.IGNORECASE) if titles else None
+
+    def search(self, query: str, count: int) -> list[Document]:
+        """The pages that share the rarest words with `query`, the best first; a word in a title counts twice."""
+        wanted = set(_words(query))
+        scores = {}
+        for title, words in self._words.items():
+            in_title = set(_words(title))
+            shared = [word for word in wanted if word in words]
+            score = sum(self._rarity[word] * (1 + (word in in_title)) for word in shared)
+            if score:
+                scores[title] = score
+        return [self.pages[title] for title in sorted(scores, key=lambda title: -scores[title])[:count]]
+
+    def links(self, page: Document) -> list[str]:
+        """The titles that `page` leads to, in the order in which it names them."""
+        if self._links is not None:
+            return list(self._links.get(page.title, ()))
+        if self._titles is None:
+            return []
+        named = dict.fromkeys(_folded(match[0]) for match in self._titles.finditer(page.text))
+        return [self.pages[title].title for title in named if title != _folded(page.title)]
+
+
+def _schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _folded(title: str) -> str:
+    return " ".join(title.split()).casefold()
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _snippet(text: str, query: str) -> str:
+    """Some words of `text` from where it first says one of `query`."""
+    words, wanted = text.split(), set(_words(query))
+    at = next((index for index, word in enumerate(words) if wanted.intersection(_words(word))), 0)
+    start = max(0, at - _SNIPPET_WORDS // 4)
+    return " ".join(words[start : start + _SNIPPET_WORDS])
