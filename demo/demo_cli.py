@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     if args.updates is not None and args.updates < 1:
         raise ConfigError(f"updates is {args.updates}: give at least 1.")
-    out = args.out or Path("runs/demo_limited" if args.limited else "runs/demo")
+    out = args.out or Path("runs/demo_web" if args.web else "runs/demo_limited" if args.limited else "runs/demo")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out is {out}, which is a file: give a folder.")
     started = time.perf_counter()
@@ -34,10 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     # Torch's threads spin while they wait for each other; with another busy process beside them that costs threefold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Torch and TRL take seconds to import: not for --help.
-    from atommem.demo.recipe import FULL, LIMITED, quick
+    from atommem.demo.recipe import FULL, LIMITED, WEB, quick
     from atommem.demo.run import run_demo
 
-    recipe = LIMITED if args.limited else FULL
+    recipe = WEB if args.web else LIMITED if args.limited else FULL
     if args.quick:
         recipe = quick(recipe)
     if args.updates is not None:
@@ -55,9 +55,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         type=Path,
-        help="where to write; replaces an earlier demo (default: runs/demo, or runs/demo_limited)",
+        help="where to write; replaces an earlier demo (default: runs/demo, runs/demo_limited or runs/demo_web)",
     )
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--web", action="store_true", help="a site to browse: pages are visited by their links, and only memory stays"
+    )
+    which.add_argument(
         "--limited",
         action="store_true",
         help="a store of three entries in a world with more facts: the policy has to learn to delete as well",

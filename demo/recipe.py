@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from atommem.envs.synthetic.expert import Faults
 from atommem.envs.synthetic.world import WorldConfig
+from atommem.envs.web.site.expert import BrowsingFaults
+from atommem.envs.web.site.world import SiteConfig
 
 GRPO_CONFIG = Path(__file__).with_name("grpo.yaml")
 """Settings of GRPO, memory, embedder and environment, as ``atommem train grpo --config`` takes them."""
@@ -47,14 +50,14 @@ class ColdStart:
     steps: int = 1200
     batch_size: int = 64
     learning_rate: float = 3e-3
-    faults: Faults = field(default_factory=lambda: Faults(create=0.45, read=0.2, update=0.25, scratchpad=0.05))
+    faults: Any = field(default_factory=lambda: Faults(create=0.45, read=0.2, update=0.25, scratchpad=0.05))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The whole demo."""
+    """The whole demo. `world` is a `WorldConfig` or a `SiteConfig`, and the cold start's faults are of its expert."""
 
-    world: WorldConfig = field(
+    world: Any = field(
         default_factory=lambda: WorldConfig(
             prose="compact",
             hops=(2, 2),
@@ -73,6 +76,11 @@ class Recipe:
     """Updates of GRPO; None is what the YAML file says."""
     heldout: int = 300
 
+    @property
+    def capacity(self) -> int | None:
+        """Entries that the store holds at most; None without a limit."""
+        return getattr(self.world, "capacity", None)
+
 
 FULL = Recipe()
 LIMITED = Recipe(
@@ -81,6 +89,11 @@ LIMITED = Recipe(
     updates=120,
 )
 """A store of three entries that discards the fourth, in a world with more facts that says which are of no more use."""
+WEB = Recipe(
+    world=SiteConfig(),
+    cold_start=ColdStart(faults=BrowsingFaults(create=0.4, read=0.2, scratchpad=0.15, wander=0.15)),
+)
+"""The synthetic site: pages that are visited by their links, with at most six calls."""
 
 
 def quick(recipe: Recipe) -> Recipe:

@@ -17,7 +17,7 @@ from trl import TrlParser
 
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.demo.copying import pretrain_copying
-from atommem.demo.recipe import GRPO_CONFIG, Recipe
+from atommem.demo.recipe import FULL, Recipe
 from atommem.demo.results import (
     LABELS,
     SUMMARY_FILE,
@@ -28,14 +28,13 @@ from atommem.demo.results import (
     write_summary,
 )
 from atommem.demo.tiny_policy import make_model, make_tokenizer
+from atommem.demo.worlds import World, world_of
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentConfig, find_environment, make_environments
+from atommem.environment import EnvironmentConfig, find_environment, make_environments
 from atommem.envs.scoring.records import EvalResult
-from atommem.envs.synthetic.expert import Expert
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
-from atommem.envs.synthetic.world import generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import Episode
@@ -83,10 +82,13 @@ class Settings:
     environment: EnvironmentConfig
 
 
-def load_settings(out: Path, seed: int, updates: int | None, capacity: int | None = None) -> Settings:
-    """Read `GRPO_CONFIG` for a run in `out`, with a store of at most `capacity` entries."""
-    parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, find_environment(DEFAULT_ENVIRONMENT).config_class))
-    arguments = ["--config", str(GRPO_CONFIG), "--output_dir", str(out), "--seed", str(seed)]
+def load_settings(
+    out: Path, seed: int, updates: int | None, capacity: int | None = None, world: World | None = None
+) -> Settings:
+    """Read the world's YAML file for a run in `out`, with a store of at most `capacity` entries."""
+    world = world or world_of(FULL.world)
+    parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, find_environment(world.environment).config_class))
+    arguments = ["--config", str(world.grpo_config), "--output_dir", str(out), "--seed", str(seed)]
     if updates is not None:
         arguments += ["--max_steps", str(updates)]
     if capacity is not None:
@@ -117,7 +119,7 @@ class Demo:
             shutil.rmtree(out / name, ignore_errors=True)
         for name in (SUMMARY_FILE, PLOT_FILE):
             (out / name).unlink(missing_ok=True)
-        self.settings = load_settings(out / "grpo", seed, recipe.updates, recipe.world.capacity)
+        self.settings = load_settings(out / "grpo", seed, recipe.updates, recipe.capacity, world_of(recipe.world))
         torch.manual_seed(seed)
         self.tokenizer = make_tokenizer(recipe.world, self.settings.memory)
         self.model = make_model(recipe.size, self.tokenizer)
@@ -128,7 +130,7 @@ class Demo:
 
     def tasks(self, stream: int, count: int) -> list[Task]:
         """`count` tasks of one stream of this run."""
-        return list(generate(self.recipe.world, count, 10 * self.seed + stream))
+        return list(world_of(self.recipe.world).generate(self.recipe.world, count, 10 * self.seed + stream))
 
     def learn_to_copy(self) -> None:
         """Pretraining: the ability to look something up in the context."""
@@ -166,8 +168,9 @@ class Demo:
 
     def demonstrate(self, count: int) -> list[Episode]:
         """Episodes of the faulty expert, through the one loop."""
-        prose = get_prose(self.recipe.world.prose)
-        expert = Expert(prose, self.dialect, self.recipe.cold_start.faults)
+        recipe = self.recipe
+        prose = get_prose(recipe.world.prose)
+        expert = world_of(recipe.world).expert(prose, self.dialect, recipe.cold_start.faults)
         policy = ExpertPolicy(expert, self.tokenizer, self.tokenizer.eos_token_id)
         runner = EpisodeRunner(self._agent(policy, keep_prompts=True), max_in_flight=256)
         return asyncio.run(runner.run_all([(task, 0) for task in self.tasks(_DEMONSTRATIONS, count)]))
@@ -261,7 +264,7 @@ def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: fl
     results = {"before": demo.evaluate("before")}
     demo.grpo()
     results["after"] = demo.evaluate("after")
-    for name, disabled in ablations_of(recipe.world.capacity).items():
+    for name, disabled in ablations_of(recipe).items():
         results[name] = demo.evaluate(name, disabled)
     summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}

@@ -9,19 +9,19 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
+from atommem.demo.worlds import vocabulary, world_of
 from atommem.dialects import get_dialect
-from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
-from atommem.envs.synthetic.names import KINDS, names_of
-from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
+from atommem.environment import find_environment
 from atommem.envs.synthetic.world import WorldConfig
+from atommem.envs.web.site.world import SiteConfig
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 _PLACEHOLDER = re.compile(r"\{[a-z_.]+\}")
 
 
-def make_tokenizer(world: WorldConfig, memory: MemoryConfig) -> Any:
+def make_tokenizer(world: WorldConfig | SiteConfig, memory: MemoryConfig) -> Any:
     """A word-level tokenizer that knows every word of the world, the templates and the dialect's tags."""
-    return word_tokenizer(vocabulary(world, memory))
+    return word_tokenizer([*prompt_words(world_of(world).environment, memory), *vocabulary(world, memory)])
 
 
 def word_tokenizer(texts: Iterable[str]) -> Any:
@@ -37,16 +37,6 @@ def word_tokenizer(texts: Iterable[str]) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNK, clean_up_tokenization_spaces=False
     )
-
-
-def vocabulary(world: WorldConfig, memory: MemoryConfig) -> list[str]:
-    """The words of templates and prose, tags, numbers, and the names last."""
-    numbers = [*range(1, memory.retrieve_k + 1)]  # handles
-    if memory.capacity is not None:
-        numbers += range(memory.capacity + 1)  # how full the store is
-    words = [*prompt_words(DEFAULT_ENVIRONMENT, memory), *_prose_words(world), ":", *map(str, numbers)]
-    kinds = KINDS[-world.hops[1] - 1 :]
-    return list(dict.fromkeys([*words, *(name for kind in kinds for name in names_of(kind, world.names))]))
 
 
 def prompt_words(environment: str, memory: MemoryConfig) -> list[str]:
@@ -78,15 +68,3 @@ def make_model(size: PolicySize, tokenizer: Any) -> Any:
         bos_token_id=None,
     )
     return Qwen3ForCausalLM(config)
-
-
-def _prose_words(world: WorldConfig) -> list[str]:
-    prose = get_prose(world.prose)
-    subject, value = "Subject", "Value"
-    facts = [Statement("fact", subject, relation, value) for relation in RELATIONS]
-    sentences = [prose.sentence(fact) for fact in facts]
-    sentences += [prose.sentence(Statement("correction", subject, "home", value))]
-    sentences += [prose.sentence(Statement("withdrawal", subject)), *prose.filler]
-    sentences += [prose.question(subject, hops) for hops in range(1, len(RELATIONS) + 1)]
-    sentences += [prose.answer(None), prose.answer(facts[-1])]
-    return [word for sentence in sentences for word in sentence.split() if word not in (subject, value)]

@@ -1,0 +1,86 @@
+"""The worlds that the demo can train in: what it needs of each, by the type of its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atommem.config import MemoryConfig
+from atommem.demo.recipe import GRPO_CONFIG
+from atommem.dialects import Dialect
+from atommem.envs.synthetic.expert import Expert
+from atommem.envs.synthetic.names import KINDS, names_of
+from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement, get_prose
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task import Task
+from atommem.envs.web.site.expert import BrowsingExpert
+from atommem.envs.web.site.world import DIRECTORY, HOME, SiteConfig, generate_sites
+
+
+@dataclass(frozen=True)
+class World:
+    """One of them.
+
+    Attributes:
+        environment: Its environment's name.
+        grpo_config: Settings of GRPO, memory, embedder and environment, as ``atommem train grpo --config`` takes them.
+        generate: Tasks, from settings, count and seed.
+        expert: From prose, dialect and faults.
+        hops: Links from what is asked to the answer, at most.
+        words: Those of its prompts and completions that are in no template, name or sentence.
+    """
+
+    environment: str
+    grpo_config: Path
+    generate: Callable[[Any, int, int], Iterator[Task]]
+    expert: Callable[[Prose, Dialect, Any], Any]
+    hops: Callable[[Any], int]
+    words: Callable[[Any, MemoryConfig], list[str]]
+
+
+def world_of(config: WorldConfig | SiteConfig) -> World:
+    """The world that these settings are of."""
+    return _WORLDS[type(config)]
+
+
+def vocabulary(config: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[str]:
+    """The words of prose and numbers, and the names last."""
+    world, prose = world_of(config), get_prose(config.prose)
+    hops = world.hops(config)
+    names = [name for kind in KINDS[-hops - 1 :] for name in names_of(kind, config.names)]
+    return [*_prose_words(prose), ":", *world.words(config, memory), *names]
+
+
+def _document_words(config: WorldConfig, memory: MemoryConfig) -> list[str]:
+    numbers = [*range(1, memory.retrieve_k + 1)]  # handles
+    if memory.capacity is not None:
+        numbers += range(memory.capacity + 1)  # how full the store is
+    return list(map(str, numbers))
+
+
+def _site_words(config: SiteConfig, memory: MemoryConfig) -> list[str]:
+    most = max(10, config.catalogues * config.works + 1)  # links, calls left, handles
+    lists = (f"list{number}" for number in range(1, config.catalogues + 1))
+    refusal = "There is no page: Write a tool (search, visit) and what it is given."
+    return [*map(str, range(most)), "visit", HOME, DIRECTORY, *lists, *refusal.split()]
+
+
+def _prose_words(prose: Prose) -> list[str]:
+    subject, value = "Subject", "Value"
+    facts = [Statement("fact", subject, relation, value) for relation in RELATIONS]
+    sentences = [prose.sentence(fact) for fact in facts]
+    sentences += [prose.sentence(Statement("correction", subject, "home", value))]
+    sentences += [prose.sentence(Statement("withdrawal", subject)), *prose.filler]
+    sentences += [prose.question(subject, hops) for hops in range(1, len(RELATIONS) + 1)]
+    sentences += [prose.answer(None), prose.answer(facts[-1])]
+    return [word for sentence in sentences for word in sentence.split() if word not in (subject, value)]
+
+
+_WORLDS: dict[type, World] = {
+    WorldConfig: World("longdoc", GRPO_CONFIG, generate, Expert, lambda config: config.hops[1], _document_words),
+    SiteConfig: World(
+        "web", GRPO_CONFIG.with_name("grpo_web.yaml"), generate_sites, BrowsingExpert, lambda config: 2, _site_words
+    ),
+}
