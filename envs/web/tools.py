@@ -111,11 +111,11 @@ class FunctionSource(ToolSource):
 
     def __init__(self, config: Any, function: Callable[..., Any]) -> None:
         super().__init__(config)
-        from transformers.utils import get_json_schema
+        from transformers.utils import chat_template_utils as schemas
 
         try:
-            described = get_json_schema(function)["function"]
-        except (ValueError, TypeError) as error:  # of transformers: what is missing
+            described = schemas.get_json_schema(function)["function"]
+        except (schemas.TypeHintParsingException, schemas.DocstringParsingException) as error:
             raise ConfigError(f"{function.__name__} is no tool: {error}") from error
 
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:

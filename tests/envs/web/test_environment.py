@@ -1,0 +1,253 @@
+"""The web environment through the one loop: whose turn it is, what is shown, what a call costs, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from atommem.config import MemoryConfig
+from atommem.environment import EnvironmentFactory, environment_config, make_environments
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.web.tools import Tool, ToolResult, ToolSource
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
+from atommem.errors import ConfigError, OutageError
+from atommem.observation import StopReason
+from atommem.policy.contract import Sampling
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
+
+PAGES = (
+    Document("Ann", "Ann lives in Oakrest . She wrote to Bob Vin ."),
+    Document("Bob Vin", "Bob Vin lives in Fenford ."),
+    Document("Cold Mere", "one two three four five six seven eight nine ten ."),
+)
+ANSWER = "<final_answer>\\boxed{Oakrest}</final_answer>"
+
+
+def make_task(*questions: str, **metadata: Any) -> Task:
+    texts = questions or ("Where does Ann live?",)
+    return Task("t", tuple(Question(text, ("Oakrest",)) for text in texts), PAGES, metadata=metadata)
+
+
+def call(name: str, **arguments: str) -> str:
+    inside = ", ".join(f'"{key}": "{value}"' for key, value in arguments.items())
+    return f'<tool_call>{{"name": "{name}", "arguments": {{{inside}}}}}</tool_call>'
+
+
+def web(**settings: Any) -> EnvironmentFactory:
+    return make_environments(environment_config("web", **settings), WordTokenizer())
+
+
+def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunner:
+    tokenizer = WordTokenizer()
+    return make_episode_runner(
+        policy=ListPolicy(tokenizer, list(completions)),
+        tokenizer=tokenizer,
+        embedder=WordEmbedder(),
+        environments=make_environments(environment_config("web", **settings), tokenizer),
+        memory=MemoryConfig(),
+        sampling=Sampling(),
+    )
+
+
+def play(completions: Sequence[str], task: Task | None = None, **settings: Any) -> Episode:
+    return asyncio.run(make_runner(completions, **settings).run(task or make_task()))
+
+
+def texts(episode: Episode) -> list[list[Any]]:
+    return [step.observation.values("text") for step in episode.steps]
+
+
+def test_a_call_shows_its_result_at_the_next_step_and_nowhere_else() -> None:
+    episode = play([call("visit", page="Ann"), call("search", query="Vin"), ANSWER])
+    assert episode.stop_reason is StopReason.ANSWERED
+    assert episode.reward == 1.0
+    assert [step.observation.phase for step in episode.steps] == ["acting"] * 3
+    first, second, third = texts(episode)
+    assert first == []
+    assert second == [PAGES[0].text]
+    assert len(third) == 1
+    assert third[0].startswith("Bob Vin: Bob Vin lives")
+    assert [step.observation.values("left") for step in episode.steps] == [[40], [39], [38]]
+    assert [step.observation.origin for step in episode.steps] == [None, "Ann", "search Vin"]
+
+
+def test_memory_applies_before_the_call_and_knows_the_page() -> None:
+    episode = play([call("visit", page="Ann"), "<create_memory>Ann: Oakrest</create_memory>", ANSWER])
+    (operation,) = episode.steps[1].operations
+    assert operation.source is not None
+    assert operation.source.piece == "Ann"
+
+
+def test_a_number_follows_a_link_that_is_shown() -> None:
+    episode = play([call("visit", page="ann"), call("visit", page="1"), call("visit", page="1"), ANSWER])
+    assert episode.steps[1].observation.values("name") == ["Bob Vin"]
+    assert texts(episode)[2] == [PAGES[1].text]
+    assert texts(episode)[3] == ["There is no page: 1"], "this page has no links"
+
+
+def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so() -> None:
+    episode = play([call("visit", page="Ann") + call("visit", page="Bob Vin"), ANSWER])
+    assert texts(episode)[1] == [PAGES[0].text]
+    assert [piece.name for piece in episode.steps[1].observation.stream] == ["page", "links", "ignored"]
+    assert episode.question_metrics[0].keys() >= {"em"}
+    assert web().diagnose(make_task(), episode) == [{"calls": 2.0, "calls_refused": 0.0}]
+
+
+def test_a_long_page_goes_on_by_itself_until_another_call_is_made() -> None:
+    task = make_task()
+    read = play([call("visit", page="Cold Mere"), "", "", "", call("visit", page="Ann"), ANSWER], task, chunk_tokens=4)
+    shown = [text for (text,) in texts(read)[1:4]]
+    assert " ".join(" ".join(shown).split()) == PAGES[2].text
+    parts = [step.observation.values("part") for step in read.steps[1:4]]
+    assert parts == [[1], [2], [3]]
+    assert read.steps[2].observation.origin == "Cold Mere, part 2/3"
+    left = [step.observation.values("left") for step in read.steps]
+    assert left[1:6] == [[39], [39], [39], [38], [37]], "reading on costs nothing, a turn without anything does"
+    gone = play([call("visit", page="Cold Mere"), call("visit", page="Bob Vin"), ANSWER], task, chunk_tokens=4)
+    assert gone.steps[2].observation.values("part") == [1]
+
+
+def test_when_the_calls_are_used_up_the_last_result_is_read_to_its_end_and_the_next_step_must_answer() -> None:
+    visit = call("visit", page="Cold Mere")
+    episode = play([visit, visit, "", ANSWER], max_calls=1, chunk_tokens=4)
+    assert [step.observation.phase for step in episode.steps] == ["acting", "acting", "acting", "answering"]
+    assert episode.steps[2].observation.values("part") == [2], "the second call was not carried out"
+    assert episode.steps[2].observation.stream[-1].name == "ignored"
+    assert episode.steps[3].observation.values("part") == [3]
+    assert episode.reward == 1.0
+    assert play([visit, "", "", "nothing"], max_calls=1, chunk_tokens=4).stop_reason is StopReason.UNANSWERED
+
+
+def test_doing_nothing_ends_as_well() -> None:
+    episode = play([""] * 4, max_calls=3)
+    assert (len(episode.steps), episode.stop_reason, episode.reward) == (4, StopReason.UNANSWERED, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("completion", "said"),
+    [
+        (call("fly", to="Ann"), "no tool 'fly'; there are search, visit"),
+        (call("visit", title="Ann"), "visit: "),
+        ("<tool_call>visit Ann</tool_call>", ""),
+    ],
+)
+def test_the_policys_faults_are_problems_and_are_answered(completion: str, said: str) -> None:
+    episode = play([completion, ANSWER])
+    assert len(episode.steps[0].problems) == 1
+    assert episode.stop_reason is StopReason.ANSWERED
+    assert episode.steps[1].observation.stream[0].name == "failure"
+    assert said in texts(episode)[1][0]
+    assert episode.steps[1].observation.values("left") == [39]
+
+
+class Faulty(ToolSource):
+    """A tool whose provider is gone, and one whose page is."""
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        async def outage(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+            raise OutageError("the search service refuses the key")
+
+        async def missing(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+            return ToolResult("404", is_error=True)
+
+        schema = {"type": "object", "properties": {}}
+        return Tool("outage", "", schema, outage), Tool("missing", "", schema, missing)
+
+
+def test_an_outage_of_a_provider_fails_the_episode_and_a_missing_page_does_not() -> None:
+    faulty = ["tests.envs.web.test_environment:Faulty"]
+    failed = play([call("outage")], tools=faulty)
+    assert failed.stop_reason is StopReason.FAILED
+    assert failed.reward is None
+    assert "refuses the key" in str(failed.error)
+    assert play([call("missing"), ANSWER], tools=faulty).reward == 1.0
+
+
+def weather(place: str) -> str:
+    """Tells the weather.
+
+    Args:
+        place: Where.
+    """
+    return f"rain in {place}"
+
+
+def test_a_typed_function_is_a_tool() -> None:
+    episode = play(
+        [call("weather", place="Ann"), call("weather", place="2", when="now"), ANSWER],
+        tools=["task", "tests.envs.web.test_environment:weather"],
+    )
+    assert texts(episode)[1] == ["rain in Ann"]
+    assert "when" in texts(episode)[2][0]
+    system = make_runner(tools=["tests.envs.web.test_environment:weather"]).agent.prompts.system
+    assert "Tells the weather." in system
+    assert '"search"' not in system
+
+
+def untyped(place):  # type: ignore[no-untyped-def]
+    """Has no annotations."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tools": []}, "tools is empty"),
+        ({"tools": ["task", "task"]}, "several tools are called search, visit"),
+        ({"tools": ["nowhere"]}, "there is no 'nowhere'"),
+        ({"tools": ["tests.envs.web.test_environment:PAGES"]}, "give a ToolSource or a function"),
+        ({"tools": ["tests.envs.web.test_environment:untyped"]}, "untyped is no tool"),
+        ({"calls": "xml"}, "calls is 'xml'"),
+        ({"max_calls": 0}, "max_calls is 0"),
+        ({"reward": "judge"}, "judge_url"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        web(**settings)
+
+
+def test_several_questions_are_searched_for_together_and_asked_one_by_one() -> None:
+    task = make_task("Where does Ann live?", "Where does Bob live?")
+    episode = play([call("visit", page="Ann"), ANSWER, ANSWER, "<final_answer>\\boxed{x}</final_answer>"], task)
+    assert [step.observation.question for step in episode.steps] == [None, None, 0, 1]
+    assert episode.answers == ("Oakrest", "x")
+    assert episode.reward == 0.5
+    assert episode.steps[2].observation.values("text") == [], "nothing but memory answers"
+    waited = play([ANSWER, "", ANSWER, ANSWER], task, max_reads=1)
+    assert [step.observation.question for step in waited.steps] == [None, 0, 0, 1]
+
+
+def test_the_first_page_is_shown_where_the_task_names_one() -> None:
+    episode = play([ANSWER], make_task(start="Ann"))
+    assert texts(episode)[0] == [PAGES[0].text]
+    assert episode.steps[0].observation.values("left") == [40]
+
+
+def test_links_may_be_said_and_may_be_dead() -> None:
+    task = make_task(start="Ann", links={"Ann": ["Cold Mere", "Nobody"]})
+    episode = play([call("visit", page="2"), ANSWER], task)
+    assert episode.steps[0].observation.values("name") == ["Cold Mere", "Nobody"]
+    assert texts(episode)[1] == ["There is no page: Nobody"]
+
+
+def test_the_compact_form_of_a_call() -> None:
+    task = make_task(start="Ann")
+    completions = [f"<tool_call> {said} </tool_call>" for said in ("visit 1", "search Vin Fenford", "fly 3", "visit")]
+    episode = play([*completions, ANSWER], task, calls="compact")
+    assert texts(episode)[1] == [PAGES[1].text]
+    assert texts(episode)[2][0].startswith("Bob Vin: ")
+    assert all("Write a tool" in shown for (shown,) in texts(episode)[3:5])
+
+
+def test_a_search_that_finds_nothing() -> None:
+    assert texts(play([call("search", query="zebra"), ANSWER]))[1] == ["No page was found for: zebra"]
+
+
+def test_a_task_without_a_question_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no question"):
+        play([ANSWER], Task("t", ()))

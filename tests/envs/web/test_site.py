@@ -1,0 +1,100 @@
+"""The synthetic site: what its expert can do with and without faults, and what each part of memory is for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.environment import environment_config, make_environments
+from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.web.site.expert import BrowsingExpert, BrowsingFaults
+from atommem.envs.web.site.world import SiteConfig, generate_sites
+from atommem.episode import Episode
+from atommem.errors import ConfigError
+from atommem.policy.contract import Sampling
+from tests.fakes import WordTokenizer, make_episode_runner
+
+
+def play(
+    config: SiteConfig | None = None,
+    faults: BrowsingFaults | None = None,
+    *,
+    n: int = 40,
+    disabled: tuple[str, ...] = (),
+) -> list[Episode]:
+    config = config or SiteConfig()
+    tokenizer = WordTokenizer()
+    expert = BrowsingExpert(get_prose(config.prose), get_dialect("paper", "compact"), faults)
+    settings = environment_config("web", calls="compact", max_calls=config.catalogues + 3, chunk_tokens=400)
+    runner = make_episode_runner(
+        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
+        tokenizer=tokenizer,
+        embedder=HashingEmbedder(2048),
+        environments=make_environments(settings, tokenizer),
+        memory=MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled)),
+        sampling=Sampling(seed=0, max_tokens=400),
+    )
+    return asyncio.run(runner.run_all([(task, 0) for task in generate_sites(config, 40, seed=5)]))
+
+
+def em(episodes: list[Episode]) -> float:
+    return sum(episode.metrics["em"] for episode in episodes) / len(episodes)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SiteConfig(),
+        SiteConfig(prose="plain"),
+        SiteConfig(catalogues=4, works=5, news=10, dead=6, names=40),
+        SiteConfig(news=0, dead=0),
+        SiteConfig(moved=1.0),
+    ],
+)
+def test_the_faultless_expert_answers_every_question(config: SiteConfig) -> None:
+    episodes = play(config)
+    assert em(episodes) == 1.0
+    assert not any(step.problems for episode in episodes for step in episode.steps)
+    assert max(len(episode.steps) for episode in episodes) <= config.catalogues + 3
+
+
+def test_store_and_scratchpad_are_needed_where_the_site_asks_for_them() -> None:
+    moved = SiteConfig(moved=1.0)
+    assert em(play(moved, disabled=("create",))) == 0.0, "only the store still knows the news"
+    assert em(play(SiteConfig(moved=0.0), disabled=("create",))) == 1.0
+    assert em(play(disabled=("scratchpad",))) <= 0.5, "the directory says nothing but names"
+
+
+@pytest.mark.parametrize("fault", ["create", "read", "scratchpad", "wander"])
+def test_every_fault_costs(fault: str) -> None:
+    assert em(play(SiteConfig(moved=1.0), BrowsingFaults(**{fault: 1.0}))) < 0.6
+
+
+def test_a_task_depends_on_seed_and_number_only() -> None:
+    config = SiteConfig()
+    assert list(generate_sites(config, 3, 1)) == list(generate_sites(config, 5, 1))[:3]
+    assert next(generate_sites(config, 1, 1)) != next(generate_sites(config, 1, 2))
+    moved = [task.questions[0].metadata["moved"] for task in generate_sites(config, 400, 1)]
+    assert 0.4 < sum(moved) / len(moved) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prose": "verse"}, "prose is 'verse'"),
+        ({"catalogues": 0}, "catalogues is 0"),
+        ({"moved": 1.5}, "moved is 1.5"),
+        ({"news": 6}, "do not fit"),
+        ({"names": 8}, "do not fit"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SiteConfig(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"fault create is 2"):
+        BrowsingFaults(create=2)
