@@ -11,9 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from atommem.demo.recipe import Recipe
 from atommem.envs.scoring.records import EvalResult, compare
-from atommem.envs.web.site.world import SiteConfig
 
 SUMMARY_FILE = "summary.json"
 
@@ -37,11 +35,11 @@ _ACTIONS = {"create": "create", "read": "read", "update": "update", "delete": "d
 """Actions, and their headings."""
 
 
-def ablations_of(recipe: Recipe) -> dict[str, tuple[str, ...]]:
-    """Those of `ABLATIONS` that a demo runs: without a limit its policy has no cause to delete, on the site none to
-    update.
+def ablations_of(capacity: int | None, corrections: bool = True) -> dict[str, tuple[str, ...]]:
+    """Those of `ABLATIONS` that a demo runs: without a limit its policy has no cause to delete, and none to update
+    where its world corrects nothing that is stored.
     """
-    idle = {"delete_off": recipe.capacity is None, "update_off": isinstance(recipe.world, SiteConfig)}
+    idle = {"delete_off": capacity is None, "update_off": not corrections}
     return {name: disabled for name, disabled in ABLATIONS.items() if not idle.get(name, False)}
 
 

@@ -35,6 +35,7 @@ from atommem.environment import EnvironmentConfig, find_environment, make_enviro
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.task import Task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import Episode
@@ -264,7 +265,7 @@ def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: fl
     results = {"before": demo.evaluate("before")}
     demo.grpo()
     results["after"] = demo.evaluate("after")
-    for name, disabled in ablations_of(recipe).items():
+    for name, disabled in ablations_of(recipe.capacity, isinstance(recipe.world, WorldConfig)).items():
         results[name] = demo.evaluate(name, disabled)
     summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}

@@ -9,7 +9,7 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
-from atommem.demo.worlds import vocabulary, world_of
+from atommem.demo.worlds import world_of, world_words
 from atommem.dialects import get_dialect
 from atommem.environment import find_environment
 from atommem.envs.synthetic.world import WorldConfig
@@ -21,7 +21,7 @@ _PLACEHOLDER = re.compile(r"\{[a-z_.]+\}")
 
 def make_tokenizer(world: WorldConfig | SiteConfig, memory: MemoryConfig) -> Any:
     """A word-level tokenizer that knows every word of the world, the templates and the dialect's tags."""
-    return word_tokenizer([*prompt_words(world_of(world).environment, memory), *vocabulary(world, memory)])
+    return word_tokenizer(vocabulary(world, memory))
 
 
 def word_tokenizer(texts: Iterable[str]) -> Any:
@@ -37,6 +37,12 @@ def word_tokenizer(texts: Iterable[str]) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNK, clean_up_tokenization_spaces=False
     )
+
+
+def vocabulary(world: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[str]:
+    """The words of templates and prose, tags, numbers, and the names last."""
+    words = [*prompt_words(world_of(world).environment, memory), *world_words(world, memory)]
+    return list(dict.fromkeys(words))
 
 
 def prompt_words(environment: str, memory: MemoryConfig) -> list[str]:

@@ -45,7 +45,7 @@ def world_of(config: WorldConfig | SiteConfig) -> World:
     return _WORLDS[type(config)]
 
 
-def vocabulary(config: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[str]:
+def world_words(config: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[str]:
     """The words of prose and numbers, and the names last."""
     world, prose = world_of(config), get_prose(config.prose)
     hops = world.hops(config)

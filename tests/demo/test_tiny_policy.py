@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from atommem.demo.recipe import FULL, LIMITED, PolicySize, Recipe
+from atommem.demo.recipe import FULL, LIMITED, WEB, PolicySize, Recipe
 from atommem.demo.run import Settings, load_settings
 from atommem.demo.tiny_policy import EOS, PAD, UNK, make_model, make_tokenizer, vocabulary
+from atommem.demo.worlds import world_of
 from atommem.embedding import make_embedder
 from atommem.environment import make_environments
-from atommem.envs.synthetic.expert import Expert
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
-from atommem.envs.synthetic.world import generate
 from atommem.policy.contract import Sampling
 from atommem.prompts import PromptBuilder
 from atommem.tokens import token_offsets
@@ -27,12 +26,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return load_settings(tmp_path_factory.mktemp("demo"), seed=0, updates=None)
 
 
-@pytest.mark.parametrize("recipe", [FULL, LIMITED], ids=["full", "limited"])
+@pytest.mark.parametrize("recipe", [FULL, LIMITED, WEB], ids=["full", "limited", "web"])
 def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Recipe, tmp_path: Path) -> None:
-    settings = load_settings(tmp_path, 0, None, recipe.world.capacity)
-    assert settings.memory.capacity == recipe.world.capacity
+    settings = load_settings(tmp_path, 0, None, recipe.capacity, world_of(recipe.world))
+    assert settings.memory.capacity == recipe.capacity
     tokenizer = make_tokenizer(recipe.world, settings.memory)
-    policy = ExpertPolicy(Expert(get_prose("compact"), dialect_of(settings)), tokenizer, tokenizer.eos_token_id)
+    world = world_of(recipe.world)
+    expert = world.expert(get_prose("compact"), dialect_of(settings), None)
+    policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
     runner = make_episode_runner(
         policy=policy,
         tokenizer=tokenizer,
@@ -42,7 +43,7 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Rec
         memory=settings.memory,
         sampling=Sampling(seed=0),
     )
-    episodes = asyncio.run(runner.run_all([(task, 0) for task in generate(recipe.world, 100, seed=1)]))
+    episodes = asyncio.run(runner.run_all([(task, 0) for task in world.generate(recipe.world, 100, 1)]))
     for episode in episodes:
         for step in episode.steps:
             assert tokenizer.unk_token_id not in step.prompt_ids + step.token_ids
