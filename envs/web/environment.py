@@ -16,7 +16,8 @@ from atommem.envs.scoring.answers import Judge, check_reward, score_answers
 from atommem.envs.scoring.judge import make_judge
 from atommem.envs.task import Task, describe_task, questions_piece
 from atommem.envs.task_files import load_tasks
-from atommem.envs.web.tools import Link, Tool, ToolResult, make_sources
+from atommem.envs.web.sources import make_sources
+from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode
 from atommem.errors import ConfigError

@@ -9,18 +9,10 @@ Whose fault a failure is decides what becomes of it:
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from atommem import plugins
-from atommem.errors import ConfigError
-
-GROUP = "atommem.tools"
-"""The group of entry points that sources of tools are found in."""
-_OURS = {"task": "atommem.envs.web.task_pages:TaskPages"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,55 +92,3 @@ class ToolSource(ABC):
     async def close(self) -> None:
         """Free what it holds."""
         return
-
-
-class FunctionSource(ToolSource):
-    """A typed Python function, plain or async, as a tool: its docstring describes it, its annotations are the schema.
-
-    Raises:
-        ConfigError: The function lacks a docstring or annotations.
-    """
-
-    def __init__(self, config: Any, function: Callable[..., Any]) -> None:
-        super().__init__(config)
-        from transformers.utils import chat_template_utils as schemas
-
-        try:
-            described = schemas.get_json_schema(function)["function"]
-        except (schemas.TypeHintParsingException, schemas.DocstringParsingException) as error:
-            raise ConfigError(f"{function.__name__} is no tool: {error}") from error
-
-        async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
-            result = function(**arguments)
-            text = await result if inspect.isawaitable(result) else result
-            return text if isinstance(text, ToolResult) else ToolResult(str(text))
-
-        schema = {**described["parameters"], "additionalProperties": False}
-        self._tool = Tool(described["name"], described["description"], schema, run)
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The one."""
-        return (self._tool,)
-
-
-def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
-    """The sources called `names`: of the group ``atommem.tools``, or dotted paths of a source or a function.
-
-    Raises:
-        ConfigError: There is none of a name, it is none, or two tools share a name.
-    """
-    sources: list[ToolSource] = []
-    for name in names:
-        found = plugins.find(GROUP, name, _OURS)
-        if isinstance(found, type) and issubclass(found, ToolSource):
-            sources.append(found(config))
-        elif inspect.isfunction(found):
-            sources.append(FunctionSource(config, found))
-        else:
-            raise ConfigError(f"tools name {name!r}, which is {found!r}: give a ToolSource or a function.")
-    called = [tool.name for source in sources for tool in source.tools]
-    twice = sorted({name for name in called if called.count(name) > 1})
-    if twice:
-        raise ConfigError(f"several tools are called {', '.join(twice)}: leave out one of the sources {list(names)}.")
-    return sources

@@ -1,0 +1,38 @@
+"""Sources of tools by their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from atommem import plugins
+from atommem.envs.web.function_source import FunctionSource
+from atommem.envs.web.tools import ToolSource
+from atommem.errors import ConfigError
+
+GROUP = "atommem.tools"
+"""The group of entry points that sources of tools are found in."""
+_OURS = {"task": "atommem.envs.web.task_pages:TaskPages"}
+
+
+def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
+    """The sources called `names`: of the group ``atommem.tools``, or dotted paths of a source or a function.
+
+    Raises:
+        ConfigError: There is none of a name, it is none, or two tools share a name.
+    """
+    sources: list[ToolSource] = []
+    for name in names:
+        found = plugins.find(GROUP, name, _OURS)
+        if isinstance(found, type) and issubclass(found, ToolSource):
+            sources.append(found(config))
+        elif inspect.isfunction(found):
+            sources.append(FunctionSource(config, found))
+        else:
+            raise ConfigError(f"tools name {name!r}, which is {found!r}: give a ToolSource or a function.")
+    called = [tool.name for source in sources for tool in source.tools]
+    twice = sorted({name for name in called if called.count(name) > 1})
+    if twice:
+        raise ConfigError(f"several tools are called {', '.join(twice)}: leave out one of the sources {list(names)}.")
+    return sources
