@@ -18,10 +18,15 @@ class WebConfig(JudgeConfig, EnvironmentConfig):
     tools: list[str] = field(
         default_factory=lambda: ["task"],
         metadata={
-            "help": "Where tools come from: task (the documents of each task are its web), or package.module:name of "
-            "a typed function or a ToolSource; several with spaces."
+            "help": "Where tools come from: task (the documents of each task are its web), mcp (mcp_servers), or "
+            "package.module:name of a typed function or a ToolSource; several with spaces."
         },
     )
+    mcp_servers: list[str] = field(
+        default_factory=list,
+        metadata={"help": "URLs or command lines of MCP servers, whose tools are all offered (tools: mcp)."},
+    )
+    tool_seconds: float = field(default=120.0, metadata={"help": "Longest time of a call, seconds."})
     calls: str = field(
         default="json",
         metadata={
@@ -43,6 +48,8 @@ class WebConfig(JudgeConfig, EnvironmentConfig):
         check_reward(self.reward)
         if self.reward == "judge" and self.judge_url is None:
             raise ConfigError("reward is judge: give judge_url and judge_model as well.")
+        if self.tool_seconds <= 0:
+            raise ConfigError(f"tool_seconds is {self.tool_seconds}: give more than 0.")
         for name, least in (("max_calls", 1), ("chunk_tokens", 1), ("search_results", 1), ("max_reads", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least {least}.")

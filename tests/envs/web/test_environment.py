@@ -32,7 +32,7 @@ def make_task(*questions: str, **metadata: Any) -> Task:
     return Task("t", tuple(Question(text, ("Oakrest",)) for text in texts), PAGES, metadata=metadata)
 
 
-def call(name: str, **arguments: str) -> str:
+def call(name: str, /, **arguments: str) -> str:
     inside = ", ".join(f'"{key}": "{value}"' for key, value in arguments.items())
     return f'<tool_call>{{"name": "{name}", "arguments": {{{inside}}}}}</tool_call>'
 

@@ -1,0 +1,43 @@
+"""A real MCP server for tests: over stdio, or over HTTP on the port that is given."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from mcp.server import MCPServer
+
+server = MCPServer("facts")
+
+
+@server.tool()
+def lookup(name: str) -> str:
+    """Tells where somebody lives."""
+    return {"Ann": "Ann lives in Oakrest.", "Bob": "Bob lives in Fenford."}.get(name, f"nobody knows {name}")
+
+
+@server.tool()
+def broken(name: str) -> str:
+    """Cannot do what it is asked."""
+    raise ValueError(f"no {name} today")
+
+
+@server.tool()
+def crash() -> str:
+    """Ends its process."""
+    os._exit(1)
+
+
+@server.tool()
+def slow() -> str:
+    """Takes long."""
+    time.sleep(30)
+    return "late"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+    else:
+        server.run("stdio")

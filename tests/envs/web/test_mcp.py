@@ -1,0 +1,128 @@
+"""Tools of a real MCP server, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.environment import environment_config
+from atommem.envs.web.mcp_source import McpSource
+from atommem.envs.web.tools import ToolResult
+from atommem.episode import Episode
+from atommem.errors import ConfigError, OutageError
+from atommem.observation import StopReason
+from tests.envs.web.test_environment import ANSWER, call, make_runner, make_task
+
+pytest.importorskip("mcp")
+pytestmark = pytest.mark.slow  # every server takes seconds to start
+SCRIPT = Path(__file__).with_name("mcp_server.py")
+STDIO = f"{sys.executable} {SCRIPT}"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(SCRIPT), str(port)], stderr=subprocess.DEVNULL)
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.terminate()
+    process.wait()
+
+
+def source(*servers: str, **settings: Any) -> McpSource:
+    return McpSource(environment_config("web", tools=["mcp"], mcp_servers=list(servers), **settings))
+
+
+def use(made: McpSource, name: str, **arguments: Any) -> ToolResult:
+    tool = next(tool for tool in made.tools if tool.name == name)
+
+    async def run() -> ToolResult:
+        try:
+            return await tool.run(arguments, None)
+        finally:
+            await made.close()
+
+    return asyncio.run(run())
+
+
+def play(server: str) -> Episode:
+    completions = [call("lookup", name="Ann"), call("broken", name="luck"), call("lookup", nom="Ann"), ANSWER]
+    runner = make_runner(completions, tools=["mcp"], mcp_servers=[server])
+
+    async def run() -> Episode:
+        try:
+            return await runner.run(make_task())
+        finally:
+            await runner.agent.environments.close()
+
+    return asyncio.run(run())
+
+
+def check(episode: Episode) -> None:
+    assert episode.reward == 1.0
+    shown = [step.observation.values("text") for step in episode.steps]
+    assert shown[1] == ["Ann lives in Oakrest."]
+    assert "broken" in shown[2][0], "a tool that fails says so, and the episode goes on"
+    assert "'name' is a required property" in shown[3][0]
+
+
+def test_an_episode_with_the_tools_of_a_server_over_stdio() -> None:
+    check(play(STDIO))
+
+
+def test_an_episode_with_the_tools_of_a_server_over_http(url: str) -> None:
+    check(play(url))
+
+
+def test_a_server_that_dies_is_an_outage_and_is_started_again_for_the_next_call() -> None:
+    made = source(STDIO)
+    tools = {tool.name: tool for tool in made.tools}
+
+    async def run() -> ToolResult:
+        with pytest.raises(OutageError, match="mcp_server"):
+            await tools["crash"].run({}, None)
+        try:
+            return await tools["lookup"].run({"name": "Bob"}, None)
+        finally:
+            await made.close()
+
+    assert asyncio.run(run()).text == "Bob lives in Fenford."
+
+
+def test_a_silent_server_is_an_outage() -> None:
+    with pytest.raises(OutageError, match="is silent for too long"):
+        use(source(STDIO, tool_seconds=3.0), "slow")
+
+
+def test_an_outage_of_a_server_fails_the_episode() -> None:
+    runner = make_runner([call("crash")], tools=["mcp"], mcp_servers=[STDIO])
+    episode = asyncio.run(runner.run(make_task()))
+    assert episode.stop_reason is StopReason.FAILED
+    assert episode.reward is None
+
+
+@pytest.mark.parametrize(
+    ("servers", "message"),
+    [
+        ([], "mcp_servers is empty"),
+        (["http://127.0.0.1:9/mcp"], "is out of reach.*Start it"),
+        ([f"{sys.executable} -c pass"], "Start it, or correct mcp_servers"),
+    ],
+)
+def test_servers_that_cannot_be_used(servers: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        source(*servers)
