@@ -67,10 +67,10 @@ def episodes_of(write: Callable[[str, int], Episode], tasks: Sequence[str], grou
     return [write(task, sample) for task in tasks for sample in range(group_size)]
 
 
-def completion_logps(model: Any, prompt: list[int], completion: list[int], temperature: float) -> torch.Tensor:
+def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> torch.Tensor:
     """Log-probabilities of one completion: one row, no padding, the model's own logits."""
-    logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor([*completion])[:, None])[:, 0]
 
 
 def reference_gradients(

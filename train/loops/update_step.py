@@ -58,7 +58,6 @@ class UpdateStep:
         prefix_sharing: Whether rows are packed as tries, where the model's attention can follow them.
         on_policy: Whether rows were sampled with the very weights that are trained.
         reference: Model of the KL term; unset is `model` without its adapter.
-        attention: Name of the attention along tries.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class UpdateStep:
         prefix_sharing: bool = True,
         on_policy: bool = True,
         reference: Any = None,
-        attention: str = ATTENTION_NAME,
     ) -> None:
         self.accelerator = accelerator
         self.objective = objective
@@ -86,11 +84,10 @@ class UpdateStep:
         self.planner = MicroBatchPlanner(cost, token_budget, self.prefix_sharing, accelerator.process_index)
         self._pad_token_id = pad_token_id
         self._reference = reference
-        self._attention = attention
         if self.prefix_sharing:
             register_tree_attention()
             if reference is not None:
-                accelerator.unwrap_model(reference).set_attn_implementation(attention)
+                accelerator.unwrap_model(reference).set_attn_implementation(ATTENTION_NAME)
 
     def run(self, model: Any, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """Add the update's gradients to the parameters; collective.
@@ -105,7 +102,7 @@ class UpdateStep:
         """
         sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), device=self.accelerator.device))
         micro_batches = self.planner.plan(batch.rows)
-        shared = use_tree_attention(self.accelerator.unwrap_model(model), self._attention)
+        shared = use_tree_attention(self.accelerator.unwrap_model(model))
         with shared if self.prefix_sharing else nullcontext():
             for index, rows in enumerate(micro_batches):
                 last = index == len(micro_batches) - 1

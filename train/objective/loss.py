@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from atommem.train.objective.sequences import Row
@@ -40,8 +41,10 @@ class Tokens:
     @classmethod
     def of(cls, rows: Sequence[Row], device: torch.device) -> Tokens:
         """Those of `rows`."""
-        table = [(logprob, row.advantage, row.weight) for row in rows for logprob in row.logprobs]
-        return cls([len(row.logprobs) for row in rows], *torch.tensor(table, dtype=torch.float32, device=device).T)
+        counts = [len(row.logprobs) for row in rows]
+        of_rows = np.repeat([(row.advantage, row.weight) for row in rows], counts, axis=0).T
+        table = np.stack([np.concatenate([row.logprobs for row in rows]), *of_rows]).astype(np.float32)
+        return cls(counts, *torch.from_numpy(table).to(device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from atommem.episode import Episode
 from atommem.errors import DataError
@@ -12,28 +15,36 @@ from atommem.observation import StopReason
 NORMALIZATIONS = ("token", "step", "trajectory")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """One step of one episode: what the model saw, what it sampled, and how that is to be changed.
 
     Attributes:
-        prompt_ids, completion_ids: Token ids exactly as they were sampled.
-        logprobs: The policy's log-probabilities of `completion_ids` when it sampled them (nats).
+        prompt_ids, completion_ids: Token ids exactly as they were sampled; kept as parts of `ids`.
+        logprobs: The policy's log-probabilities of `completion_ids` when it sampled them (nats), float32.
         episode: Index of the episode in the rank's batch.
         advantage: The episode's.
         weight: What each completion token counts in the loss (`token_weight`).
+        ids: Prompt and completion, int32.
     """
 
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    logprobs: list[float]
+    prompt_ids: Any
+    completion_ids: Any
+    logprobs: Any
     episode: int
     advantage: float
     weight: float
+    ids: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = [np.asarray(part, dtype=np.int32) for part in (self.prompt_ids, self.completion_ids)]
+        self.ids = np.concatenate(parts)
+        self.prompt_ids, self.completion_ids = np.split(self.ids, [len(parts[0])])
+        self.logprobs = np.asarray(self.logprobs, dtype=np.float32)
 
     def __len__(self) -> int:
         """Tokens of prompt and completion."""
-        return len(self.prompt_ids) + len(self.completion_ids)
+        return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +148,9 @@ def merge_equal_rows(rows: Sequence[Row]) -> list[Row]:
     advantage, and these rows add up exactly: the weights are summed, the advantages averaged by
     weight. (A KL term depends on the tokens alone, so it adds up by weight as well.)
     """
-    merged: dict[tuple[tuple[int, ...], tuple[int, ...]], Row] = {}
+    merged: dict[tuple[int, bytes], Row] = {}
     for row in rows:
-        key = (tuple(row.prompt_ids), tuple(row.completion_ids))
+        key = (len(row.prompt_ids), row.ids.tobytes())
         known = merged.get(key)
         if known is None:
             merged[key] = row

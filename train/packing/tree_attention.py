@@ -9,22 +9,32 @@ contiguous, so that this is, with ``end[k]`` the position after the last descend
 
 On CPU no mask is ever built: each segment attends causally to itself, everything below it attends
 to it in one dense block, and the parts are merged by their log-sum-exp (the arithmetic of flash and ring
-attention). On other devices the rule is the mask of a block-sparse `flex_attention`.
+attention). On Hopper GPUs it is TRL's FlashAttention-3 kernel, where it can be had; on other devices the rule is the
+mask of a block-sparse `flex_attention`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
+import trl.experimental.async_grpo.packing as trl_packing
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils import is_kernels_available, logging
 
 ATTENTION_NAME = "atommem_tree"
+BLOCK = 128
+"""Queries, and keys, of a block of `flex_mask`."""
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -34,11 +44,10 @@ class Tree:
     Attributes:
         spans: For each segment, in packed order: its first position, the position after its last one,
             and the position after the last token below it.
-        flex_mask: Built by the first layer that needs it; serves all layers, and the backward pass.
     """
 
     spans: tuple[tuple[int, int, int], ...]
-    flex_mask: Any = field(default=None, repr=False, compare=False)
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_segments(cls, boundaries: list[int], depths: list[int]) -> Tree:
@@ -63,10 +72,11 @@ class Tree:
         """Tokens in the row."""
         return self.spans[-1][1]
 
-    @property
-    def attended_pairs(self) -> int:
-        """Number of (query, key) pairs: what attention costs."""
-        return sum((e - s) * (e - s + 1) // 2 + (below - e) * (e - s) for s, e, below in self.spans)
+    def once(self, make: Callable[[Tree, torch.device], Any], device: torch.device) -> Any:
+        """What `make` makes of the tree: by the first layer that asks, for all layers and the backward pass."""
+        if make not in self._made:
+            self._made[make] = make(self, device)
+        return self._made[make]
 
     def ends(self, device: torch.device) -> torch.Tensor:
         """The ``end[k]`` of the visibility rule, (length,) int32."""
@@ -141,33 +151,78 @@ def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: t
 
 @cache
 def _compiled_flex_attention() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
     return torch.compile(flex_attention, dynamic=True)
 
 
 def flex_tree_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float, flex: Any = None
 ) -> torch.Tensor:
-    """The visibility rule as the block mask of `flex_attention`; shapes as `tree_attention` gets them.
+    """The visibility rule as the block mask of `flex_attention`; shapes as `tree_attention` gets and returns them.
 
-    Args:
-        query, key, value: (1, heads, tokens, width); keys and values may have fewer heads.
-        tree: The trie.
-        scale: Of the scores.
-        flex: `flex_attention` to call; unset is the compiled one.
+    `flex` is the `flex_attention` to call; unset is the compiled one.
     """
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    if tree.flex_mask is None:
-        ends = tree.ends(query.device)
-
-        def visible(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-            return (k <= q) & (q < ends[k])
-
-        tree.flex_mask = create_block_mask(visible, None, None, tree.length, tree.length, device=query.device)
     flex = flex or _compiled_flex_attention()
-    return flex(query, key, value, block_mask=tree.flex_mask, scale=scale, enable_gqa=query.size(1) != key.size(1))
+    mask, grouped = tree.once(flex_mask, query.device), query.size(1) != key.size(1)
+    return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped).transpose(1, 2)
+
+
+def flex_mask(tree: Tree, device: torch.device) -> BlockMask:
+    """The visibility rule as a block mask, without the dense mask of length x length that `create_block_mask` makes.
+
+    A block of keys before a block of queries is seen by all of them where the first of its segments to end does so
+    behind the last query, and by some where the last to end does so behind the first query.
+    """
+    ends = tree.ends(device)
+    blocks = -(-tree.length // BLOCK)
+    of_blocks = torch.nn.functional.pad(ends, (0, blocks * BLOCK - tree.length)).view(blocks, BLOCK)
+    first = BLOCK * torch.arange(blocks, device=device)[:, None]
+    before = first > first.T
+    whole = before & (first + BLOCK <= of_blocks.amin(1))
+    part = before & ~whole & (first < of_blocks.amax(1)) | (first == first.T)
+
+    def visible(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k <= q) & (q < ends[k])
+
+    def ordered(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many blocks of keys each block of queries sees, and their numbers before those of the others."""
+        numbers = seen.byte().argsort(dim=-1, descending=True, stable=True)
+        return seen.sum(-1)[None, None].int(), numbers[None, None].int()
+
+    lengths = (tree.length, tree.length)
+    return BlockMask.from_kv_blocks(
+        *ordered(part), *ordered(whole), BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=lengths
+    )
+
+
+def kernel_arguments(tree: Tree, device: torch.device) -> dict[str, Any]:
+    """The same for TRL's kernel (`trl.experimental.async_grpo.packing.tree_attention`): each segment's path of keys."""
+    paths: list[np.ndarray] = []
+    above: list[tuple[int, int, int]] = []
+    for span in tree.spans:
+        above = [*(outer for outer in above if outer[2] > span[0]), span]
+        paths.append(np.concatenate([np.arange(start, end) for start, end, _ in above]))
+    lengths = {"q": [end - start for start, end, _ in tree.spans], "k": [len(path) for path in paths]}
+    return {
+        "tree_kv_index": torch.from_numpy(np.concatenate(paths)).to(device),
+        **{
+            f"tree_cu_seqlens_{x}": torch.tensor([0, *accumulate(lengths[x])], dtype=torch.int32).to(device)
+            for x in lengths
+        },
+        **{f"tree_max_seqlen_{x}": max(lengths[x]) for x in lengths},
+    }
+
+
+@cache
+def has_flash_attention_3(device: torch.device) -> bool:
+    """Whether TRL's kernel runs here: a Hopper GPU, and the ``kernels`` library, which fetches it from the hub."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9 or not is_kernels_available():
+        return False
+    try:
+        trl_packing._flash_attn()
+    except Exception as error:  # whatever a download or a library that does not fit raises
+        logger.warning(f"FlashAttention-3 cannot be loaded ({error}): prefixes are shared by flex_attention instead.")
+        return False
+    return True
 
 
 def tree_attention(
@@ -195,9 +250,15 @@ def tree_attention(
     Returns:
         (1, tokens, heads, width), and no weights.
     """
+    # Under autocast, normalised and rotated queries and keys are in float32 beside values in bfloat16.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
-    if query.device.type != "cpu":
-        return flex_tree_attention(query, key, value, tree, scale).transpose(1, 2), None
+    device = query.device
+    if device.type != "cpu":
+        if value.dtype != torch.float32 and has_flash_attention_3(device):
+            arguments = tree.once(kernel_arguments, device)
+            return trl_packing.tree_attention(module, query, key, value, None, scaling=scale, **arguments)
+        return flex_tree_attention(query, key, value, tree, scale), None
     _, heads, tokens, width = query.shape
     key_heads = key.size(1)
     # Query head h reads key head h // group.
@@ -213,24 +274,17 @@ def register_tree_attention() -> None:
 
 
 @contextmanager
-def use_tree_attention(model: Any, name: str = ATTENTION_NAME) -> Iterator[None]:
-    """Inside, `model` attends along tries, by the attention of this name.
+def use_tree_attention(model: Any) -> Iterator[None]:
+    """Inside, `model` attends along tries.
 
     It has to enclose the backward pass as well: gradient checkpointing computes the forward pass again there.
     """
     before = model.config._attn_implementation
-    model.set_attn_implementation(name)
+    model.set_attn_implementation(ATTENTION_NAME)
     try:
         yield
     finally:
         model.set_attn_implementation(before)
-
-
-def has_flash_attention_3(device: torch.device) -> bool:
-    """Whether TRL's kernel runs here: a Hopper GPU, and the ``kernels`` library that fetches it."""
-    from transformers.utils import is_kernels_available
-
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9 and is_kernels_available()
 
 
 def why_no_tree(model: Any) -> str | None:

@@ -36,9 +36,10 @@ def test_rows_are_the_sampled_ids_of_every_step() -> None:
     assert [(row.episode, row.advantage) for row in rows] == [(0, 0.5), (0, 0.5), (1, -0.5), (3, 0.25), (3, 0.25)]
     steps = [step for episode in (EPISODES[0], EPISODES[1], EPISODES[3]) for step in episode.steps if step.token_ids]
     for row, step in zip(rows, steps, strict=True):
-        assert row.prompt_ids is step.prompt_ids
-        assert row.completion_ids is step.token_ids
-        assert row.logprobs is step.logprobs
+        assert row.prompt_ids.tolist() == step.prompt_ids
+        assert row.completion_ids.tolist() == step.token_ids
+        assert row.ids.tolist() == step.prompt_ids + step.token_ids
+        assert row.logprobs.tolist() == pytest.approx(step.logprobs)
         assert len(row) == len(step.prompt_ids) + len(step.token_ids)
 
 
@@ -75,7 +76,7 @@ def test_equal_rows_add_up() -> None:
         Row([1, 2], [3], [-0.1], 2, -0.25, 3.0),
     ]
     merged = merge_equal_rows(rows)
-    assert [(row.prompt_ids, row.completion_ids) for row in merged] == [([1, 2], [3]), ([1], [2, 3])]
+    assert [(row.prompt_ids.tolist(), row.completion_ids.tolist()) for row in merged] == [([1, 2], [3]), ([1], [2, 3])]
     assert merged[0].weight == 4.0
     assert merged[0].weight * merged[0].advantage == pytest.approx(0.75 * 1.0 - 0.25 * 3.0)
     assert merged[1] is rows[1]

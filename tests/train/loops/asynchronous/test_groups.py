@@ -18,7 +18,7 @@ def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
     varied = group(0, 1.0, 0.0)
     batch = batch_of([varied, group(1, 1.0, 1.0)], "none", "token", False)
     assert [row.advantage for row in batch.rows] == [0.5, -0.5]
-    assert [row.prompt_ids for row in batch.rows] == [episode.steps[0].prompt_ids for episode in varied.episodes]
+    assert [row.prompt_ids.tolist() for row in batch.rows] == [episode.steps[0].prompt_ids for episode in varied.episodes]
     assert batch.normalizer == 8.0  # all four episodes have two tokens each
 
 
