@@ -16,9 +16,9 @@ token (prompts and completions before anything is shared):
 
 and TRL's `TreeRow` (add and pack) on two of the micro-batches. Other shapes are printed beside it, the unfavourable
 ones too: nothing shared, long completions, and prompts of 300 tokens, where a row costs as much as its tokens do. Token
-ids are random, and steps share nothing with each other (in real prompts they share the system prompt). The rounds' medians are reported; the last line
-is one JSON object, and the exit code is 0 if and only if its "holds" is true: all phases together at most 0.5 us a raw
-token at the first shape. ``--quick``: three steps, one round, the first shape.
+ids are random, and steps share nothing with each other (in real prompts they share the system prompt). Reported are the
+medians of the rounds; the last line is one JSON object, and the exit code is 0 if and only if its "holds" is true: all
+phases together at most 0.5 us a raw token at the first shape. ``--quick``: three steps, one round, the first shape.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from atommem.train.objective.loss import Tokens
 from atommem.train.objective.sequences import Row, merge_equal_rows
 from atommem.train.packing.micro_batches import MicroBatchPlanner
 from atommem.train.packing.planning import lexicographic
-from atommem.train.packing.tree_attention import flex_mask, kernel_arguments
+from atommem.train.packing.tree import flex_mask, kernel_arguments
 from atommem.train.packing.trie import pack_rows, shared_prefixes
 
 MOST = 0.5

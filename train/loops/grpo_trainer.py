@@ -1,9 +1,9 @@
 """GRPO over whole episodes on TRL's `GRPOTrainer`.
 
 How it sits on trl 1.16. TRL makes the models (fused LM head, adapter, reference), the optimizer and the logs. Two of
-its methods are replaced: the data loader only counts updates, and `training_step` is one on-policy update. It runs
-the update's episodes (`atommem.train.rollout.collect`), turns every step of theirs into a row, and leaves the
-rows to `atommem.train.loops.update_step`. The loss is ours (`atommem.train.objective.loss`), not TRL's.
+its methods are replaced: the data loader only counts updates, and `training_step` is one update. It runs the episodes
+(`atommem.train.rollout.collect`), turns every step of theirs into a row, and leaves the rows to
+`atommem.train.loops.update_step`. The loss is ours (`atommem.train.objective.loss`), not TRL's.
 `tests/train/loops/test_trl_seam.py` guards the private names that are relied on.
 """
 
@@ -21,7 +21,6 @@ from trl import GRPOTrainer
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.update_step import DIFFERENCE, Batch, UpdateStep, environment_reward, updates_of_epoch
 from atommem.train.objective.loss import Objective
-from atommem.train.objective.sequences import episode_rows, merge_equal_rows, normalizer
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.collect import collect
 from atommem.train.rollout.rollout_trainer import EpisodesHook, RolloutTrainer
@@ -81,38 +80,51 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         self._update = UpdateStep(
             self.accelerator,
             self.model,
-            Objective(
-                args.epsilon,
-                args.epsilon if args.epsilon_high is None else args.epsilon_high,
-                args.delta,
-                args.beta,
-                bool(args.use_bias_correction_kl),
-                args.vllm_importance_sampling_mode if use_vllm and args.vllm_importance_sampling_correction else None,
-                args.vllm_importance_sampling_clip_min,
-                args.vllm_importance_sampling_clip_max,
-            ),
+            Objective.of(args),
             args.micro_batch_tokens,
             self._tokenizer.pad_token_id,
             prefix_sharing=args.prefix_sharing,
+            on_policy=args.updates_per_rollout == 1,
             reference=self.ref_model,
         )
+        self._batches: list[Batch] = []
         self.set_up_rollouts(make_backend(self.model), tasks, held_out, on_episodes)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Counts the updates of an epoch."""
-        return updates_of_epoch(self._order.updates_per_epoch)
+        return updates_of_epoch(self._order.updates_per_epoch * self.args.updates_per_rollout)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One on-policy update: its episodes, then the forward and backward passes; returns this rank's loss."""
+        """One update: its episodes, then the forward and backward passes; returns this rank's loss."""
         # Also where nothing will be trained: TRL files its metrics under "train" by this mode.
         model.train()
-        args, collected = self.args, collect(self, self._order)
+        if not self._batches:
+            self._batches = self._sample(model)
+        batch = self._batches.pop(0)
         started = time.perf_counter()
-        rows = episode_rows(collected.episodes, collected.advantages, args.normalization, args.overlong_filtering)
-        batch = Batch(merge_equal_rows(rows), normalizer(collected.sizes, args.normalization))
         loss, log = self._update.run(model, batch)
         self.check_loss(log.pop("loss", 0.0))
-        if args.temperature != 1.0:  # a policy reports log-probabilities of the unscaled distribution
+        if self.args.temperature != 1.0:  # a policy reports log-probabilities of the unscaled distribution
             log.pop(DIFFERENCE, None)
         self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
         return loss
+
+    def _sample(self, model: Any) -> list[Batch]:
+        """Run the next rollout's episodes; returns what each of its updates trains on.
+
+        As in TRL, updates share a rollout's episodes evenly (`steps_per_generation`), all of them `num_iterations`
+        times; the loss of each is divided by their mean size. A run that is resumed between two of them samples again.
+        """
+        args, collected = self.args, collect(self, self._order)
+        updates, count = args.steps_per_generation or 1, args.per_device_train_batch_size
+        batches = []
+        for start in range(0, updates * count, count):
+            part = slice(start, start + count)
+            batch = Batch.of(
+                args, collected.episodes[part], collected.advantages[part], collected.sizes, self._update.on_policy
+            )
+            batch = Batch(batch.rows, batch.normalizer / updates)
+            # Where another engine sampled, its log-probabilities are not quite those of the weights in training.
+            again = args.use_vllm and not self._update.on_policy
+            batches.append(self._update.with_old_logprobs(model, batch) if again else batch)
+        return (batches * args.num_iterations)[self.state.global_step % args.updates_per_rollout :]

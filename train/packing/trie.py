@@ -16,7 +16,7 @@ import torch
 
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.padding import IGNORED
-from atommem.train.packing.tree_attention import Tree
+from atommem.train.packing.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ def collect(trainer: RolloutTrainer, order: TaskOrder) -> Collected:
     """Run this rank's episodes of the running update; groups may straddle ranks. All ranks call it together."""
     started = time.perf_counter()
     args, accelerator = trainer.args, trainer.accelerator
-    update, group_size = trainer.state.global_step, args.num_generations or 1
+    update, group_size = trainer.state.global_step // args.updates_per_rollout, args.num_generations or 1
     groups = [update * order.groups_per_update + i for i in range(order.groups_per_update)]
     tasks = [trainer.tasks[order.task(group)] for group in groups]
-    count = args.per_device_train_batch_size
+    count = args.per_device_train_batch_size * (args.steps_per_generation or 1)
     own = range(accelerator.process_index * count, (accelerator.process_index + 1) * count)
     # Seeds depend on the run's seed and the update, not on the state of a generator: a resumed run repeats them.
     agent = trainer.backend.runner.agent

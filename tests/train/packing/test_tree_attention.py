@@ -16,12 +16,10 @@ from trl.trainer.utils import add_fused_lm_head
 from atommem.train.objective.sequences import Row
 from atommem.train.packing import tree_attention as module
 from atommem.train.packing.planning import lexicographic
+from atommem.train.packing.tree import Tree, flex_mask, kernel_arguments
 from atommem.train.packing.tree_attention import (
-    Tree,
-    flex_mask,
     flex_tree_attention,
     has_flash_attention_3,
-    kernel_arguments,
     register_tree_attention,
     tree_attention,
     use_tree_attention,

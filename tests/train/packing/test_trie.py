@@ -12,7 +12,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.planning import lexicographic
-from atommem.train.packing.tree_attention import kernel_arguments
+from atommem.train.packing.tree import kernel_arguments
 from atommem.train.packing.trie import pack_rows, shared_prefixes
 
 

@@ -125,7 +125,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self._update = UpdateStep(
             self.accelerator,
             self.model,
-            Objective(args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high),
+            Objective.of(args),
             args.token_budget or 1,
             self.processing_class.pad_token_id,
             on_policy=False,
@@ -170,8 +170,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                     groups = self._reader.take(self._order.groups_per_update, self.state.global_step)
                 if len(groups) == self._order.groups_per_update:
                     self._log_groups(groups)
-                    args = self.args
-                    batch = batch_of(groups, str(args.scale_rewards), args.normalization, args.overlong_filtering)
+                    batch = batch_of(groups, self.args)
                     rows, payload = batch.rows, [batch.normalizer]
             except OutageError as error:
                 outage = error
