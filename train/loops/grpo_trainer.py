@@ -116,10 +116,12 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         times; the loss of each is divided by their mean size. A run that is resumed between two of them samples again.
         """
         args, collected = self.args, collect(self, self._order)
-        updates, count = args.steps_per_generation or 1, args.per_device_train_batch_size
+        updates, first = args.steps_per_generation or 1, self.accelerator.process_index * len(collected.episodes)
         batches = []
-        for start in range(0, updates * count, count):
-            part = slice(start, start + count)
+        for update in range(updates):
+            # Of the global batch, so that it is the same on any number of ranks.
+            ends = [len(collected.sizes) * index // updates for index in (update, update + 1)]
+            part = slice(*(max(0, end - first) for end in ends))
             batch = Batch.of(
                 args, collected.episodes[part], collected.advantages[part], collected.sizes, self._update.on_policy
             )
