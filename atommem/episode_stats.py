@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import sqrt
 
-from atommem.actions import ANSWER, MEMORY_KINDS
+from atommem.actions import ANSWER, MEMORY_KINDS, ProblemReason
 from atommem.episode import Episode
 from atommem.memory.operations import POLICY, Outcome
 from atommem.observation import StopReason
@@ -21,6 +21,8 @@ _ACTION = "actions/"
 _PER_STEP = (
     *(f"{_ACTION}{kind}" for kind in (*MEMORY_KINDS, ANSWER)),
     "malformed",
+    "truncated",
+    "thinking_cut",
     *(f"wasted/{outcome}" for outcome in WASTED_OUTCOMES),
 )
 _STOPS = tuple(f"stop/{reason}" for reason in StopReason)
@@ -59,6 +61,8 @@ def _add_episode(sums: dict[str, float], episode: Episode) -> None:
         sums["tokens/prompt"] += step.prompt_tokens
         sums["tokens/completion"] += step.completion_tokens
         sums["malformed"] += len(step.problems)
+        sums["truncated"] += step.finish_reason == "length"
+        sums["thinking_cut"] += any(problem.reason is ProblemReason.UNCLOSED_THINKING for problem in step.problems)
         for action in step.actions:
             sums[_ACTION + action.kind] = sums.get(_ACTION + action.kind, 0.0) + 1
         # What rules did stands in the log too, but is none of the policy's doing.
@@ -82,6 +86,7 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         actions/create, .../read, /update, /delete, /scratchpad, /answer, and the environment's: parsed actions per
             step.
         malformed: problems of the parser per step.
+        truncated, thinking_cut: completions that ended at their limit of tokens, inside of a thinking block; per step.
         wasted/unknown_handle, /rejected, /disabled: actions per step that had no effect.
         steps (= model calls), retrievals (completions with a read that was applied), tokens/prompt, tokens/completion,
             seconds: per episode.

@@ -59,7 +59,7 @@ def random_rows(rng: random.Random) -> list[Row]:
 
     rows = [make_row(rng.choices(range(60), k=rng.randint(20, 60)))]
     for _ in range(rng.randint(1, 11)):
-        kept = rng.choice(rows).prompt_ids
+        kept = rng.choice(rows).prompt_ids.tolist()
         rows.append(make_row(kept[: rng.randint(1, len(kept))] + rng.choices(range(60), k=rng.randint(0, 20))))
     return rows
 

@@ -73,7 +73,7 @@ def padded_step(model: Any, rows: list[Row]) -> torch.Tensor:
     method = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
     found = []
     for start in range(0, len(rows), ROWS):
-        ids = torch.tensor([row.prompt_ids + row.completion_ids for row in rows[start : start + ROWS]])
+        ids = torch.tensor([row.ids.tolist() for row in rows[start : start + ROWS]])
         logps, _, _ = method(trainer, model, ids, torch.ones_like(ids), COMPLETION, compute_entropy=True)
         (-logps.sum()).backward()
         found.append(logps.detach())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from atommem.config import check_choice
 from atommem.errors import ConfigError
-from atommem.train.objective.sequences import NORMALIZATIONS
+from atommem.train.objective.sequences import LOSS_TYPES, NORMALIZATIONS
 
 BF16_HELP = "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."
 CHECKPOINTING_HELP = "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
@@ -27,11 +27,23 @@ class EpisodeConfig:
     num_generations_eval: int | None = field(
         default=None, metadata={"help": "Episodes per held-out task in evaluation; unset is 1."}
     )
-    normalization: str = field(
+    loss_type: str = field(
+        default="dapo",
+        metadata={
+            "help": "TRL's name of the loss: dapo, grpo, dr_grpo (PPO's clipped one, normalised by tokens, steps, or a "
+            "constant), or cispo (by tokens; epsilon_high is the largest ratio itself)."
+        },
+    )
+    importance_sampling_level: str = field(
         default="token",
+        metadata={"help": "What has one importance ratio: a token, or a sequence, which is one step (GSPO)."},
+    )
+    normalization: str = field(
+        default="",
         metadata={
             "help": "What counts the same in the loss: every completion token of the update (token), every step "
-            "(step), or every episode (trajectory)."
+            "(step), every episode (trajectory), or every token of a step of max_completion_length (constant). Unset: "
+            "as loss_type says."
         },
     )
     scale_rewards: str = field(
@@ -88,7 +100,15 @@ class EpisodeConfig:
                 f"eval_strategy is {strategy!r} and eval_data is {self.eval_data!r}: evaluation needs both, a file of "
                 "held-out tasks and eval_strategy: steps with eval_steps."
             )
+        check_choice("loss_type", self.loss_type, tuple(LOSS_TYPES))
+        check_choice("importance_sampling_level", self.importance_sampling_level, ("token", "sequence"))
+        self.normalization = self.normalization or LOSS_TYPES[self.loss_type]
         check_choice("normalization", self.normalization, NORMALIZATIONS)
+        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
+            raise ConfigError(
+                f"epsilon_high is {self.epsilon_high}: with loss_type cispo it is the largest importance ratio itself, "
+                "so give at least 1 (ScaleRL, arXiv 2510.13786, takes 5)."
+            )
         check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
         if self.router_aux_loss_coef:
             raise ConfigError(

@@ -14,8 +14,7 @@ from atommem.errors import ConfigError
 from atommem.train.episode_config import BF16_HELP, CHECKPOINTING_HELP, EpisodeConfig
 
 _DISTRIBUTION = "what is sampled must be the distribution that is trained"
-_OBJECTIVE = "the loss is the clipped one of train/objective/loss.py; `normalization` sets its weights"
-_ON_POLICY = "training is fully on-policy"
+_OBJECTIVE = "it is no part of the loss in train/objective/loss.py"
 _ONE_REWARD = "an episode has one terminal reward"
 _ONE_UPDATE = "one trainer step is one update; micro_batch_tokens bounds the memory"
 
@@ -23,11 +22,7 @@ _ONE_UPDATE = "one trainer step is one update; micro_batch_tokens bounds the mem
 REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (1, _ONE_UPDATE),
     "torch_empty_cache_steps": (None, _ONE_UPDATE),
-    "num_iterations": (1, _ON_POLICY),
-    "steps_per_generation": (1, _ON_POLICY),
-    "off_policy_mask_threshold": (None, _ON_POLICY),
-    "loss_type": ("dapo", _OBJECTIVE),
-    "importance_sampling_level": ("token", _OBJECTIVE),
+    "off_policy_mask_threshold": (None, _OBJECTIVE),
     "top_entropy_quantile": (1.0, _OBJECTIVE),
     "entropy_coef": (0.0, _OBJECTIVE),
     "use_adaptive_entropy": (False, _OBJECTIVE),
@@ -52,9 +47,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 class TrainConfig(EpisodeConfig, GRPOConfig):
     """GRPO over whole episodes.
 
-    `per_device_train_batch_size` counts episodes per process and update; over all processes it has
-    to be a multiple of `num_generations`, the size of a group. A field of `GRPOConfig` that cannot
-    be honoured here is refused, never ignored.
+    `per_device_train_batch_size` counts episodes per process and update; over all processes and updates of a rollout it
+    has to be a multiple of `num_generations`, the size of a group. A field of `GRPOConfig` that cannot be honoured
+    here is refused, never ignored.
 
     Raises:
         ConfigError: A field has a value that cannot be honoured, or is out of range.
@@ -97,12 +92,23 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         metadata={"help": "The vLLM server, or several, with commas; unset: vllm_server_host and vllm_server_port."},
     )
     logging_steps: float = field(default=1, metadata={"help": "Updates between two log entries."})
-    steps_per_generation: int | None = field(default=1, metadata={"help": "Only 1: training is fully on-policy."})
+    steps_per_generation: int | None = field(
+        default=1,
+        metadata={
+            "help": "Updates that share a rollout, each on its own per_device_train_batch_size episodes; 1 (and "
+            "num_iterations 1) is fully on-policy."
+        },
+    )
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
         """`chat_template_kwargs` as an object."""
         return json_object("chat_template_kwargs", self.chat_template_kwargs)
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """How many updates are made on the episodes of a rollout."""
+        return (self.steps_per_generation or 1) * self.num_iterations
 
     @property
     def vllm_server_urls(self) -> list[str]:
@@ -129,6 +135,9 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         self.check_episode_settings()
         if self.dynamic_sampling_rounds < 0:
             raise ConfigError(f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}: give 0 or more.")
+        if self.updates_per_rollout < 1:
+            given = f"steps_per_generation is {self.steps_per_generation} and num_iterations {self.num_iterations}"
+            raise ConfigError(f"{given}: give at least 1 of each.")
         if self.micro_batch_tokens < 1:
             raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}: give at least 1.")
 

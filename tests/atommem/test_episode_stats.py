@@ -75,7 +75,11 @@ def test_only_what_the_policy_did_counts_and_one_retrieval_a_completion() -> Non
 
 
 def test_counted_by_hand() -> None:
-    summary = summarize_episodes(episodes())
+    whole = episodes()
+    cut, _, _ = whole[0].steps
+    cut.finish_reason = "length"
+    cut.problems = (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 1),)
+    summary = summarize_episodes(whole)
     expected = {
         "episodes": 3,
         "failed": 1,
@@ -96,6 +100,8 @@ def test_counted_by_hand() -> None:
         "actions/scratchpad": 0.0,
         "actions/answer": 1 / 4,
         "malformed": 3 / 4,
+        "truncated": 1 / 4,
+        "thinking_cut": 1 / 4,
         "wasted/rejected": 1 / 4,
         "wasted/unknown_handle": 1 / 4,
         "wasted/disabled": 1 / 4,

@@ -67,10 +67,10 @@ def episodes_of(write: Callable[[str, int], Episode], tasks: Sequence[str], grou
     return [write(task, sample) for task in tasks for sample in range(group_size)]
 
 
-def completion_logps(model: Any, prompt: list[int], completion: list[int], temperature: float) -> torch.Tensor:
+def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> torch.Tensor:
     """Log-probabilities of one completion: one row, no padding, the model's own logits."""
-    logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor([*completion])[:, None])[:, 0]
 
 
 def reference_gradients(
@@ -83,12 +83,12 @@ def reference_gradients(
     beta: float = 0.0,
     reference: Any = None,
     bias_correction: bool = True,
-    every_group: bool = False,
+    old: Any = None,
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients from the definition: a loop over tokens, with the policy ratio at 1.
+    """Loss and gradients from the definition: a loop over tokens, with the policy ratio at 1, or to the model `old`.
 
     With ``beta`` the k3 estimate of the KL divergence is added, times the ratio with
-    `bias_correction` (TRL's default). `every_group` computes groups without variance as well.
+    `bias_correction` (TRL's default).
     """
     scored = [episode for episode in episodes if episode.reward is not None]
     steps = [step for episode in scored for step in episode.steps]
@@ -100,13 +100,14 @@ def reference_gradients(
     model.zero_grad()
     total = torch.zeros(())
     for episode, advantage in zip(episodes, advantages, strict=True):
-        if episode.reward is None or (advantage == 0.0 and not every_group):
+        if episode.reward is None:
             continue
         tokens = sum(len(step.token_ids) for step in episode.steps)
         for step in episode.steps:
             logps = completion_logps(model, step.prompt_ids, step.token_ids, temperature)
-            ratio = torch.exp(logps - logps.detach())
-            loss = -ratio * advantage
+            before = completion_logps(old or model, step.prompt_ids, step.token_ids, temperature).detach()
+            ratio = torch.exp(logps - before)
+            loss = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
             if beta:
                 with torch.no_grad():
                     expected = completion_logps(reference, step.prompt_ids, step.token_ids, temperature)
@@ -128,4 +129,5 @@ def assert_equal_gradients(
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
     assert scale > 1e-4
     for name, gradient in expected.items():
-        assert float((ours[name] - gradient).abs().max()) <= tolerance * scale, name
+        difference = float((ours[name] - gradient).abs().max()) / scale
+        assert difference <= tolerance, (name, difference)

@@ -71,16 +71,17 @@ def test_what_is_missing_or_unknown_is_refused() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--num_iterations", "2"], "num_iterations is 2: only 1"),
         (["--gradient_accumulation_steps", "4"], "gradient_accumulation_steps is 4: only 1"),
-        (["--steps_per_generation", "2"], "steps_per_generation is 2: only 1"),
-        (["--loss_type", "grpo"], "loss_type is 'grpo': only 'dapo'"),
+        (["--num_iterations", "0"], "num_iterations 0: give at least 1"),
+        (["--loss_type", "bnpo"], "loss_type is 'bnpo': give one of dapo, grpo, dr_grpo, cispo"),
+        (["--loss_type", "cispo"], "epsilon_high is 0.28: with loss_type cispo it is the largest"),
+        (["--importance_sampling_level", "word"], "importance_sampling_level is 'word': give one of token, sequence"),
         (["--fp16", "true"], "fp16 is True: only False"),
         (["--vllm_mode", "remote"], "vllm_mode is 'remote': give one of server, colocate"),
         (["--use_vllm", "true", "--vllm_tensor_parallel_size", "2"], "vllm_tensor_parallel_size is 2: a colocated"),
         (["--episode_max_seconds", "0"], "episode_max_seconds is 0"),
         (["--top_p", "0.9"], "top_p is 0.9: only 1.0"),
-        (["--normalization", "word"], "normalization is 'word': give one of token, step, trajectory"),
+        (["--normalization", "word"], "normalization is 'word': give one of token, step, trajectory, constant"),
         (["--num_generations", "1"], "num_generations is 1: a group needs at least 2"),
         (["--per_device_train_batch_size", "0"], "per_device_train_batch_size is 0"),
         (["--per_device_train_batch_size", "7"], "divisible by num_generations"),
@@ -93,6 +94,17 @@ def test_what_is_missing_or_unknown_is_refused() -> None:
 def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_grpo([*MINIMUM, *flags])
+
+
+def test_a_loss_brings_its_normalization() -> None:
+    def normalization(*flags: str) -> str:
+        return str(parse_grpo([*MINIMUM, *flags])[0].normalization)
+
+    assert normalization() == "token"
+    assert normalization("--loss_type", "grpo") == "step"
+    assert normalization("--loss_type", "dr_grpo") == "constant"
+    assert normalization("--loss_type", "cispo", "--epsilon_high", "5") == "token"
+    assert normalization("--loss_type", "grpo", "--normalization", "trajectory") == "trajectory"
 
 
 def test_several_servers_are_named_with_commas() -> None:

@@ -1,18 +1,16 @@
 """GRPO over whole episodes on TRL's `GRPOTrainer`.
 
 How it sits on trl 1.16. TRL makes the models (fused LM head, adapter, reference), the optimizer and the logs. Two of
-its methods are replaced: the data loader only counts updates, and `training_step` is one on-policy update. It runs
-the update's episodes (`atommem.train.rollout.rollout_trainer`), turns every step of theirs into a row, and leaves the
-rows to `atommem.train.loops.update_step`. The loss is ours (`atommem.train.objective.loss`), not TRL's.
+its methods are replaced: the data loader only counts updates, and `training_step` is one update. It runs the episodes
+(`atommem.train.rollout.collect`), turns every step of theirs into a row, and leaves the rows to
+`atommem.train.loops.update_step`. The loss is ours (`atommem.train.objective.loss`), not TRL's.
 `tests/train/loops/test_trl_seam.py` guards the private names that are relied on.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,14 +18,11 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from trl import GRPOTrainer
 
-from atommem.episode import Episode
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.update_step import DIFFERENCE, Batch, UpdateStep, environment_reward, updates_of_epoch
-from atommem.train.objective.advantages import group_advantages, zero_variance_fraction
 from atommem.train.objective.loss import Objective
-from atommem.train.objective.sequences import EpisodeSize, episode_rows, merge_equal_rows, normalizer
 from atommem.train.rollout.backend import Backend
-from atommem.train.rollout.dynamic_sampling import replacement_tasks
+from atommem.train.rollout.collect import collect
 from atommem.train.rollout.rollout_trainer import EpisodesHook, RolloutTrainer
 from atommem.train.rollout.task_order import TaskOrder
 from atommem.train.train_config import TrainConfig
@@ -85,32 +80,27 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         self._update = UpdateStep(
             self.accelerator,
             self.model,
-            Objective(
-                args.epsilon,
-                args.epsilon if args.epsilon_high is None else args.epsilon_high,
-                args.delta,
-                args.beta,
-                bool(args.use_bias_correction_kl),
-                args.vllm_importance_sampling_mode if use_vllm and args.vllm_importance_sampling_correction else None,
-                args.vllm_importance_sampling_clip_min,
-                args.vllm_importance_sampling_clip_max,
-            ),
+            Objective.of(args),
             args.micro_batch_tokens,
             self._tokenizer.pad_token_id,
             prefix_sharing=args.prefix_sharing,
+            on_policy=args.updates_per_rollout == 1,
             reference=self.ref_model,
         )
+        self._batches: list[Batch] = []
         self.set_up_rollouts(make_backend(self.model), tasks, held_out, on_episodes)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Counts the updates of an epoch."""
-        return updates_of_epoch(self._order.updates_per_epoch)
+        return updates_of_epoch(self._order.updates_per_epoch * self.args.updates_per_rollout)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One on-policy update: its episodes, then the forward and backward passes; returns this rank's loss."""
+        """One update: its episodes, then the forward and backward passes; returns this rank's loss."""
         # Also where nothing will be trained: TRL files its metrics under "train" by this mode.
         model.train()
-        batch = self._sample()
+        if not self._batches:
+            self._batches = self._sample(model)
+        batch = self._batches.pop(0)
         started = time.perf_counter()
         loss, log = self._update.run(model, batch)
         self.check_loss(log.pop("loss", 0.0))
@@ -119,51 +109,24 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
         return loss
 
-    def _sample(self) -> Batch:
-        """Run this rank's episodes of the update and turn them into rows; groups may straddle ranks."""
-        started = time.perf_counter()
-        update, group_size = self.state.global_step, self.args.num_generations or 1
-        groups = [update * self._order.groups_per_update + i for i in range(self._order.groups_per_update)]
-        tasks = [self.tasks[self._order.task(group)] for group in groups]
-        count = self.args.per_device_train_batch_size
-        own = range(self.accelerator.process_index * count, (self.accelerator.process_index + 1) * count)
-        # Seeds depend on the run's seed and the update, not on the state of a generator: a resumed run repeats them.
-        agent = self.backend.runner.agent
-        agent.sampling = replace(agent.sampling, seed=self._order.seed(groups[0]))
-        self.publish()
-        everything = episodes = self.run_episodes([(tasks[i // group_size], i % group_size) for i in own])
-        rewards, sizes = self._gather_outcomes(episodes)
-        self.log_with_update({"frac_reward_zero_std": zero_variance_fraction(rewards, group_size)})
-        seen, replaced = {task.id for task in tasks}, 0
-        for round_ in range(self.args.dynamic_sampling_rounds):
-            seed = f"{self.args.seed}/{update}/{round_}"
-            drawn = replacement_tasks(rewards, group_size, self.tasks, seen, seed)
-            if not drawn:
-                break
-            seen, replaced = seen | {task.id for task in drawn.values()}, replaced + len(drawn)
-            again = [i for i in own if i // group_size in drawn]
-            fresh = self.run_episodes([(drawn[i // group_size], i % group_size) for i in again])
-            everything = everything + fresh
-            episodes = [*(dict(zip(own, episodes, strict=True)) | dict(zip(again, fresh, strict=True))).values()]
-            rewards, sizes = self._gather_outcomes(episodes)
-        if self.args.dynamic_sampling_rounds:
-            self.log_with_update({"dynamic_sampling/replaced_groups": float(replaced)})
-        self.end_rollout(everything, rewards, time.perf_counter() - started)
-        advantages = group_advantages(rewards, group_size, str(self.args.scale_rewards))[own.start : own.stop]
-        rows = episode_rows(episodes, advantages, self.args.normalization, self.args.overlong_filtering)
-        return Batch(merge_equal_rows(rows), normalizer(sizes, self.args.normalization))
+    def _sample(self, model: Any) -> list[Batch]:
+        """Run the next rollout's episodes; returns what each of its updates trains on.
 
-    def _gather_outcomes(self, episodes: Sequence[Episode]) -> tuple[list[float | None], list[EpisodeSize]]:
-        """Reward (None: failed) and size of every episode of the global batch, in its order."""
-        sizes = [EpisodeSize.of(episode, self.args.overlong_filtering) for episode in episodes]
-        table = torch.tensor(
-            [
-                [math.nan if episode.reward is None else episode.reward, size.tokens, size.steps]
-                for episode, size in zip(episodes, sizes, strict=True)
-            ],
-            dtype=torch.float32,
-            device=self.accelerator.device,
-        )
-        outcomes = self.accelerator.gather(table).tolist()
-        rewards = [None if math.isnan(reward) else reward for reward, _, _ in outcomes]
-        return rewards, [EpisodeSize(int(tokens), int(steps)) for _, tokens, steps in outcomes]
+        As in TRL, updates share a rollout's episodes evenly (`steps_per_generation`), all of them `num_iterations`
+        times; the loss of each is divided by their mean size. A run that is resumed between two of them samples again.
+        """
+        args, collected = self.args, collect(self, self._order)
+        updates, first = args.steps_per_generation or 1, self.accelerator.process_index * len(collected.episodes)
+        batches = []
+        for update in range(updates):
+            # Of the global batch, so that it is the same on any number of ranks.
+            ends = [len(collected.sizes) * index // updates for index in (update, update + 1)]
+            part = slice(*(max(0, end - first) for end in ends))
+            batch = Batch.of(
+                args, collected.episodes[part], collected.advantages[part], collected.sizes, self._update.on_policy
+            )
+            batch = Batch(batch.rows, batch.normalizer / updates)
+            # Where another engine sampled, its log-probabilities are not quite those of the weights in training.
+            again = args.use_vllm and not self._update.on_policy
+            batches.append(self._update.with_old_logprobs(model, batch) if again else batch)
+        return (batches * args.num_iterations)[self.state.global_step % args.updates_per_rollout :]

@@ -206,7 +206,7 @@ def replay(
         arguments = ["--config", str(scratch / "config.yaml"), *arguments]
     processes = PartialState().num_processes
     args, *others = parse(arguments)
-    total = args.generation_batch_size or 0
+    total = (args.generation_batch_size or 0) // (args.steps_per_generation or 1)
     arguments += ["--per_device_train_batch_size", str(total // processes), "--output_dir", str(scratch)]
     args, *others = parse([*arguments, "--report_to", "none", "--save_strategy", "no", "--use_vllm", "false"])
     inspection = Inspection()

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import DistributedType
 from torch.utils.data import DataLoader
 from transformers.utils import logging
 from trl.trainer.utils import use_adapter
 
-from atommem.train.objective.loss import Objective, Tokens
-from atommem.train.objective.sequences import Row
+from atommem.episode import Episode
+from atommem.train.episode_config import EpisodeConfig
+from atommem.train.objective.loss import MASKED, Objective
+from atommem.train.objective.sequences import (
+    EpisodeSize,
+    Row,
+    Tokens,
+    episode_rows,
+    merge_equal_rows,
+    normalizer,
+)
 from atommem.train.packing.micro_batches import MicroBatchPlanner
 from atommem.train.packing.padding import Padded, pad_rows
 from atommem.train.packing.planning import pair_cost
@@ -44,6 +55,21 @@ class Batch:
     rows: list[Row]
     normalizer: float
 
+    @classmethod
+    def of(
+        cls,
+        args: EpisodeConfig,
+        episodes: Sequence[Episode],
+        advantages: Sequence[float],
+        sizes: Sequence[EpisodeSize],
+        on_policy: bool = False,
+    ) -> Batch:
+        """The steps of this rank's `episodes`, equal ones together where that is exact; `sizes` are of all ranks."""
+        beta = getattr(args, "beta", 0.0)  # TRL's asynchronous configuration has none
+        rows = episode_rows(episodes, advantages, args.normalization, args.overlong_filtering, with_kl=beta != 0)
+        over = normalizer(sizes, args.normalization, args.max_completion_length)
+        return cls(merge_equal_rows(rows) if on_policy else rows, over)
+
 
 class UpdateStep:
     """The passes of an update.
@@ -56,9 +82,9 @@ class UpdateStep:
             without.
         pad_token_id: Fills padded rows.
         prefix_sharing: Whether rows are packed as tries, where the model's attention can follow them.
-        on_policy: Whether rows were sampled with the very weights that are trained.
+        on_policy: Whether rows are trained on with the very weights that sampled them. Else the ratio is taken to their
+            old log-probabilities.
         reference: Model of the KL term; unset is `model` without its adapter.
-        attention: Name of the attention along tries.
     """
 
     def __init__(
@@ -72,7 +98,6 @@ class UpdateStep:
         prefix_sharing: bool = True,
         on_policy: bool = True,
         reference: Any = None,
-        attention: str = ATTENTION_NAME,
     ) -> None:
         self.accelerator = accelerator
         self.objective = objective
@@ -86,27 +111,24 @@ class UpdateStep:
         self.planner = MicroBatchPlanner(cost, token_budget, self.prefix_sharing, accelerator.process_index)
         self._pad_token_id = pad_token_id
         self._reference = reference
-        self._attention = attention
         if self.prefix_sharing:
             register_tree_attention()
             if reference is not None:
-                accelerator.unwrap_model(reference).set_attn_implementation(attention)
+                accelerator.unwrap_model(reference).set_attn_implementation(ATTENTION_NAME)
 
     def run(self, model: Any, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """Add the update's gradients to the parameters; collective.
 
-        All ranks run the same number of micro-batches: one that has run out takes part with a row that weighs nothing.
-        When no rank has a row there is nothing to learn: no rank runs a backward pass, gradients stay unset, and the
-        optimizer's step changes nothing.
+        All ranks run the same number of micro-batches. When no rank has a row there is nothing to learn: no rank runs a
+        backward pass, gradients stay unset, and the optimizer's step changes nothing.
 
         Returns:
             This rank's loss, of which the mean over ranks is the update's; and what is logged, the same on all ranks:
             that mean, means over tokens by their weights, and raw over computed tokens.
         """
         sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), device=self.accelerator.device))
-        micro_batches = self.planner.plan(batch.rows)
-        shared = use_tree_attention(self.accelerator.unwrap_model(model), self._attention)
-        with shared if self.prefix_sharing else nullcontext():
+        micro_batches = self._plan(batch.rows)
+        with self._sharing(model):
             for index, rows in enumerate(micro_batches):
                 last = index == len(micro_batches) - 1
                 # DeepSpeed steps inside the backward pass that this flag marks.
@@ -122,20 +144,46 @@ class UpdateStep:
         loss_mean = log.pop("loss") / self.accelerator.num_processes
         packing_ratio, weight = log.pop("raw") / log.pop("computed"), log.pop("weight")
         means = {name: total / weight for name, total in log.items()}
+        if means.get(MASKED, 0.0) > 0.5:
+            logger.warning_once(
+                f"vllm_importance_sampling_mode masks or truncates most tokens ({MASKED} in the log): what is trained "
+                "is not what the engine samples from. Look at dtypes, temperature and weights."
+            )
         return loss, means | {"loss": loss_mean, "packing_ratio": packing_ratio}
+
+    @torch.no_grad()
+    def with_old_logprobs(self, model: Any, batch: Batch) -> Batch:
+        """The same rows, with their log-probabilities under the weights as they are; collective: rows change ranks."""
+        micro_batches = self._plan(batch.rows)
+        with self._sharing(model), self.accelerator.autocast():
+            for rows in micro_batches:
+                logps = self._inputs(rows).score(model)[0].float().cpu().numpy()
+                ends = np.cumsum([len(row.logprobs) for row in rows])
+                for row, of_row in zip(rows, np.split(logps, ends), strict=False):
+                    row.old_logprobs = of_row
+        return Batch([row for rows in micro_batches for row in rows if row.weight], batch.normalizer)
+
+    def _plan(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """This rank's micro-batches; where others have more, it takes part with a row that weighs nothing."""
+        pad = [self._pad_token_id]
+        return [rows or [Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)] for rows in self.planner.plan(rows)]
+
+    def _sharing(self, model: Any) -> AbstractContextManager[Any]:
+        return use_tree_attention(self.accelerator.unwrap_model(model)) if self.prefix_sharing else nullcontext()
+
+    def _inputs(self, rows: Sequence[Row]) -> Packed | Padded:
+        inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
+        return inputs.to(self.accelerator.device)
 
     def _backward(self, model: Any, rows: list[Row], normalizer: float) -> dict[str, Any]:
         """The passes of one micro-batch; returns sums over its tokens, by what they are logged as."""
-        raw = sum(map(len, rows))
-        rows = rows or [Row([self._pad_token_id], [self._pad_token_id], [0.0], episode=0, advantage=0.0, weight=0.0)]
-        tokens = Tokens.of(rows, self.accelerator.device)
-        inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
-        inputs = inputs.to(self.accelerator.device)
+        raw = sum(len(row) for row in rows if row.weight)
+        tokens, inputs = Tokens.of(rows, self.accelerator.device), self._inputs(rows)
         reference = self._reference_logps(model, inputs) if self.objective.beta else None
         with self.accelerator.autocast():
             logps, entropies = inputs.score(model)
         assert entropies is not None, "TRL's head of a policy computes them"
-        total, log = self.objective(logps, tokens, None if self.on_policy else tokens.sampled, reference)
+        total, log = self.objective(logps, tokens, None if self.on_policy else tokens.old, reference)
         # The gradients of all ranks are averaged.
         loss = total * self.accelerator.num_processes / normalizer
         # It would divide by a number of micro-batches that it is not told; transformers asks for the same.

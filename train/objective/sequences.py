@@ -3,37 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
 
 from atommem.episode import Episode
 from atommem.errors import DataError
 from atommem.observation import StopReason
 
-NORMALIZATIONS = ("token", "step", "trajectory")
+NORMALIZATIONS = ("token", "step", "trajectory", "constant")
+LOSS_TYPES = {"dapo": "token", "grpo": "step", "dr_grpo": "constant", "cispo": "token"}
+"""The losses by TRL's names, each with the normalisation that it has there."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """One step of one episode: what the model saw, what it sampled, and how that is to be changed.
 
     Attributes:
-        prompt_ids, completion_ids: Token ids exactly as they were sampled.
-        logprobs: The policy's log-probabilities of `completion_ids` when it sampled them (nats).
+        prompt_ids, completion_ids: Token ids exactly as they were sampled; kept as parts of `ids`.
+        logprobs: The policy's log-probabilities of `completion_ids` when it sampled them (nats), float32.
         episode: Index of the episode in the rank's batch.
         advantage: The episode's.
         weight: What each completion token counts in the loss (`token_weight`).
+        old_logprobs: Those of the weights before the first update on the row, where they are not `logprobs`.
+        ids: Prompt and completion, int32.
     """
 
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    logprobs: list[float]
+    prompt_ids: Any
+    completion_ids: Any
+    logprobs: Any
     episode: int
     advantage: float
     weight: float
+    old_logprobs: Any = None
+    ids: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = [np.asarray(part, dtype=np.int32) for part in (self.prompt_ids, self.completion_ids)]
+        self.ids = np.concatenate(parts)
+        self.prompt_ids, self.completion_ids = np.split(self.ids, [len(parts[0])])
+        self.logprobs = np.asarray(self.logprobs, dtype=np.float32)
+        self.old_logprobs = self.logprobs if self.old_logprobs is None else self.old_logprobs
 
     def __len__(self) -> int:
         """Tokens of prompt and completion."""
-        return len(self.prompt_ids) + len(self.completion_ids)
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The sampled tokens of some rows, one row after the other: (M,) float32 each.
+
+    Attributes:
+        counts: Tokens of each row.
+        sampled, old: Their log-probabilities when they were sampled, and before the first update on them (nats).
+        advantages, weights: Of the row that each belongs to.
+    """
+
+    counts: list[int]
+    sampled: torch.Tensor
+    old: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: torch.device) -> Tokens:
+        """Those of `rows`."""
+        counts = [len(row.logprobs) for row in rows]
+        logprobs = np.concatenate([(row.logprobs, row.old_logprobs) for row in rows], axis=1)
+        of_rows = np.repeat([(row.advantage, row.weight) for row in rows], counts, axis=0).T
+        return cls(counts, *torch.from_numpy(np.concatenate([logprobs, of_rows], dtype=np.float32)).to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +111,26 @@ def is_trained(episode: Episode, overlong_filtering: bool) -> bool:
     return episode.reward is not None and not (overlong_filtering and episode.stop_reason in OVERLONG)
 
 
-def normalizer(sizes: Sequence[EpisodeSize], normalization: str) -> float:
+def normalizer(sizes: Sequence[EpisodeSize], normalization: str, max_completion_length: int) -> float:
     """What the weighted sum of the token losses is divided by.
 
     Args:
         sizes: Every scored episode of the global batch, those of groups without variance included
             (their rows are skipped because they add 0 to the sum, not because they do not count).
         normalization: ``token``: all completion tokens, so that every token of the batch counts the
-            same (DAPO's); ``step``: all steps, so that every step does; ``trajectory``: all episodes.
+            same (DAPO's); ``step``: all steps, so that every step does; ``trajectory``: all episodes (the paper's
+            Eq. 9); ``constant``: all steps times `max_completion_length`, so that no length plays a part (Dr. GRPO's,
+            arXiv 2503.20783).
+        max_completion_length: Most tokens of a step.
 
     Returns:
         The denominator in the units of `token_weight`; 0 for an empty batch.
     """
     if normalization == "token":
         return float(sum(size.tokens for size in sizes))
-    if normalization == "step":
-        return float(sum(size.steps for size in sizes))
-    return float(sum(size.tokens > 0 for size in sizes))
+    if normalization == "trajectory":
+        return float(sum(size.tokens > 0 for size in sizes))
+    return float(sum(size.steps for size in sizes)) * (max_completion_length if normalization == "constant" else 1)
 
 
 def token_weight(length: int, size: EpisodeSize, normalization: str) -> float:
@@ -93,7 +138,7 @@ def token_weight(length: int, size: EpisodeSize, normalization: str) -> float:
 
     The loss is ``sum(weight * token loss) / normalizer``.
     """
-    if normalization == "token":
+    if normalization in ("token", "constant"):
         return 1.0
     return 1.0 / (length if normalization == "step" else size.tokens)
 
@@ -103,22 +148,24 @@ def episode_rows(
     advantages: Sequence[float],
     normalization: str,
     overlong_filtering: bool = False,
+    with_kl: bool = False,
 ) -> list[Row]:
     """One row per step of every episode with an advantage, in order.
 
-    Left out: failed episodes, steps without a single sampled token, and episodes whose advantage is
-    exactly 0, as all of a group with equal rewards are: their policy gradient is 0, so they cost no
-    forward or backward pass. (With a KL coefficient this drops the KL term of those episodes too.)
+    Left out: failed episodes, steps without a single sampled token, and, where the loss has no KL term, episodes whose
+    advantage is exactly 0, as all of a group with equal rewards are: their policy gradient is 0, so they cost no
+    forward or backward pass.
 
     Args:
         episodes: A rank's episodes.
         advantages: One per episode.
         normalization: Decides the weights.
         overlong_filtering: Leave out episodes that a limit cut short.
+        with_kl: The loss has a KL term, to which episodes without an advantage belong as well.
     """
     rows: list[Row] = []
     for index, (episode, advantage) in enumerate(zip(episodes, advantages, strict=True)):
-        if advantage == 0.0 or not is_trained(episode, overlong_filtering):
+        if (advantage == 0.0 and not with_kl) or not is_trained(episode, overlong_filtering):
             continue
         size = EpisodeSize.of(episode)
         for step in episode.steps:
@@ -137,9 +184,9 @@ def merge_equal_rows(rows: Sequence[Row]) -> list[Row]:
     advantage, and these rows add up exactly: the weights are summed, the advantages averaged by
     weight. (A KL term depends on the tokens alone, so it adds up by weight as well.)
     """
-    merged: dict[tuple[tuple[int, ...], tuple[int, ...]], Row] = {}
+    merged: dict[tuple[int, bytes], Row] = {}
     for row in rows:
-        key = (tuple(row.prompt_ids), tuple(row.completion_ids))
+        key = (len(row.prompt_ids), row.ids.tobytes())
         known = merged.get(key)
         if known is None:
             merged[key] = row

@@ -72,7 +72,7 @@ def pad_rows(rows: Sequence[Row], pad_token_id: int) -> Padded:
     input_ids, mask, labels = torch.full(shape, pad_token_id), torch.zeros(shape).long(), torch.full(shape, IGNORED)
     for index, row in enumerate(rows):
         prompt, end = len(row.prompt_ids), len(row)
-        input_ids[index, :end] = torch.tensor(row.prompt_ids + row.completion_ids)
+        input_ids[index, :end] = torch.from_numpy(row.ids)
         mask[index, :end] = 1
         labels[index, prompt:end] = input_ids[index, prompt:end]
     return Padded(input_ids, mask, labels)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from atommem.train.objective.sequences import Row
 
 TOLERANCE = 0.02
@@ -21,7 +19,7 @@ TOLERANCE = 0.02
 def lexicographic(rows: Sequence[Row]) -> list[Row]:
     """`rows` in the order of their tokens."""
     # Big-endian bytes compare like the numbers do, at the speed of memcmp.
-    return sorted(rows, key=lambda row: np.array(row.prompt_ids + row.completion_ids, dtype=">u4").tobytes())
+    return sorted(rows, key=lambda row: row.ids.astype(">u4").tobytes())
 
 
 def pair_cost(config: Any) -> float:

@@ -1,77 +1,29 @@
-"""Attention over a token trie that is laid out in one row, in plain PyTorch, for CPU and any GPU.
-
-The layout is that of `trl.experimental.async_grpo.packing.TreeRow`: tokens in depth-first pre-order, where
-a *segment* is a run of tokens without a branch. A token then sees exactly the tokens of its own segment
-up to itself, and every token of the segments above it. In pre-order the tokens below a segment are
-contiguous, so that this is, with ``end[k]`` the position after the last descendant of token k's segment::
-
-    query q sees key k  <=>  k <= q < end[k]
+"""Attention over a token trie (`atommem.train.packing.tree`), in plain PyTorch, for CPU and any GPU.
 
 On CPU no mask is ever built: each segment attends causally to itself, everything below it attends
 to it in one dense block, and the parts are merged by their log-sum-exp (the arithmetic of flash and ring
-attention). On other devices the rule is the mask of a block-sparse `flex_attention`.
+attention). On Hopper GPUs it is TRL's FlashAttention-3 kernel, where it can be had; on other devices the rule is the
+mask of a block-sparse `flex_attention`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
+import trl.experimental.async_grpo.packing as trl_packing
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils import is_kernels_available, logging
+
+from atommem.train.packing.tree import Tree, flex_mask, kernel_arguments
 
 ATTENTION_NAME = "atommem_tree"
-
-
-@dataclass
-class Tree:
-    """The shape of a packed trie of `length` tokens.
-
-    Attributes:
-        spans: For each segment, in packed order: its first position, the position after its last one,
-            and the position after the last token below it.
-        flex_mask: Built by the first layer that needs it; serves all layers, and the backward pass.
-    """
-
-    spans: tuple[tuple[int, int, int], ...]
-    flex_mask: Any = field(default=None, repr=False, compare=False)
-
-    @classmethod
-    def from_segments(cls, boundaries: list[int], depths: list[int]) -> Tree:
-        """Read the trie off its segments.
-
-        Args:
-            boundaries: Where segments begin, and the length of the row in the end (``tree_cu_seqlens_q``).
-            depths: Depth of each segment's first token, which is its position id.
-        """
-        count = len(depths)
-        ends = [boundaries[-1]] * count
-        open_segments: list[int] = []
-        for index, depth in enumerate(depths):
-            # Pre-order: a segment that does not begin deeper than an open one lies beside it, not below.
-            while open_segments and depths[open_segments[-1]] >= depth:
-                ends[open_segments.pop()] = boundaries[index]
-            open_segments.append(index)
-        return cls(tuple((boundaries[i], boundaries[i + 1], ends[i]) for i in range(count)))
-
-    @property
-    def length(self) -> int:
-        """Tokens in the row."""
-        return self.spans[-1][1]
-
-    @property
-    def attended_pairs(self) -> int:
-        """Number of (query, key) pairs: what attention costs."""
-        return sum((e - s) * (e - s + 1) // 2 + (below - e) * (e - s) for s, e, below in self.spans)
-
-    def ends(self, device: torch.device) -> torch.Tensor:
-        """The ``end[k]`` of the visibility rule, (length,) int32."""
-        spans = torch.tensor(self.spans, dtype=torch.int32)
-        return spans[:, 2].repeat_interleave((spans[:, 1] - spans[:, 0]).long()).to(device)
+logger = logging.get_logger(__name__)
 
 
 class _MergedAttention(torch.autograd.Function):
@@ -141,33 +93,32 @@ def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: t
 
 @cache
 def _compiled_flex_attention() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
     return torch.compile(flex_attention, dynamic=True)
 
 
 def flex_tree_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float, flex: Any = None
 ) -> torch.Tensor:
-    """The visibility rule as the block mask of `flex_attention`; shapes as `tree_attention` gets them.
+    """The visibility rule as the block mask of `flex_attention`; shapes as `tree_attention` gets and returns them.
 
-    Args:
-        query, key, value: (1, heads, tokens, width); keys and values may have fewer heads.
-        tree: The trie.
-        scale: Of the scores.
-        flex: `flex_attention` to call; unset is the compiled one.
+    `flex` is the `flex_attention` to call; unset is the compiled one.
     """
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    if tree.flex_mask is None:
-        ends = tree.ends(query.device)
-
-        def visible(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-            return (k <= q) & (q < ends[k])
-
-        tree.flex_mask = create_block_mask(visible, None, None, tree.length, tree.length, device=query.device)
     flex = flex or _compiled_flex_attention()
-    return flex(query, key, value, block_mask=tree.flex_mask, scale=scale, enable_gqa=query.size(1) != key.size(1))
+    mask, grouped = tree.once(flex_mask, query.device), query.size(1) != key.size(1)
+    return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped).transpose(1, 2)
+
+
+@cache
+def has_flash_attention_3(device: torch.device) -> bool:
+    """Whether TRL's kernel runs here: a Hopper GPU, and the ``kernels`` library, which fetches it from the hub."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9 or not is_kernels_available():
+        return False
+    try:
+        trl_packing._flash_attn()
+    except Exception as error:  # whatever a download or a library that does not fit raises
+        logger.warning(f"FlashAttention-3 cannot be loaded ({error}): prefixes are shared by flex_attention instead.")
+        return False
+    return True
 
 
 def tree_attention(
@@ -195,9 +146,15 @@ def tree_attention(
     Returns:
         (1, tokens, heads, width), and no weights.
     """
+    # Under autocast, normalised and rotated queries and keys are in float32 beside values in bfloat16.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
-    if query.device.type != "cpu":
-        return flex_tree_attention(query, key, value, tree, scale).transpose(1, 2), None
+    device = query.device
+    if device.type != "cpu":
+        if value.dtype != torch.float32 and has_flash_attention_3(device):
+            arguments = tree.once(kernel_arguments, device)
+            return trl_packing.tree_attention(module, query, key, value, None, scaling=scale, **arguments)
+        return flex_tree_attention(query, key, value, tree, scale), None
     _, heads, tokens, width = query.shape
     key_heads = key.size(1)
     # Query head h reads key head h // group.
@@ -213,24 +170,17 @@ def register_tree_attention() -> None:
 
 
 @contextmanager
-def use_tree_attention(model: Any, name: str = ATTENTION_NAME) -> Iterator[None]:
-    """Inside, `model` attends along tries, by the attention of this name.
+def use_tree_attention(model: Any) -> Iterator[None]:
+    """Inside, `model` attends along tries.
 
     It has to enclose the backward pass as well: gradient checkpointing computes the forward pass again there.
     """
     before = model.config._attn_implementation
-    model.set_attn_implementation(name)
+    model.set_attn_implementation(ATTENTION_NAME)
     try:
         yield
     finally:
         model.set_attn_implementation(before)
-
-
-def has_flash_attention_3(device: torch.device) -> bool:
-    """Whether TRL's kernel runs here: a Hopper GPU, and the ``kernels`` library that fetches it."""
-    from transformers.utils import is_kernels_available
-
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9 and is_kernels_available()
 
 
 def why_no_tree(model: Any) -> str | None:

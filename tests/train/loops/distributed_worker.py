@@ -26,21 +26,32 @@ def one_sided(task_id: str, sample: int) -> Episode:
     return random_episode(task_id, sample, float(sample == 0) if task_id == "t0" else 1.0)
 
 
+def varied(task_id: str, sample: int) -> Episode:
+    """All groups have variance."""
+    return random_episode(task_id, sample, float(sample % 2))
+
+
 def equal(task_id: str, sample: int) -> Episode:
     """No group has variance."""
     return random_episode(task_id, sample, 1.0)
 
 
-CASES = {"mixed": mixed_episode, "one_sided": one_sided, "equal": equal}
+CASES = {"mixed": mixed_episode, "shared": varied, "one_sided": one_sided, "equal": equal}
 
 
 def main(case: str, folder: Path) -> None:
-    """Twelve episodes in groups of four: with two processes, the second group straddles them."""
+    """Twelve episodes in groups of four: with two processes, the second group straddles them.
+
+    What is kept is of the last update; of "shared" there are two on one rollout.
+    """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     kind, _, normalization = case.partition("-")
+    updates = 2 if kind == "shared" else 1
     config = make_config(
         folder,
-        per_device_train_batch_size=EPISODES // processes,
+        per_device_train_batch_size=EPISODES // processes // updates,
+        steps_per_generation=updates,
+        max_steps=updates,
         num_generations=GROUP,
         normalization=normalization,
         micro_batch_tokens=40,
@@ -55,14 +66,16 @@ def main(case: str, folder: Path) -> None:
 
     trainer._update.run = counting  # type: ignore[method-assign]
     trainer.train()
-    logged = {key: value for key, value in trainer.state.log_history[0].items() if not key.startswith("seconds")}
+    logged = {
+        key: value for key, value in trainer.state.log_history[updates - 1].items() if not key.startswith("seconds")
+    }
     rank = trainer.accelerator.process_index
     weights = dict(trainer.model.state_dict())
     torch.save(
         {
-            "gradients": recorder.gradients[0],
+            "gradients": recorder.gradients[-1],
             "logged": logged,
-            "rows": rows[0],
+            "rows": rows[-1],
             "jobs": runner.jobs,
             "weights": weights,
         },

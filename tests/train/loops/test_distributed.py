@@ -14,7 +14,7 @@ import torch
 from tests.train.harness import assert_equal_gradients
 
 ROOT = Path(__file__).parents[3]
-CASES = ["mixed-token", "mixed-step", "mixed-trajectory", "one_sided-token", "equal-token"]
+CASES = ["mixed-token", "mixed-step", "mixed-trajectory", "one_sided-token", "shared-token", "equal-token"]
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     return {case: [torch.load(folder / f"{case}-{n}-{rank}.pt") for n, rank in runs] for case in CASES}
 
 
-@pytest.mark.parametrize("case", CASES[:4])
+@pytest.mark.parametrize("case", CASES[:5])
 def test_gradients_equal_those_of_one_process(results: dict[str, list[dict[str, Any]]], case: str) -> None:
     alone, *ranks = results[case]
     for rank in ranks:
@@ -48,7 +48,7 @@ def test_gradients_equal_those_of_one_process(results: dict[str, list[dict[str, 
             assert torch.allclose(rank["weights"][name], weight, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES[:4])
+@pytest.mark.parametrize("case", CASES[:5])
 def test_ranks_share_the_episodes_and_have_different_numbers_of_rows(
     results: dict[str, list[dict[str, Any]]], case: str
 ) -> None:

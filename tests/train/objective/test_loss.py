@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+from argparse import Namespace
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -13,34 +14,63 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from atommem.train.objective.loss import Objective, Tokens, correction
-from atommem.train.objective.sequences import Row
+from atommem.train.objective.loss import MASKED, Objective, correction
+from atommem.train.objective.sequences import LOSS_TYPES, EpisodeSize, Row, Tokens, normalizer, token_weight
 
-BATCHES = 150
 VARIANTS: dict[str, dict[str, Any]] = {
-    "paper": {"epsilon_high": 0.28},
+    "paper": {"beta": 0.001},
+    "dapo": {},
     "one epsilon": {"epsilon_high": 0.2},
-    "two-sided": {"epsilon_high": 0.28, "delta": 1.6},
+    "two-sided": {"delta": 1.6},
     "kl": {"beta": 0.3, "use_bias_correction_kl": False},
     "kl, corrected for the ratio": {"beta": 0.3, "use_bias_correction_kl": True},
-    "corrected for the sampler": {"mode": "token_truncate", "clip_max": 1.2},
-    "corrected for the sampler, kl": {"mode": "sequence_mask", "clip_max": 3.0, "beta": 0.1, "delta": 2.0},
+    "grpo": {"loss_type": "grpo"},
+    "dr_grpo": {"loss_type": "dr_grpo", "beta": 0.1},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.03, "epsilon_high": 0.04},
+    "gspo, by tokens, kl": {"importance_sampling_level": "sequence", "beta": 0.3, "delta": 1.6},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 1.1},
+    "cispo, kl": {"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.2},
+    "corrected for the sampler": {"vllm_importance_sampling_mode": "token_truncate", "clip_max": 1.2},
+    "corrected for the sampler, kl": {
+        "vllm_importance_sampling_mode": "sequence_mask",
+        "clip_max": 3.0,
+        "beta": 0.1,
+        "delta": 2.0,
+    },
+    "cispo, corrected for the sampler": {
+        "loss_type": "cispo",
+        "epsilon_high": 5.0,
+        "vllm_importance_sampling_mode": "token_mask",
+        "clip_min": 0.8,
+        "clip_max": 1.2,
+    },
 }
+LONGEST = 9
+"""What dr_grpo takes for the length of every completion."""
 
 
-def random_rows(rng: random.Random) -> list[Row]:
+def make_objective(settings: dict[str, Any]) -> Objective:
+    named = {f"vllm_importance_sampling_{key}" if key.startswith("clip") else key: settings[key] for key in settings}
+    return Objective(**{"epsilon": 0.2, "epsilon_high": 0.28, **named})
+
+
+def random_rows(rng: random.Random, normalization: str) -> list[Row]:
     """One to five rows of 2 to 7 sampled tokens (TRL reads a single column as one value per sequence)."""
     rows = []
     for index in range(rng.randint(1, 5)):
         logprobs = [-rng.uniform(0.1, 4) for _ in range(rng.randint(2, 7))]
-        rows.append(Row([1], [2] * len(logprobs), logprobs, index, rng.uniform(-1, 1), rng.uniform(1, 2)))
+        weight = token_weight(len(logprobs), EpisodeSize(len(logprobs), 1), normalization)
+        rows.append(Row([1], [2] * len(logprobs), logprobs, index, rng.uniform(-1, 1), weight))
     return rows
 
 
 def trl_loss(
     objective: Objective, rows: list[Row], logps: torch.Tensor, old: torch.Tensor | None, ref: torch.Tensor, over: float
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """TRL's `_compute_loss` and what it logs, on a stand-in for its trainer: weights as a mask, rows as a rectangle."""
+    """TRL's `_compute_loss` and what it logs, on a stand-in for its trainer: rows as a rectangle.
+
+    `over` is the number of completion tokens in the global batch.
+    """
     counts = [len(row.logprobs) for row in rows]
     mask = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
 
@@ -53,15 +83,15 @@ def trl_loss(
         "prompt_mask": torch.ones(len(rows), 1),
         "completion_ids": torch.ones(mask.shape),
         "completion_mask": mask.float(),
-        "tool_mask": rectangle(tokens.weights),
         "advantages": torch.tensor([row.advantage for row in rows]),
         "num_items_in_batch": torch.tensor(over),
         "old_per_token_logps": None if old is None else rectangle(old),
         "ref_per_token_logps": rectangle(ref),
     }
-    if objective.mode:
-        bounds = (objective.mode, objective.clip_min, objective.clip_max)
-        inputs["importance_sampling_ratio"] = rectangle(correction(before - tokens.sampled, counts, *bounds))
+    mode = objective.vllm_importance_sampling_mode
+    if mode:
+        bounds = (objective.vllm_importance_sampling_clip_min, objective.vllm_importance_sampling_clip_max)
+        inputs["importance_sampling_ratio"] = rectangle(correction(before - tokens.sampled, counts, mode, *bounds)[0])
     metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (rectangle(logps), rectangle(ref.abs()), None),
@@ -74,9 +104,10 @@ def trl_loss(
         epsilon_low=objective.epsilon,
         epsilon_high=objective.epsilon_high,
         beta=objective.beta,
-        loss_type="dapo",
-        importance_sampling_level="token",
-        use_vllm=objective.mode is not None,
+        loss_type=objective.loss_type,
+        importance_sampling_level=objective.importance_sampling_level,
+        max_completion_length=LONGEST,
+        use_vllm=mode is not None,
         vllm_importance_sampling_correction=True,
         current_gradient_accumulation_steps=1,
         top_entropy_quantile=1.0,
@@ -88,32 +119,49 @@ def trl_loss(
     return loss, {name: value for name, (value,) in metrics["train"].items()}
 
 
+@pytest.mark.parametrize("batches", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_loss_gradients_and_logged_means_are_trls(variant: str, on_policy: bool) -> None:
-    objective = Objective(**{"epsilon": 0.2, "epsilon_high": 0.28, **VARIANTS[variant]})
+def test_loss_gradients_and_logged_means_are_trls(variant: str, on_policy: bool, batches: int) -> None:
+    objective = make_objective(VARIANTS[variant])
+    normalization = LOSS_TYPES[objective.loss_type]
     rng = random.Random(variant)
     torch.manual_seed(0)
     clipped = 0.0
-    for _ in range(BATCHES):
-        rows = random_rows(rng)
+    for _ in range(batches):
+        rows = random_rows(rng, normalization)
         tokens = Tokens.of(rows, torch.device("cpu"))
         logps = (tokens.sampled + 0.2 * torch.randn_like(tokens.sampled)).requires_grad_()
         old = None if on_policy else (tokens.sampled + 0.1 * torch.randn_like(tokens.sampled))
-        ref, over = (
-            tokens.sampled + 0.5 * torch.randn_like(tokens.sampled),
-            rng.uniform(1, 3) * float(tokens.weights.sum()),
-        )
+        ref = tokens.sampled + 0.5 * torch.randn_like(tokens.sampled)
+        # The rest of the global batch: tokens of other ranks, where the loss counts tokens.
+        others = [EpisodeSize(rng.randint(0, 9), 1)] if normalization == "token" else []
+        sizes = others + [EpisodeSize(count, 1) for count in tokens.counts]
         total, log = objective(logps, tokens, old, ref if objective.beta else None)
-        expected, logged = trl_loss(objective, rows, logps, old, ref, over)
-        assert (total / over).item() == pytest.approx(expected.item(), abs=1e-6)
-        (got,), (wanted,) = torch.autograd.grad(total / over, logps), torch.autograd.grad(expected, logps)
+        loss = total / normalizer(sizes, normalization, LONGEST)
+        expected, logged = trl_loss(objective, rows, logps, old, ref, sum(size.tokens for size in sizes))
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+        (got,), (wanted,) = torch.autograd.grad(loss, logps), torch.autograd.grad(expected, logps)
         assert float((got - wanted).abs().max()) <= 1e-6
-        means = {name: float((tokens.weights * value).sum() / tokens.weights.sum()) for name, value in log.items()}
-        for name in set(means) - {"ratio"}:
-            assert means[name] == pytest.approx(logged[name], abs=1e-6), name
-        clipped += means["clip_ratio/region_mean"]
-    assert (clipped > 0) is not on_policy
+        # TRL counts a sequence's ratio once, and tokens alike whatever they weigh.
+        once = objective.importance_sampling_level == "sequence"
+        for name in set(log) - {"ratio", MASKED}:
+            values = log[name].float()
+            if once and name != "kl":
+                values = torch.stack([row.mean() for row in values.split(tokens.counts)])
+            assert float(values.mean()) == pytest.approx(logged[name], abs=1e-6), name
+        clipped += float(log.get("clip_ratio/region_mean", log.get("cispo_clip_ratio")).float().sum())
+    never = on_policy or (variant == "cispo, corrected for the sampler")
+    assert (clipped == 0) is never
+
+
+def test_what_trl_calls_bnpo_is_dapo_in_one_process() -> None:
+    """So there is no bnpo: its mean over each rank's own tokens would depend on which rank trains a row."""
+    rows = random_rows(random.Random(0), "token")
+    tokens = Tokens.of(rows, torch.device("cpu"))
+    arguments = (rows, tokens.sampled, None, tokens.sampled, len(tokens.sampled))
+    dapo, bnpo = (trl_loss(make_objective({"loss_type": name}), *arguments)[0] for name in ("dapo", "bnpo"))
+    assert dapo.item() == pytest.approx(bnpo.item())
 
 
 def test_tokens_lie_row_after_row() -> None:
@@ -138,4 +186,22 @@ def test_tokens_lie_row_after_row() -> None:
 )
 def test_corrections_of_two_rows(mode: str, low: float | None, high: float | None, expected: list[float]) -> None:
     difference = torch.tensor([math.log(ratio) for ratio in (2.0, 1.0, 0.25, 1.0, 3.0)])
-    assert correction(difference, [2, 3], mode, low, high).tolist() == pytest.approx(expected)
+    factor, changed = correction(difference, [2, 3], mode, low, high)
+    assert factor.tolist() == pytest.approx(expected)
+    ratio = torch.tensor([2.0, 1.0, 0.25, 1.0, 3.0] if mode.startswith("token") else [2.0, 2.0, 0.75, 0.75, 0.75])
+    assert changed.tolist() == (~torch.isclose(factor, ratio)).tolist()
+
+
+def test_a_correction_of_almost_nothing_counts_as_masked() -> None:
+    factor, masked = correction(torch.tensor([-30.0, 0.0]), [1, 1], "sequence_mask", None, 3.0)
+    assert factor.tolist() == pytest.approx([0.0, 1.0])
+    assert masked.tolist() == [True, False]
+
+
+def test_settings_of_a_configuration() -> None:
+    """The fields' names are TRL's; there is no correction where nothing else sampled."""
+    given = Namespace(epsilon=0.1, epsilon_high=None, beta=0.5, loss_type="grpo", use_vllm=False)
+    given.vllm_importance_sampling_mode, given.vllm_importance_sampling_correction = "token_mask", True
+    assert Objective.of(given) == Objective(0.1, 0.1, beta=0.5, loss_type="grpo")
+    given.use_vllm = True
+    assert Objective.of(given).vllm_importance_sampling_mode == "token_mask"

@@ -7,7 +7,14 @@ import random
 import pytest
 
 from atommem.errors import DataError
-from atommem.train.objective.sequences import EpisodeSize, Row, episode_rows, merge_equal_rows, normalizer
+from atommem.train.objective.sequences import (
+    NORMALIZATIONS,
+    EpisodeSize,
+    Row,
+    episode_rows,
+    merge_equal_rows,
+    normalizer,
+)
 from tests.train.toys import make_episode
 
 EPISODES = [
@@ -16,6 +23,7 @@ EPISODES = [
     make_episode("a", 2, None, [(5, 4)]),
     make_episode("b", 0, 1.0, [(4, 6), (4, 2)]),
 ]
+LONGEST = 11
 SIZES = [EpisodeSize.of(episode) for episode in EPISODES]
 
 
@@ -36,9 +44,10 @@ def test_rows_are_the_sampled_ids_of_every_step() -> None:
     assert [(row.episode, row.advantage) for row in rows] == [(0, 0.5), (0, 0.5), (1, -0.5), (3, 0.25), (3, 0.25)]
     steps = [step for episode in (EPISODES[0], EPISODES[1], EPISODES[3]) for step in episode.steps if step.token_ids]
     for row, step in zip(rows, steps, strict=True):
-        assert row.prompt_ids is step.prompt_ids
-        assert row.completion_ids is step.token_ids
-        assert row.logprobs is step.logprobs
+        assert row.prompt_ids.tolist() == step.prompt_ids
+        assert row.completion_ids.tolist() == step.token_ids
+        assert row.ids.tolist() == step.prompt_ids + step.token_ids
+        assert row.logprobs.tolist() == pytest.approx(step.logprobs)
         assert len(row) == len(step.prompt_ids) + len(step.token_ids)
 
 
@@ -46,26 +55,33 @@ def test_rows_without_advantage_are_left_out() -> None:
     assert episode_rows(EPISODES, [0.0, 0.0, 0.3, 0.0], "token") == []
 
 
-@pytest.mark.parametrize("normalization", ["token", "step", "trajectory"])
+def test_rows_without_advantage_belong_to_the_kl_term() -> None:
+    """Those of groups without variance, but not those of failed episodes."""
+    rows = episode_rows(EPISODES, [0.5, 0.0, 0.0, 0.0], "token", with_kl=True)
+    assert [(row.episode, row.advantage) for row in rows] == [(0, 0.5), (0, 0.5), (1, 0.0), (3, 0.0), (3, 0.0)]
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_weights_over_the_normalizer_are_the_definition(normalization: str) -> None:
     """Against means of means over random token losses."""
     rng = random.Random(0)
     rows = episode_rows(EPISODES, [1.0, 1.0, 0.0, 1.0], normalization)
     losses = [[rng.random() for _ in row.completion_ids] for row in rows]
     ours = sum(row.weight * sum(token) for row, token in zip(rows, losses, strict=True))
-    ours /= normalizer(SIZES, normalization)
+    ours /= normalizer(SIZES, normalization, LONGEST)
     by_episode = [losses[0] + losses[1], losses[2], losses[3] + losses[4]]
     expected = {
         "token": sum(map(sum, losses)) / 14,
         "step": sum(sum(step) / len(step) for step in losses) / 5,
+        "constant": sum(map(sum, losses)) / (5 * LONGEST),
         "trajectory": sum(sum(tokens) / len(tokens) for tokens in by_episode) / 3,
     }[normalization]
     assert ours == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("normalization", ["token", "step", "trajectory"])
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_an_empty_batch_has_normalizer_zero(normalization: str) -> None:
-    assert normalizer([EpisodeSize(0, 0)], normalization) == 0.0
+    assert normalizer([EpisodeSize(0, 0)], normalization, LONGEST) == 0.0
 
 
 def test_equal_rows_add_up() -> None:
@@ -75,7 +91,7 @@ def test_equal_rows_add_up() -> None:
         Row([1, 2], [3], [-0.1], 2, -0.25, 3.0),
     ]
     merged = merge_equal_rows(rows)
-    assert [(row.prompt_ids, row.completion_ids) for row in merged] == [([1, 2], [3]), ([1], [2, 3])]
+    assert [(row.prompt_ids.tolist(), row.completion_ids.tolist()) for row in merged] == [([1, 2], [3]), ([1], [2, 3])]
     assert merged[0].weight == 4.0
     assert merged[0].weight * merged[0].advantage == pytest.approx(0.75 * 1.0 - 0.25 * 3.0)
     assert merged[1] is rows[1]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from itertools import pairwise
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
+from trl.experimental.async_grpo.packing import tree_attention as trl_kernel
 from trl.trainer.utils import add_fused_lm_head
 
 from atommem.train.objective.sequences import Row
+from atommem.train.packing import tree_attention as module
+from atommem.train.packing.planning import lexicographic
+from atommem.train.packing.tree import Tree, flex_mask, kernel_arguments
 from atommem.train.packing.tree_attention import (
-    Tree,
     flex_tree_attention,
     has_flash_attention_3,
     register_tree_attention,
@@ -49,7 +53,6 @@ def test_segments_give_spans() -> None:
     tree = Tree.from_segments(BOUNDARIES, DEPTHS)
     assert tree.spans == SPANS
     assert tree.length == 22
-    assert tree.attended_pairs == dense(tree).sum()
 
 
 def test_outputs_and_gradients_are_those_of_the_dense_mask() -> None:
@@ -78,12 +81,74 @@ def test_half_precision_is_added_up_in_single() -> None:
     assert query.grad.dtype == torch.bfloat16
 
 
-def test_the_mask_of_other_devices_is_the_same_rule() -> None:
-    query, key, value = (x.detach() for x in heads(22))
-    tree = Tree(SPANS)
+def test_queries_and_keys_in_single_precision_follow_the_values() -> None:
+    """As they come under autocast: normalised and rotated in float32, beside values in bfloat16."""
+    query, key, value = (x.detach() for x in heads(22, torch.bfloat16))
+    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
+    out, _ = tree_attention(torch.nn.Identity(), query.float(), key.float(), value, None, tree=Tree(SPANS))
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, expected)
+
+
+def test_a_model_under_autocast() -> None:
+    model = make_model(spread=0.1)
+    add_fused_lm_head(model)
+    register_tree_attention()
+    rows = [Row([1, 2, 3], [4, token], [0.0, 0.0], 0, 1.0, 1.0) for token in (5, 6, 7)]
+    with use_tree_attention(model), torch.autocast("cpu", torch.bfloat16):
+        scored, _ = pack_rows(rows).score(model)
+    scored.sum().backward()
+    expected = torch.cat([completion_logps(model, row.prompt_ids, row.completion_ids, 1.0) for row in rows])
+    assert torch.allclose(scored, expected, atol=0.05)
+
+
+def random_tree(rng: random.Random, rows: int, longest: int) -> Tree:
+    return pack_rows(
+        lexicographic(
+            [Row(rng.choices([0, 1], (9, 1), k=rng.randint(1, longest)), [2], [0.0], 0, 1.0, 1.0) for _ in range(rows)]
+        )
+    ).tree
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_block_mask_is_the_one_of_the_dense_mask(seed: int) -> None:
+    tree = random_tree(random.Random(seed), 1 + 4 * seed, 600)
+    cpu = torch.device("cpu")
+    visible = dense(tree)
+    expected = create_block_mask(lambda b, h, q, k: visible[q, k], None, None, tree.length, tree.length, device="cpu")
+    mask = flex_mask(tree, cpu)
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(mask, name), getattr(expected, name)), name
+        indices = name.replace("num_blocks", "indices")
+        assert torch.equal(getattr(mask, indices), getattr(expected, indices)), indices
+    assert mask.seq_lengths == expected.seq_lengths
+    everywhere = torch.arange(tree.length)
+    assert torch.equal(mask.mask_mod(0, 0, everywhere[:, None], everywhere), visible)
+
+
+def test_flex_attention_gives_the_same_outputs() -> None:
+    """Without gradients, which `flex_attention` does not have on CPU; they follow the same block mask."""
+    tree = random_tree(random.Random(0), 6, 200)
+    query, key, value = (x.detach() for x in heads(tree.length))
     out = flex_tree_attention(query, key, value, tree, 0.25, flex=flex_attention)
     expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.25)
-    assert torch.allclose(out.transpose(1, 2), expected, atol=1e-6)
+    assert torch.allclose(out, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("hopper", "dtype"), [(True, torch.bfloat16), (True, torch.float32), (False, torch.bfloat16)])
+def test_which_attention_a_gpu_gets(monkeypatch: pytest.MonkeyPatch, hopper: bool, dtype: torch.dtype) -> None:
+    """TRL's kernel, which takes half precision only, on a Hopper GPU; flex_attention elsewhere."""
+    monkeypatch.setattr(module, "has_flash_attention_3", lambda device: hopper)
+    monkeypatch.setattr(module.trl_packing, "tree_attention", lambda *_, **given: ("kernel", sorted(given)))
+    monkeypatch.setattr(module, "_compiled_flex_attention", lambda: lambda query, *_, **given: query)
+    query, key, value = (x.detach().to("meta", dtype) for x in heads(22))
+    out, names = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
+    if hopper and dtype == torch.bfloat16:
+        accepted = inspect.signature(trl_kernel).parameters
+        assert out == "kernel"
+        assert set(names) <= set(accepted)
+    else:
+        assert out.shape == (1, 22, 4, 16)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -111,15 +176,16 @@ def test_trls_kernel_is_told_the_same_tree() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, count, packed.tree.length, 4) for count in (2, 1, 1))
     expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=packed.tree, scaling=0.5)
-    segments, paths = (packed.kernel[name].tolist() for name in ("tree_cu_seqlens_q", "tree_cu_seqlens_k"))
+    kernel = kernel_arguments(packed.tree, torch.device("cpu"))
+    segments, paths = (kernel[name].tolist() for name in ("tree_cu_seqlens_q", "tree_cu_seqlens_k"))
     for (start, end), (first, last) in zip(pairwise(segments), pairwise(paths), strict=True):
-        seen = packed.kernel["tree_kv_index"][first:last]
+        seen = kernel["tree_kv_index"][first:last]
         scores = 0.5 * query[0, :, start:end] @ key[0, 0, seen].T
         scores += torch.full_like(scores, -torch.inf).triu(1 + len(seen) - (end - start))
         out = scores.softmax(-1) @ value[0, 0, seen]
         assert torch.allclose(out.transpose(0, 1), expected[0, start:end], atol=1e-6)
-        assert end - start <= packed.kernel["tree_max_seqlen_q"]
-        assert last - first <= packed.kernel["tree_max_seqlen_k"]
+        assert end - start <= kernel["tree_max_seqlen_q"]
+        assert last - first <= kernel["tree_max_seqlen_k"]
 
 
 def test_no_kernel_without_a_gpu() -> None:

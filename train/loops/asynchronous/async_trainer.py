@@ -25,7 +25,6 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import get_last_checkpoint
 from trl.experimental.async_grpo import AsyncGRPOTrainer
-from trl.experimental.async_grpo.packing import TREE_ATTENTION
 
 from atommem.envs.scoring.records import record_of
 from atommem.episode_stats import episode_sums, means
@@ -40,7 +39,6 @@ from atommem.train.loops.update_step import Batch, UpdateStep, environment_rewar
 from atommem.train.objective.advantages import zero_variance_fraction
 from atommem.train.objective.loss import Objective
 from atommem.train.objective.sequences import Row
-from atommem.train.packing.tree_attention import ATTENTION_NAME, has_flash_attention_3
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.adapters import check_servable
 from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
@@ -127,11 +125,10 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self._update = UpdateStep(
             self.accelerator,
             self.model,
-            Objective(args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high),
+            Objective.of(args),
             args.token_budget or 1,
             self.processing_class.pad_token_id,
             on_policy=False,
-            attention=TREE_ATTENTION if has_flash_attention_3(self.accelerator.device) else ATTENTION_NAME,
         )
         self._rollout_log = RolloutLog([] if sampler is None else map(sampler.runner.environments.describe, tasks))
         self._reader = None
@@ -173,8 +170,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                     groups = self._reader.take(self._order.groups_per_update, self.state.global_step)
                 if len(groups) == self._order.groups_per_update:
                     self._log_groups(groups)
-                    args = self.args
-                    batch = batch_of(groups, str(args.scale_rewards), args.normalization, args.overlong_filtering)
+                    batch = batch_of(groups, self.args)
                     rows, payload = batch.rows, [batch.normalizer]
             except OutageError as error:
                 outage = error

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from atommem.episode import Episode
+from atommem.train.episode_config import EpisodeConfig
 from atommem.train.loops.update_step import Batch
 from atommem.train.objective.advantages import group_advantages
-from atommem.train.objective.sequences import EpisodeSize, episode_rows, normalizer
+from atommem.train.objective.sequences import EpisodeSize
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,15 @@ class Group:
         return min(chain.from_iterable(self.versions), default=self.started)
 
 
-def batch_of(groups: Sequence[Group], scale_rewards: str, normalization: str, overlong_filtering: bool) -> Batch:
+def batch_of(groups: Sequence[Group], args: EpisodeConfig) -> Batch:
     """One row per step of the groups with variance; those without count in the normaliser.
 
     Args:
         groups: The groups of one update, each of the same number of episodes.
-        scale_rewards: As in `atommem.train.objective.advantages.group_advantages`.
-        normalization: As in `atommem.train.objective.sequences.normalizer`.
-        overlong_filtering: Leave out episodes that a limit cut short.
+        args: Settings of the run.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes]
-    advantages = group_advantages(rewards, len(groups[0].episodes), scale_rewards)
-    sizes = [EpisodeSize.of(episode, overlong_filtering) for episode in episodes]
-    rows = episode_rows(episodes, advantages, normalization, overlong_filtering)
-    return Batch(rows, normalizer(sizes, normalization))
+    advantages = group_advantages(rewards, len(groups[0].episodes), str(args.scale_rewards))
+    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
+    return Batch.of(args, episodes, advantages, sizes)

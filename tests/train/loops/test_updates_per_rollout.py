@@ -1,0 +1,158 @@
+"""Several updates on the episodes of one rollout, against the loss written out with its old log-probabilities."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.utils.logging import warning_once
+
+from atommem.episode import Episode
+from atommem.errors import ConfigError
+from atommem.train.loops.update_step import Batch
+from atommem.train.objective.advantages import group_advantages
+from atommem.train.objective.loss import MASKED
+from atommem.train.objective.sequences import Row
+from tests.train.harness import (
+    GradientRecorder,
+    assert_equal_gradients,
+    completion_logps,
+    episodes_of,
+    make_config,
+    make_trainer,
+    reference_gradients,
+)
+from tests.train.toys import make_episode, make_model
+
+TASKS = ["t0", "t1", "t2", "t3"]
+
+
+class StateRecorder(GradientRecorder):
+    """Keeps the parameters that each gradient was taken at, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        super().on_pre_optimizer_step(args, state, control, model=model, **kwargs)
+        self.states.append(copy.deepcopy(model.state_dict()))
+
+
+def writer(model: Any) -> Any:
+    """Writes episodes whose log-probabilities are those of `model`; both halves of a rollout have as many tokens."""
+
+    def write(task_id: str, sample: int) -> Episode:
+        episode = make_episode(task_id, sample, float((sample + int(task_id[1:])) % 3 == 0), [(3, 2 + sample), (4, 3)])
+        for step in episode.steps:
+            with torch.no_grad():
+                step.logprobs = completion_logps(model, step.prompt_ids, step.token_ids, 1.0).tolist()
+        return episode
+
+    return write
+
+
+def expected_gradients(state: dict[str, torch.Tensor], start: Any, part: int) -> dict[str, torch.Tensor]:
+    """Of one update on a half of the rollout, at these parameters."""
+    model = make_model()
+    model.load_state_dict(state)
+    episodes = episodes_of(writer(start), TASKS[2 * part : 2 * part + 2], 4)
+    advantages = group_advantages([episode.reward for episode in episodes], 4)
+    return reference_gradients(model, episodes, advantages, "token", old=start)[1]
+
+
+def test_updates_share_a_rollout_and_go_over_it_again(tmp_path: Path) -> None:
+    start, recorder = make_model(), StateRecorder()
+    config = make_config(tmp_path, steps_per_generation=2, num_iterations=2, max_steps=5, learning_rate=3e-3)
+    trainer, _, runner = make_trainer(copy.deepcopy(start), config, writer(start))
+    trainer.add_callback(recorder)
+    trainer.train()
+    assert runner.jobs[::4] == [(task, 0) for task in [*TASKS, *TASKS]]  # the fifth update's, too
+    assert len(set(runner.seeds)) == 2
+    for update, part in enumerate((0, 1, 0, 1)):
+        expected = expected_gradients(recorder.states[update], start, part)
+        assert_equal_gradients(recorder.gradients[update], expected)
+    logged = trainer.state.log_history
+    assert logged[0]["ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert abs(logged[3]["ratio"] - 1.0) > 1e-4
+    assert logged[3]["clip_ratio/region_mean"] > 0
+    assert ["reward" in entry for entry in logged[:5]] == [True, False, False, False, True]
+
+
+def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(tmp_path: Path) -> None:
+    """As TRL does: the ratio is to the weights in training, and how far the engine was from those is corrected for."""
+    start, recorder = make_model(), StateRecorder()
+
+    def write(task_id: str, sample: int) -> Episode:
+        episode = writer(start)(task_id, sample)
+        for step in episode.steps:
+            step.logprobs = [logprob - 0.5 for logprob in step.logprobs]
+        return episode
+
+    config = make_config(
+        tmp_path,
+        steps_per_generation=2,
+        max_steps=2,
+        learning_rate=3e-3,
+        use_vllm=True,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=1.0,
+    )
+    trainer, _, _ = make_trainer(copy.deepcopy(start), config, write)
+    trainer.add_callback(recorder)
+    trainer.train()
+    # pi_old / pi_sampler is exp(.5) everywhere, truncated to 1.
+    for update in (0, 1):
+        expected = expected_gradients(recorder.states[update], start, update)
+        assert_equal_gradients(recorder.gradients[update], expected)
+    assert trainer.state.log_history[0][MASKED] == 1.0
+
+
+@pytest.mark.parametrize("prefix_sharing", [True, False])
+def test_old_log_probabilities_are_those_of_the_model(tmp_path: Path, prefix_sharing: bool) -> None:
+    config = make_config(tmp_path, prefix_sharing=prefix_sharing, micro_batch_tokens=12)
+    trainer, _, _ = make_trainer(make_model(), config, writer(make_model()))
+    rows = [Row([1, 2, 3], [4, n], [0.0, 0.0], 0, 0.5, 1.0) for n in range(5)] + [Row([7], [8], [0.0], 1, 0.5, 1.0)]
+    batch = trainer._update.with_old_logprobs(trainer.model, Batch(rows, 3.0))
+    assert batch.normalizer == 3.0
+    assert sorted(row.ids.tolist() for row in batch.rows) == sorted(row.ids.tolist() for row in rows)
+    for row in rows:
+        expected = completion_logps(make_model(), row.prompt_ids, row.completion_ids, 1.0)
+        assert row.old_logprobs.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+        assert row.logprobs.tolist() == [0.0] * len(expected)
+
+
+def test_a_run_that_stopped_between_two_updates_samples_again(tmp_path: Path) -> None:
+    start = make_model()
+    settings = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1, "learning_rate": 3e-3}
+    first, _, _ = make_trainer(copy.deepcopy(start), make_config(tmp_path, max_steps=1, **settings), writer(start))
+    first.train()
+    moved, recorder = first.model, StateRecorder()
+    trainer, _, runner = make_trainer(make_model(), make_config(tmp_path, max_steps=2, **settings), writer(moved))
+    trainer.add_callback(recorder)
+    trainer.train(resume_from_checkpoint=True)
+    assert len(runner.jobs) == 16
+    assert len(recorder.gradients) == 1
+    assert_equal_gradients(recorder.gradients[0], expected_gradients(recorder.states[0], moved, 1))
+
+
+def test_mostly_masked_updates_are_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The written log-probabilities have nothing to do with the model."""
+    config = make_config(tmp_path, use_vllm=True, max_steps=2)
+    trainer, _, _ = make_trainer(
+        make_model(), config, lambda task, sample: make_episode(task, sample, float(sample == 0), [(3, 6)])
+    )
+    warning_once.cache_clear()
+    with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
+        trainer.train()
+    assert trainer.state.log_history[0][MASKED] > 0.5
+    messages = [record.message for record in caplog.records if "masks or truncates most tokens" in record.message]
+    assert len(messages) == 1
+
+
+def test_no_updates_on_a_rollout_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="num_iterations 0: give at least 1"):
+        make_config(tmp_path, num_iterations=0)
