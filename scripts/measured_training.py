@@ -2,10 +2,11 @@
 
     python scripts/measured_training.py OUT.json [--cpu_fsdp2] -- FLAGS OF atommem train grpo
 
-A random policy earns nothing, and equal rewards train nothing, so rewards are drawn at random; all else is the real
-command. Memory is what torch's allocators gave out, by phase: on a GPU `torch.cuda.max_memory_allocated`, on a CPU
-every allocation and release that the profiler reports. Neither counts what an allocator keeps, code, or Python's
-objects, which is why it is exact where resident memory is not.
+A random policy earns nothing, and equal rewards train nothing, so rewards are drawn at random; and what it samples is
+taken for a scratchpad, so that the prompts of a group differ. All else is the real command. Memory is what torch's
+allocators gave out, by phase: on a GPU `torch.cuda.max_memory_allocated`, on a CPU every allocation and release that
+the profiler reports. Neither counts what an allocator keeps, code, or Python's objects: it is the same in every run,
+which resident memory is not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +162,7 @@ def run(flags: Sequence[str]) -> dict[str, Any]:
     """Train by the command in this process; returns bytes and seconds by phase, and what was logged."""
     from atommem.environment import Score
     from atommem.envs.longdoc.environment import LongDocEnvironment
-    from atommem.policy.local import LocalPolicy
+    from atommem.policy import local
     from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
     from atommem.train.rollout.local_backend import LocalBackend
     from atommem.train.train_cli import main as train_main
@@ -170,14 +172,19 @@ def run(flags: Sequence[str]) -> dict[str, Any]:
     async def score(self: LongDocEnvironment) -> Score:
         return Score(rng.random(), (), {})
 
+    def noted(*arguments: Any) -> Any:
+        completion = make_completion(*arguments)
+        return replace(completion, text=f"<update_scratchpad>{completion.text}</update_scratchpad>")
+
     LongDocEnvironment.score = score  # type: ignore[method-assign]
+    make_completion, local.make_completion = local.make_completion, noted
     watch, history = Watch(), list[dict[str, Any]]()
     rollout, close = LocalBackend.rollout, MemoryGRPOTrainer.close
 
     @contextmanager
     def marked(self: LocalBackend, trainer: Any) -> Iterator[None]:
         policy = self.runner.agent.policy
-        assert isinstance(policy, LocalPolicy)
+        assert isinstance(policy, local.LocalPolicy)
         if not watch.cuda:
             policy._thread = Here()  # type: ignore[assignment]
         watch.enter("rollout")

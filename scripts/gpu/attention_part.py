@@ -48,11 +48,11 @@ def flash(
 def padded(part: Part, model: Any, rows: Sequence[Row], at_once: int, attention: str) -> torch.Tensor:
     """Log-probabilities and gradients from padded batches of `at_once` rows."""
     found = []
-    with use_tree_attention(model, attention):
-        for start in range(0, len(rows), at_once):
-            logps, _ = pad_rows(rows[start : start + at_once], 0).to(part.device).score(model)
-            (-logps.sum()).backward()
-            found.append(logps.detach())
+    model.set_attn_implementation(attention)
+    for start in range(0, len(rows), at_once):
+        logps, _ = pad_rows(rows[start : start + at_once], 0).to(part.device).score(model)
+        (-logps.sum()).backward()
+        found.append(logps.detach())
     return torch.cat(found)
 
 
@@ -75,7 +75,8 @@ def ways(part: Part, model: Any, rows: Sequence[Row], at_once: Sequence[int]) ->
 
 def ready(architecture: dict[str, Any], dtype: torch.dtype, part: Part) -> Any:
     """A model to train."""
-    model = make_model(architecture, dtype, str(part.device)).train()
+    # The same weights in both types: random ones drawn in bfloat16 would be others.
+    model = make_model(architecture, torch.float32, str(part.device)).to(dtype).train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     for weight in model.parameters():

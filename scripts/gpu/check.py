@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -62,6 +63,18 @@ def install(wheels: Path, target: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", *options, *files], check=False)
     if done.returncode:
         raise SystemExit(f"gpu_check: the wheels of {wheels} could not be installed (above).")
+
+
+def name_entry_points(target: Path) -> None:
+    """Environments and commands are found by entry points, which a checkout has only once it is installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    folder = target / f"{project['name']}-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n", encoding="utf-8")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def machine() -> dict[str, Any]:
@@ -144,8 +157,10 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as target:
         if arguments.wheels:
             install(arguments.wheels, Path(target))
-            paths.append(target)
-            sys.path.insert(0, target)
+        if not list(distributions(name="atommem")):
+            name_entry_points(Path(target))
+        paths.append(target)
+        sys.path.append(target)
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
         environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
         if arguments.tiny:
