@@ -177,7 +177,8 @@ def run(flags: Sequence[str]) -> dict[str, Any]:
         return replace(completion, text=f"<update_scratchpad>{completion.text}</update_scratchpad>")
 
     LongDocEnvironment.score = score  # type: ignore[method-assign]
-    make_completion, local.make_completion = local.make_completion, noted
+    make_completion: Any = local.make_completion
+    local.make_completion = noted  # type: ignore[assignment]
     watch, history = Watch(), list[dict[str, Any]]()
     rollout, close = LocalBackend.rollout, MemoryGRPOTrainer.close
 

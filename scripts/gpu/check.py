@@ -32,7 +32,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "trl", "peft", "datasets", "n
 
 @dataclass(frozen=True)
 class Part:
-    """A script beside this one with its arguments, and the seconds that it may take."""
+    """A script beside this one with its arguments, and the seconds that are kept for it."""
 
     script: str
     arguments: tuple[str, ...]
@@ -169,10 +169,13 @@ def main(argv: list[str] | None = None) -> int:
         found: dict[str, Any] = {"tiny": arguments.tiny, "machine": machine(), "parts": {}}
         print(f"{found['machine']['device']}: {', '.join(arguments.only)}", flush=True)
         with (arguments.out / "gpu_check.log").open("w", encoding="utf-8") as log:
-            for name in arguments.only:
+            for place, name in enumerate(arguments.only, start=1):
                 print(f"=== {name}", file=log, flush=True)
+                # What earlier parts have left over, later ones may use, up to twice their limit.
                 left = arguments.minutes * 60 - (time.monotonic() - started)
-                part = run_part(PARTS[name], min(PARTS[name].seconds, left), arguments.tiny, environment, log)
+                left -= sum(PARTS[later].seconds for later in arguments.only[place:])
+                limit = min(2 * PARTS[name].seconds, left)
+                part = run_part(PARTS[name], limit, arguments.tiny, environment, log)
                 found["parts"][name] = part
                 found["seconds"] = time.monotonic() - started
                 # After every part: whoever stops this one keeps what is there.
