@@ -12,6 +12,7 @@ which resident memory is not.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -94,6 +95,7 @@ class Watch:
     def __init__(self) -> None:
         self.cuda = torch.cuda.is_available()
         self._marks: list[tuple[int, str]] = []
+        self._counted: list[tuple[int, int]] = []
         self._peaks: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
         if not self.cuda:
@@ -118,6 +120,15 @@ class Watch:
             self.seconds[name] = self.seconds.get(name, 0.0) + (now - before) / 1e9
         self._marks.append((now, phase))
 
+    def count(self) -> None:
+        """From here on, held is what live tensors hold: the profiler does not see what gloo's threads release."""
+        storages = {}
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor):
+                storage = getattr(thing, "_local_tensor", thing).untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+        self._counted.append((time.time_ns(), sum(storages.values())))
+
     def peaks(self) -> dict[str, int]:
         """Bytes by phase; ends the watch."""
         self.enter("end")
@@ -134,8 +145,10 @@ class Watch:
     def _read_profiler(self) -> None:
         events = _profiler()._disable_profiler().events()
         given = [event for event in events if event.name() == "[memory]"]
-        held, phase = 0, 0
+        held = phase = counted = 0
         for event in sorted(given, key=lambda event: event.start_ns()):
+            while counted < len(self._counted) and event.start_ns() >= self._counted[counted][0]:
+                held, counted = self._counted[counted][1], counted + 1
             while phase + 1 < len(self._marks) and event.start_ns() >= self._marks[phase + 1][0]:
                 phase += 1
                 self._peaks[self._marks[phase][1]] = max(self._peaks.get(self._marks[phase][1], 0), held)
@@ -158,12 +171,13 @@ class Here(Executor):
         return future
 
 
-def run(flags: Sequence[str]) -> dict[str, Any]:
+def run(flags: Sequence[str], is_sharded: bool = False) -> dict[str, Any]:
     """Train by the command in this process; returns bytes and seconds by phase, and what was logged."""
     from atommem.environment import Score
     from atommem.envs.longdoc.environment import LongDocEnvironment
     from atommem.policy import local
     from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+    from atommem.train.loops.update_step import UpdateStep
     from atommem.train.rollout.local_backend import LocalBackend
     from atommem.train.train_cli import main as train_main
 
@@ -180,7 +194,7 @@ def run(flags: Sequence[str]) -> dict[str, Any]:
     make_completion: Any = local.make_completion
     local.make_completion = noted  # type: ignore[assignment]
     watch, history = Watch(), list[dict[str, Any]]()
-    rollout, close = LocalBackend.rollout, MemoryGRPOTrainer.close
+    rollout, close, backward = LocalBackend.rollout, MemoryGRPOTrainer.close, UpdateStep._backward
 
     @contextmanager
     def marked(self: LocalBackend, trainer: Any) -> Iterator[None]:
@@ -198,6 +212,13 @@ def run(flags: Sequence[str]) -> dict[str, Any]:
         history.extend(entry for entry in self.state.log_history if "reward" in entry)
         close(self)
 
+    def counting(self: UpdateStep, *arguments: Any) -> Any:
+        sums = backward(self, *arguments)
+        watch.count()
+        return sums
+
+    if is_sharded and not watch.cuda:
+        UpdateStep._backward = counting  # type: ignore[method-assign]
     LocalBackend.rollout, MemoryGRPOTrainer.close = marked, closing  # type: ignore[method-assign]
     status = train_main(["grpo", *flags])
     return {"status": status, "bytes": watch.peaks(), "seconds": watch.seconds, "updates": history}
@@ -216,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         use_fsdp2_on_cpu()
         os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"
-    found = run(argv[own + 1 :])
+    found = run(argv[own + 1 :], arguments.cpu_fsdp2)
     if os.environ.get("RANK", "0") == "0":
         arguments.out.write_text(json.dumps(found), encoding="utf-8")
     return 0

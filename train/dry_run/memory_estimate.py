@@ -146,17 +146,17 @@ def head_bytes(model: ModelShape, scored: int, precision: Precision, on_cpu: boo
     return tile + 2 * scored * model.hidden * 4 + (0 if model.lora else model.vocabulary * model.hidden * 4)
 
 
-def gathered_bytes(model: ModelShape, precision: Precision, launch: Launch) -> float:
+def gathered_bytes(model: ModelShape, precision: Precision, launch: Launch, backward: bool = True) -> float:
     """Weights that a process has whole for a moment, or DeepSpeed's 1e9 parameters.
 
-    FSDP2 gathers layer by layer, the next one while one computes, and embedding and head for the whole of the passes;
-    each comes with its gradient in the backward pass: ``(2 layer + V h + head) b_compute + layer b_compute``.
+    FSDP2 gathers layer by layer, the next one while one computes, and the embeddings for the whole of the pass:
+    ``(2 layer + V h + head) b_compute``; in a backward pass the gradient of a whole layer, too.
     """
     if not launch.weights:
         return 0.0
     if launch.name == "zero3":
         return min(model.parameters, 1e9) * precision.compute
-    return (3 * model.layer + (1 if model.tied else 2) * model.embedding) * precision.compute
+    return ((2 + backward) * model.layer + (1 if model.tied else 2) * model.embedding) * precision.compute
 
 
 def autocast_bytes(model: ModelShape, precision: Precision, launch: Launch) -> float:
@@ -168,13 +168,12 @@ def autocast_bytes(model: ModelShape, precision: Precision, launch: Launch) -> f
 def reference_bytes(model: ModelShape, precision: Precision, launch: Launch, beta: float) -> tuple[float, float]:
     """The copy of the model that a KL term needs, ``P b_frozen`` shared out, and what is gathered of it while it runs.
 
-    None with LoRA, whose reference is the model without its adapter. TRL makes it one FSDP2 unit: all of it is
-    gathered at once, ``P b_compute``.
+    None with LoRA, whose reference is the model without its adapter.
     """
     if beta == 0 or model.lora:
         return 0.0, 0.0
-    gathered = model.parameters * precision.compute if launch.weights and launch.name == "fsdp" else 0.0
-    return model.parameters * precision.frozen * launch.share(launch.weights), gathered
+    shared = model.parameters * precision.frozen * launch.share(launch.weights)
+    return shared, gathered_bytes(model, precision, launch, backward=False)
 
 
 def key_value_bytes_per_token(model: ModelShape, element: int) -> int:
@@ -185,14 +184,15 @@ def key_value_bytes_per_token(model: ModelShape, element: int) -> int:
 def local_rollout_bytes(model: ModelShape, precision: Precision, rows: int, row: int) -> float:
     """Sampling from the training model (`atommem.policy.local`): cache, pass over the prompts, logits.
 
-    ``R T (2 L k b)`` for R rows of T tokens in a batch, a copy of one layer's cache while it grows,
-    ``R T (4 h + 3 i) b`` for one layer of the pass over the prompts, ``R T^2 (1 + b)`` for its mask, and 32 bytes for
-    each of R V logits.
+    ``R T (2 L k b)`` for R rows of T tokens in a batch; beside it either a layer of the pass over the prompts, its MLP
+    ``R T (2 h + 3 i) b`` or its attention ``R T ((2 h + 3 q + 2 k) b + T (1 + b))`` with the mask, or, token by token,
+    a copy of one layer's cache while it grows and 32 bytes for each of R V logits.
     """
     b, tokens = precision.compute, rows * row
-    cache = tokens * key_value_bytes_per_token(model, b) * (1 + 1 / model.layers)
-    prompts = tokens * (4 * model.hidden + 3 * model.intermediate) * b + rows * row**2 * (1 + b)
-    return cache + max(prompts, rows * model.vocabulary * 32)
+    cache = tokens * key_value_bytes_per_token(model, b)
+    attention = (2 * model.hidden + 3 * model.query + 2 * model.key_value) * b + row * (1 + b)
+    prompts = tokens * max((2 * model.hidden + 3 * model.intermediate) * b, attention)
+    return cache + max(prompts, cache / model.layers + rows * model.vocabulary * 32)
 
 
 def estimate_memory(
@@ -219,8 +219,7 @@ def estimate_memory(
     resident = 0.0 if launch.offload else 1.0
     frozen = (model.parameters - model.trainable) * precision.frozen
     weights = (model.trainable * precision.trained + frozen) * launch.share(launch.weights)
-    # DDP has gradients twice, in its buckets as well.
-    gradients = model.trainable * precision.trained * (2 if launch.name == "ddp" else 1)
+    gradients = model.trainable * precision.trained
     # Processes sample different numbers of tokens, so that none can wait for others to gather a layer.
     samples_itself = run.rollout == "local" and not second_model
     whole = model.parameters * precision.compute if samples_itself and launch.weights else 0.0
@@ -232,6 +231,7 @@ def estimate_memory(
         Part("embedder", embedder, PHASES),
         Part("CUDA context", 0.0 if on_cpu else CUDA_CONTEXT, PHASES),
         Part("gradients", gradients * launch.share(launch.gradients), trained),
+        Part("buckets of DDP", gradients if launch.name == "ddp" else 0.0, PHASES),
         Part(
             "activations" + (" (checkpointed)" if run.gradient_checkpointing else ""),
             activation_bytes(model, load.micro_batch, precision.stream, run.gradient_checkpointing),

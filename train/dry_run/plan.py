@@ -187,7 +187,8 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
 def _timelines(args: Any, run: Run, load: Workload, costs: Costs, completion: CompletionShape) -> list[Timeline]:
     """Of the run as its settings say, then of what else its devices could do."""
     ahead = args.max_staleness if run.stage == "async" else 0
-    replaced = "rounds" if getattr(args, "dynamic_sampling_rounds", 0) else "no"
+    replaced = "now" if getattr(args, "dynamic_sampling", 0) else "no"
+    carried = bool(getattr(args, "carried_groups", 0))
     # An asynchronous run without servers samples from a second model beside the first process.
     samplers = len(args.vllm_server_urls) if run.rollout == "server" else int(run.stage == "async")
     devices = load.processes + samplers
@@ -201,7 +202,10 @@ def _timelines(args: Any, run: Run, load: Workload, costs: Costs, completion: Co
         tokens=load.steps * load.completion_tokens,
         spread=completion.spread,
     )
-    return [simulated(Schedule("this run", samplers, ahead, replaced)), *map(simulated, schedules(devices, ahead))]
+    return [
+        simulated(Schedule("this run", samplers, ahead, replaced, carried)),
+        *map(simulated, schedules(devices, ahead)),
+    ]
 
 
 def _rollout_bytes(
@@ -264,7 +268,6 @@ def _what_to_change(plan: Plan) -> str:
         "LM head": "lower micro_batch_tokens",
         "embedder": "take a smaller embedder_model, or an embedding server (embedder: http)",
         "reference model": "set beta: 0, or share it among more processes",
-        "gathered reference model": "set beta: 0, or use LoRA, whose reference is the model without its adapter",
         "weights gathered for sampling": "sample with vLLM (use_vllm: true)",
         "sampling model": "sample on vLLM servers (use_vllm: true)",
     }

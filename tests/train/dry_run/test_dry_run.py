@@ -93,7 +93,7 @@ def test_a_batch_is_checked_for_the_processes_that_it_is_for(tmp_path: Path) -> 
         (["--dry_run_launcher", "nowhere.yaml"], "dry_run_launcher is 'nowhere.yaml'"),
         (["--model_name_or_path", "nobody/nothing"], "the architecture of 'nobody/nothing' is not on this machine"),
         (["--dialect", "memagent"], "templates 'full' explain tags"),
-        (["--loss_type", "grpo"], "loss_type is 'grpo'"),
+        (["--top_k", "5"], "top_k is 5"),
         (["--dry_run_tasks", "2"], "2 tasks are fewer than the 4 groups"),
         (["--use_peft", "--lora_target_modules", "nothing"], "the adapter does not fit"),
     ],

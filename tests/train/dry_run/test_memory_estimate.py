@@ -92,7 +92,7 @@ def test_weights_gradients_optimizer() -> None:
     assert part("weights", MODEL, FLOAT, FSDP) == 1000
     assert part("weights", MODEL, FLOAT, ZERO2) == 4000
     assert part("gradients", MODEL, FLOAT, ONE) == 4000
-    assert part("gradients", MODEL, FLOAT, DDP) == 8000
+    assert part("gradients", MODEL, FLOAT, DDP) == part("buckets of DDP", MODEL, FLOAT, DDP) == 4000
     assert part("gradients", LORA, half, ONE) == 200
     assert optimizer_bytes(MODEL, FLOAT, ONE, "adamw_torch_fused") == 8000
     assert optimizer_bytes(MODEL, FLOAT, ONE, "adamw_bnb_8bit") == 2000
@@ -172,15 +172,17 @@ def test_the_reference_model() -> None:
     half = Precision(4, 2, 2, 2)
     assert reference_bytes(MODEL, half, FSDP, beta=0.0) == (0, 0)
     assert reference_bytes(LORA, half, FSDP, beta=0.1) == (0, 0)
-    assert reference_bytes(MODEL, half, FSDP, beta=0.1) == (500, 2000)
+    assert reference_bytes(MODEL, half, FSDP, beta=0.1) == (500, (200 + 400) * 2)
     assert reference_bytes(MODEL, FLOAT, ONE, beta=0.1) == (4000, 0)
 
 
 def test_sampling() -> None:
-    assert key_value_bytes_per_token(MODEL, 2) == 2 * 5 * 4 * 2
-    # Two rows of 50 tokens: cache and one layer's copy 100 * 160 * 1.2; the pass over the prompts 100 * (40 + 60) * 4
-    # with a mask of 2 * 2500 * 5, more than logits of 2 * 20 * 32.
-    assert local_rollout_bytes(MODEL, FLOAT, rows=2, row=50) == (100 * 160 * 1.2 + 100 * 100 * 4 + 2 * 2500 * 5)
+    assert key_value_bytes_per_token(MODEL, 4) == 2 * 5 * 4 * 4
+    # Two rows of 50 tokens: a cache of 100 * 160. Beside it the MLP of a layer, 100 * (20 + 60) * 4; its attention,
+    # 100 * ((20 + 24 + 8) * 4 + 50 * 5), is more; then a layer's cache and logits, 3,200 + 2 * 20 * 32, less.
+    assert local_rollout_bytes(MODEL, FLOAT, rows=2, row=50) == 16_000 + 100 * (208 + 250)
+    wide = replace(MODEL, vocabulary=2000)
+    assert local_rollout_bytes(wide, FLOAT, rows=2, row=50) == 16_000 + 3200 + 2 * 2000 * 32
 
 
 def test_the_peak_is_that_of_the_worst_phase() -> None:
