@@ -20,13 +20,10 @@ class ModelShape:
     """The numbers that memory and time depend on. Parameters are counted on the model itself, tied ones once.
 
     Attributes:
-        name: As it was given.
-        source: Where its config was found.
+        name, source, kind: As it was given; where its config was found; transformers' model type.
         parameters, trainable: Of the whole model, its adapter included.
-        layer: Parameters of one transformer layer.
-        embedding: Of the input embedding.
-        layers: How many.
-        hidden, intermediate, vocabulary: Widths.
+        layer, embedding: Parameters of one transformer layer, and of the input embedding.
+        layers, hidden, intermediate, vocabulary: Numbers and widths.
         query, key_value: heads x head size.
         query_norm: Whether queries and keys are normalised.
         tied: Whether input and output embedding are one.
@@ -37,6 +34,7 @@ class ModelShape:
 
     name: str
     source: str
+    kind: str
     parameters: int
     trainable: int
     layer: int
@@ -55,27 +53,22 @@ class ModelShape:
 
 
 def find_config(name: str) -> tuple[Any, str]:
-    """A transformers config by folder, by the name of a shipped one, or from the hub's cache; never from the network.
-
-    Returns:
-        The config, and where it was found.
+    """A transformers config and where it was: a folder, a shipped one, or the hub's cache; never the network.
 
     Raises:
         ConfigError: It is in none of these places.
     """
     from transformers import AutoConfig
 
-    if Path(name).is_dir():
-        try:
-            return AutoConfig.from_pretrained(name), "folder"
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{name} holds no model that transformers knows: {error}") from error
     shipped = SHIPPED / f"{name.rsplit('/', 1)[-1].lower()}.json"
-    if shipped.is_file():
+    if not Path(name).is_dir() and shipped.is_file():
         return AutoConfig.for_model(**json.loads(shipped.read_text(encoding="utf-8"))), "shipped architecture"
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=True), "hub cache"
+        where = "folder" if Path(name).is_dir() else "hub cache"
+        return AutoConfig.from_pretrained(name, local_files_only=True), where
     except (OSError, ValueError) as error:
+        if Path(name).is_dir():
+            raise ConfigError(f"{name} holds no model that transformers knows: {error}") from error
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
         raise ConfigError(
             f"the architecture of {name!r} is not on this machine: give a folder with its config.json (hf download "
@@ -113,6 +106,7 @@ def measure(config: ModelConfig) -> ModelShape:
     return ModelShape(
         name=name,
         source=source,
+        kind=text.model_type,
         parameters=sum(weight.numel() for weight in model.parameters()),
         trainable=sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
         layer=layer,
@@ -132,11 +126,7 @@ def measure(config: ModelConfig) -> ModelShape:
 
 
 def parameters_of(name: str) -> int:
-    """Parameters of the (embedding) model `name`.
-
-    Raises:
-        ConfigError: Its architecture is unknown.
-    """
+    """Parameters of the (embedding) model `name`; ConfigError where its architecture is unknown."""
     import torch
     from transformers import AutoModel
 

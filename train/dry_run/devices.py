@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Peak figures of one device.
-
-    Attributes:
-        flops: Dense bfloat16 matrix multiplication, FLOP/s (float32 on the CPU).
-        memory: Bytes.
-        bandwidth: Of its memory, bytes/s.
-    """
+    """Peak figures of one device: dense bfloat16 FLOP/s (float32 on the CPU), bytes, bytes/s of its memory."""
 
     name: str
     flops: float
@@ -41,4 +35,4 @@ DEVICES = {
         Device("cpu", 0.1e12, 16e9, 0.02e12),
     )
 }
-"""By name, largest vendors' SXM parts where there are several. Sparsity is not counted."""
+"""By name, the SXM parts where there are several. Sparsity is not counted."""

@@ -16,7 +16,6 @@ class Launch:
     Attributes:
         name: ``single``, ``ddp``, ``fsdp`` or ``zero1``, ``zero2``, ``zero3``.
         processes: Of all machines together.
-        machines: Nodes.
         shards: Processes that share one copy of what is sharded.
         weights, gradients, optimizer: Whether each is sharded.
         offload: Whether weights and optimizer wait in the host's memory.
@@ -25,7 +24,6 @@ class Launch:
 
     name: str
     processes: int
-    machines: int = 1
     shards: int = 1
     weights: bool = False
     gradients: bool = False
@@ -60,23 +58,14 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
         raise ConfigError(f"{path}: {count} processes cannot be spread evenly over {config.num_machines} machines.")
     kind = str(getattr(config.distributed_type, "value", config.distributed_type))
     if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
-        return Launch("ddp" if count > 1 else "single", count, config.num_machines, source=path)
+        return Launch("ddp" if count > 1 else "single", count, source=path)
     if kind == "FSDP":
         return _fsdp(path, config, count)
     if kind == "DEEPSPEED":
         stage = int(config.deepspeed_config.get("zero_stage", 2))
         devices = {config.deepspeed_config.get(f"offload_{what}_device", "none") for what in ("optimizer", "param")}
-        return Launch(
-            f"zero{stage}" if stage else "ddp",
-            count,
-            config.num_machines,
-            count,
-            stage >= 3,
-            stage >= 2,
-            stage >= 1,
-            devices != {"none"},
-            path,
-        )
+        name = f"zero{stage}" if stage else "ddp"
+        return Launch(name, count, count, stage >= 3, stage >= 2, stage >= 1, devices != {"none"}, path)
     raise ConfigError(f"{path}: distributed_type {kind} is not supported: give NO, MULTI_GPU, FSDP or DEEPSPEED.")
 
 
@@ -88,18 +77,10 @@ def _fsdp(path: str, config: Any, count: int) -> Launch:
             f"{path}: fsdp_activation_checkpointing is on: leave it off and set gradient_checkpointing in the recipe."
         )
     shards = int(config.parallelism_config.get("parallelism_config_dp_shard_size", count))
-    return Launch(
-        "fsdp",
-        count,
-        config.num_machines,
-        shards,
-        # Without resharding, the weights stay gathered between forward and backward pass.
-        weights=bool(config.fsdp_config.get("fsdp_reshard_after_forward", True)),
-        gradients=True,
-        optimizer=True,
-        offload=bool(config.fsdp_config.get("fsdp_offload_params", False)),
-        source=path,
-    )
+    # Without resharding, the weights stay gathered between forward and backward pass.
+    resharded = bool(config.fsdp_config.get("fsdp_reshard_after_forward", True))
+    offload = bool(config.fsdp_config.get("fsdp_offload_params", False))
+    return Launch("fsdp", count, shards, resharded, True, True, offload, path)
 
 
 def _load(path: str) -> Any:

@@ -1,8 +1,8 @@
-"""Peak memory of one process, by part.
+"""Peak memory of one process, by part: what torch's allocator gives out, not what it holds back (on GPUs leave 10%).
 
-Every part is a pure function of the model's shape and the settings, and says its formula. Symbols: P parameters
-(T of them trained), L layers, h hidden, i intermediate, q and k widths of queries and of keys, V vocabulary, n tokens
-of a micro-batch, b bytes of an element. Not in it: what an allocator holds back (on GPUs, leave some 10%).
+Every part says its formula. Symbols: P parameters (T of them trained), L layers, h hidden, i intermediate, q and k
+widths of queries and of keys, V vocabulary, n tokens of a micro-batch, n_s of them scored, b bytes of an element.
+`scripts/bench_dry_run.py` holds them to real runs on CPUs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from atommem.train.dry_run.architecture import ModelShape
 from atommem.train.dry_run.launcher import Launch
+from atommem.train.dry_run.workload import Workload
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PHASES = ("rollout", "reference", "training", "optimizer step")
@@ -21,14 +22,28 @@ TOKEN_TILE, GPU_COLUMNS, CPU_COLUMNS = 4096, 32768, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
-    """Bytes of an element.
+class Run:
+    """What the settings say of a run.
 
     Attributes:
-        trained, frozen: Of weights, as they are kept.
-        compute: In matrix products.
-        stream: Of the hidden states between layers.
-        master: Of the copy that DeepSpeed's optimizer keeps of what is trained; 0 elsewhere.
+        stage: ``grpo``, ``async`` or ``sft``.
+        rollout: Where episodes are sampled: ``local``, ``colocate``, ``server`` or ``none``.
+        gradient_checkpointing, optim, beta: As trained.
+        share_prefixes: Whether training computes what rows share once.
+    """
+
+    stage: str
+    rollout: str
+    gradient_checkpointing: bool
+    optim: str
+    beta: float
+    share_prefixes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of an element: of weights as they are kept (trained, frozen), of matrix products, of the hidden states
+    between layers, and of the master copy that DeepSpeed's optimizer keeps of what is trained (0 elsewhere).
     """
 
     trained: int
@@ -41,21 +56,17 @@ class Precision:
 def precision_of(dtype: str, bf16: bool, launch: Launch, lora: bool) -> Precision:
     """How the weights are kept and computed with.
 
-    Args:
-        dtype: What the weights are loaded as.
-        bf16: Mixed precision.
-        launch: FSDP2 keeps what is trained in float32 under mixed precision; DeepSpeed keeps bfloat16 with a float32
-            master copy in the optimizer; a single process and DDP keep what was loaded.
-        lora: Adapters are float32.
+    FSDP2 keeps what is trained in float32 under mixed precision; DeepSpeed keeps bfloat16 with a float32 master copy; a
+    single process and DDP keep what was loaded (`dtype`). Adapters are float32.
     """
     loaded = BYTES[dtype]
     compute = 2 if bf16 else loaded
     if launch.name.startswith("zero"):
         kept = 2 if bf16 else 4
         return Precision(kept, kept, compute, compute, master=4 if bf16 else 0)
-    trained = 4 if lora or (bf16 and launch.name == "fsdp") else loaded
+    sharded = launch.name == "fsdp"
     # Under autocast the hidden states have the type of the weights; under FSDP2's policy, that of the products.
-    return Precision(trained, loaded, compute, compute if launch.name == "fsdp" else loaded)
+    return Precision(4 if lora or (bf16 and sharded) else loaded, loaded, compute, compute if sharded else loaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +94,14 @@ class MemoryEstimate:
         return max(self.phase(name) for name in PHASES)
 
 
-def weight_bytes(model: ModelShape, precision: Precision, launch: Launch) -> float:
-    """``T b_trained + (P - T) b_frozen``, divided by the processes that share it."""
-    frozen = model.parameters - model.trainable
-    return (model.trainable * precision.trained + frozen * precision.frozen) * launch.share(launch.weights)
-
-
-def gradient_bytes(model: ModelShape, precision: Precision, launch: Launch) -> float:
-    """``T b_trained``; DDP has them twice, in its buckets as well."""
-    copies = 2 if launch.name == "ddp" else 1
-    return copies * model.trainable * precision.trained * launch.share(launch.gradients)
-
-
 def optimizer_bytes(model: ModelShape, precision: Precision, launch: Launch, optim: str) -> float:
     """AdamW: ``2 T b`` with b of the trained weights, or of DeepSpeed's float32 master copy, which is added.
 
     8-bit optimizers keep two bytes a parameter, Lion one state, SGD and Adafactor next to nothing.
     """
     width = precision.master or precision.trained
-    if "8bit" in optim:
-        state = 2
-    elif "sgd" in optim or "adafactor" in optim:
-        state = 0
-    else:
-        state = width if "lion" in optim else 2 * width
+    states = {"8bit": 2, "sgd": 0, "adafactor": 0, "lion": width}
+    state = next((size for name, size in states.items() if name in optim), 2 * width)
     return model.trainable * (state + precision.master) * launch.share(launch.optimizer)
 
 
@@ -130,9 +125,9 @@ def layer_bytes_per_token(model: ModelShape, stream: int) -> float:
 def activation_bytes(model: ModelShape, tokens: int, stream: int, gradient_checkpointing: bool) -> float:
     """Of one micro-batch, at the beginning of its backward pass.
 
-    Without gradient checkpointing ``n L layer``, with it ``n (L h b + layer)``: the input of every layer, and all
-    of the one that is computed again. To it add gradients on their way through a layer ``n (2 i + 2 h) b``, and
-    embedding and last norm ``n (2 h b + 8 h)``.
+    Without gradient checkpointing ``n L layer``, with it ``n (L h b + layer)``: the input of every layer, and all of
+    the one that is computed again. To it add gradients on their way through a layer ``n (2 i + 2 h) b``, and embedding
+    and last norm ``n (2 h b + 8 h)``.
     """
     h, b = model.hidden, stream
     layer = layer_bytes_per_token(model, b)
@@ -140,27 +135,28 @@ def activation_bytes(model: ModelShape, tokens: int, stream: int, gradient_check
     return tokens * (kept + (2 * model.intermediate + 2 * h) * b + 2 * h * b + 8 * h)
 
 
-def head_bytes(model: ModelShape, scored: int, precision: Precision, launch: Launch, on_cpu: bool) -> float:
-    """TRL's fused LM head, which never holds logits of all tokens.
+def head_bytes(model: ModelShape, scored: int, precision: Precision, on_cpu: bool) -> float:
+    """TRL's fused LM head, which never holds logits of all tokens: ``tile + 2 n_s h 4 + V h 4``.
 
-    ``tile + 2 n_s h 4 + V h 4``: one tile of logits, the hidden states of the n_s scored tokens and their gradient in
-    float32, and, where the head is trained, its gradient in float32. FSDP2 gathers the head's weights for it.
+    One tile of logits, the hidden states of the scored tokens and their gradient in float32, and, where the head is
+    trained, its gradient in float32.
     """
     columns = CPU_COLUMNS if on_cpu else GPU_COLUMNS
     tile = min(scored, TOKEN_TILE) * min(columns, model.vocabulary) * precision.compute
-    head = model.vocabulary * model.hidden
-    gradient = 0 if model.lora else head * 4
-    gathered = head * (precision.frozen if model.lora else precision.trained) if launch.weights else 0
-    return tile + 2 * scored * model.hidden * 4 + gradient + gathered
+    return tile + 2 * scored * model.hidden * 4 + (0 if model.lora else model.vocabulary * model.hidden * 4)
 
 
-def gathered_bytes(model: ModelShape, precision: Precision, launch: Launch) -> float:
-    """Weights that a process has whole for a moment: ``(2 layer + 2 V h) b_compute``, or DeepSpeed's 1e9 parameters."""
+def gathered_bytes(model: ModelShape, precision: Precision, launch: Launch, backward: bool = True) -> float:
+    """Weights that a process has whole for a moment, or DeepSpeed's 1e9 parameters.
+
+    FSDP2 gathers layer by layer, the next one while one computes, and the embeddings for the whole of the pass:
+    ``(2 layer + V h + head) b_compute``; in a backward pass the gradient of a whole layer, too.
+    """
     if not launch.weights:
         return 0.0
     if launch.name == "zero3":
         return min(model.parameters, 1e9) * precision.compute
-    return (2 * model.layer + (1 if model.tied else 2) * model.embedding) * precision.compute
+    return ((2 + backward) * model.layer + (1 if model.tied else 2) * model.embedding) * precision.compute
 
 
 def autocast_bytes(model: ModelShape, precision: Precision, launch: Launch) -> float:
@@ -170,15 +166,14 @@ def autocast_bytes(model: ModelShape, precision: Precision, launch: Launch) -> f
 
 
 def reference_bytes(model: ModelShape, precision: Precision, launch: Launch, beta: float) -> tuple[float, float]:
-    """The copy of the model that a KL term needs, and what is gathered of it while it runs.
+    """The copy of the model that a KL term needs, ``P b_frozen`` shared out, and what is gathered of it while it runs.
 
-    ``P b_frozen``, divided by the processes that share it; none with LoRA, whose reference is the model without its
-    adapter. TRL makes it one FSDP2 unit: all of it is gathered at once.
+    None with LoRA, whose reference is the model without its adapter.
     """
     if beta == 0 or model.lora:
         return 0.0, 0.0
-    gathered = model.parameters * precision.compute if launch.weights and launch.name == "fsdp" else 0.0
-    return model.parameters * precision.frozen * launch.share(launch.weights), gathered
+    shared = model.parameters * precision.frozen * launch.share(launch.weights)
+    return shared, gathered_bytes(model, precision, launch, backward=False)
 
 
 def key_value_bytes_per_token(model: ModelShape, element: int) -> int:
@@ -186,71 +181,63 @@ def key_value_bytes_per_token(model: ModelShape, element: int) -> int:
     return 2 * model.layers * model.key_value * element
 
 
-def local_rollout_bytes(
-    model: ModelShape, precision: Precision, *, batch_tokens: int, batch_size: int, row: int, episodes: int
-) -> float:
+def local_rollout_bytes(model: ModelShape, precision: Precision, rows: int, row: int) -> float:
     """Sampling from the training model (`atommem.policy.local`): cache, pass over the prompts, logits.
 
-    ``R T (2 L k b)`` for R rows of T tokens in a batch, a copy of one layer's cache while it grows,
-    ``R T (4 h + 3 i) b`` for one layer of the pass over the prompts, ``R T^2 (1 + b)`` for its mask, and 32 bytes for
-    each of R V logits.
+    ``R T (2 L k b)`` for R rows of T tokens in a batch; beside it either a layer of the pass over the prompts, its MLP
+    ``R T (2 h + 3 i) b`` or its attention ``R T ((2 h + 3 q + 2 k) b + T (1 + b))`` with the mask, or, token by token,
+    a copy of one layer's cache while it grows and 32 bytes for each of R V logits.
     """
-    b = precision.compute
-    rows = max(1, min(batch_size, episodes, batch_tokens // row))
-    tokens = rows * row
-    cache = tokens * key_value_bytes_per_token(model, b) * (1 + 1 / model.layers)
-    prompts = tokens * (4 * model.hidden + 3 * model.intermediate) * b + rows * row**2 * (1 + b)
-    return cache + max(prompts, rows * model.vocabulary * 32)
+    b, tokens = precision.compute, rows * row
+    cache = tokens * key_value_bytes_per_token(model, b)
+    attention = (2 * model.hidden + 3 * model.query + 2 * model.key_value) * b + row * (1 + b)
+    prompts = tokens * max((2 * model.hidden + 3 * model.intermediate) * b, attention)
+    return cache + max(prompts, cache / model.layers + rows * model.vocabulary * 32)
 
 
 def estimate_memory(
     model: ModelShape,
     precision: Precision,
     launch: Launch,
+    load: Workload,
+    run: Run,
     *,
-    micro_batch: int,
-    scored: int,
-    gradient_checkpointing: bool,
-    optim: str,
-    beta: float,
     embedder: float,
     rollout: float,
     on_cpu: bool,
-    samples_itself: bool = False,
-    second_model: bool = False,
 ) -> MemoryEstimate:
     """All parts, for an update that is not the first (the optimizer has its states).
 
     Args:
-        model, precision, launch: What is trained, and how.
-        micro_batch: Tokens of a micro-batch.
-        scored: Of them, those whose log-probability is taken.
-        gradient_checkpointing: Compute layers again instead of keeping what they made.
-        optim: Name of the optimizer.
-        beta: Coefficient of the KL term.
-        embedder: Bytes of the embedding model on this device.
-        rollout: Bytes that sampling takes on this device while it runs.
+        model, precision, launch, load, run: What is trained, and how.
+        embedder, rollout: Bytes of the embedding model, and of sampling while it runs, on this device.
         on_cpu: No CUDA context; narrow tiles.
-        samples_itself: Episodes are sampled from the training model.
-        second_model: Sampling goes on all the time, from a copy of the weights.
     """
-    reference, gathered_reference = reference_bytes(model, precision, launch, beta)
+    scored = round(load.rows * load.completion_tokens / load.micro_batches)
+    second_model = run.stage == "async" and run.rollout == "local"
+    reference, gathered_reference = reference_bytes(model, precision, launch, run.beta)
     resident = 0.0 if launch.offload else 1.0
+    frozen = (model.parameters - model.trainable) * precision.frozen
+    weights = (model.trainable * precision.trained + frozen) * launch.share(launch.weights)
+    gradients = model.trainable * precision.trained
     # Processes sample different numbers of tokens, so that none can wait for others to gather a layer.
+    samples_itself = run.rollout == "local" and not second_model
     whole = model.parameters * precision.compute if samples_itself and launch.weights else 0.0
+    trained = ("reference", "training", "optimizer step")
     parts = (
-        Part("weights", resident * weight_bytes(model, precision, launch), PHASES),
-        Part("optimizer", resident * optimizer_bytes(model, precision, launch, optim), PHASES),
+        Part("weights", resident * weights, PHASES),
+        Part("optimizer", resident * optimizer_bytes(model, precision, launch, run.optim), PHASES),
         Part("reference model", reference, PHASES),
         Part("embedder", embedder, PHASES),
         Part("CUDA context", 0.0 if on_cpu else CUDA_CONTEXT, PHASES),
-        Part("gradients", gradient_bytes(model, precision, launch), ("reference", "training", "optimizer step")),
+        Part("gradients", gradients * launch.share(launch.gradients), trained),
+        Part("buckets of DDP", gradients if launch.name == "ddp" else 0.0, PHASES),
         Part(
-            "activations" + (" (checkpointed)" if gradient_checkpointing else ""),
-            activation_bytes(model, micro_batch, precision.stream, gradient_checkpointing),
+            "activations" + (" (checkpointed)" if run.gradient_checkpointing else ""),
+            activation_bytes(model, load.micro_batch, precision.stream, run.gradient_checkpointing),
             ("training",),
         ),
-        Part("LM head", head_bytes(model, scored, precision, launch, on_cpu), ("training",)),
+        Part("LM head", head_bytes(model, scored, precision, on_cpu), ("training",)),
         Part("gathered weights", gathered_bytes(model, precision, launch), ("training",)),
         Part("weights gathered for sampling", whole, ("rollout",)),
         Part("weights cast for autocast", autocast_bytes(model, precision, launch), ("training",)),

@@ -46,7 +46,8 @@ def test_everything_without_weights_data_or_network(tmp_path: Path, capsys: pyte
         "unique tokens",
         "activations",
         "micro-batches",
-        "learning_rate=1e-06",
+        "model_name_or_path=Qwen/Qwen3-8B (flag)",
+        "sampling while training",
         "warning",
     ):
         assert shown in text
@@ -67,7 +68,7 @@ def test_the_source_of_every_setting(tmp_path: Path) -> None:
     assert found["chunk_tokens"] == (77, "file")
     assert found["templates"] == ("compact", "model folder")
     assert found["learning_rate"] == (1e-6, "default")
-    assert found["bf16"] == (True, "device")
+    assert found["bf16"] == (True, "default")
     assert found["hub_token"] == ("(hidden)", "flag")
     assert plan["model"]["source"] == "folder"
     assert any("the model folder's tokenizer" in line for line in plan["assumptions"])
@@ -93,6 +94,7 @@ def test_a_batch_is_checked_for_the_processes_that_it_is_for(tmp_path: Path) -> 
         (["--model_name_or_path", "nobody/nothing"], "the architecture of 'nobody/nothing' is not on this machine"),
         (["--dialect", "memagent"], "templates 'full' explain tags"),
         (["--loss_type", "bnpo"], "loss_type is 'bnpo'"),
+        (["--top_k", "5"], "top_k is 5"),
         (["--dry_run_tasks", "2"], "2 tasks are fewer than the 4 groups"),
         (["--use_peft", "--lora_target_modules", "nothing"], "the adapter does not fit"),
     ],
@@ -117,10 +119,10 @@ def test_where_episodes_are_sampled(tmp_path: Path) -> None:
     base = dry(tmp_path, *MINIMUM)
     colocate = dry(tmp_path, *MINIMUM, "--use_vllm", "--vllm_mode", "colocate", "--vllm_gpu_memory_utilization", "0.3")
     server = dry(tmp_path, *MINIMUM, "--use_vllm", "--vllm_mode", "server")
-    assert [plan["rollout"] for plan in (base, colocate, server)] == ["local", "colocate", "server"]
+    assert [plan["run"]["rollout"] for plan in (base, colocate, server)] == ["local", "colocate", "server"]
     assert colocate["memory"]["parts"]["rollout"] == pytest.approx(0.3 * 80e9)
     assert "rollout" not in server["memory"]["parts"]
-    assert colocate["compute"]["rollout_seconds"] < base["compute"]["rollout_seconds"]
+    assert colocate["timelines"][0]["seconds"] < base["timelines"][0]["seconds"]
 
 
 def test_an_embedder_that_is_not_here_is_left_out(tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_an_embedder_that_is_not_here_is_left_out(tmp_path: Path) -> None:
 
 def test_other_stages(tmp_path: Path) -> None:
     sft = dry(tmp_path, *MINIMUM, stage="sft")
-    assert (sft["rollout"], sft["compute"]["rollout_seconds"]) == ("none", 0)
+    assert (sft["run"]["rollout"], sft["costs"]["rollout_flops"], sft["timelines"]) == ("none", 0, [])
     assert "embedder" not in sft["memory"]["parts"]
     own = dry(tmp_path, *MINIMUM, stage="async")
     assert own["memory"]["parts"]["sampling model"] > 1e10

@@ -13,11 +13,11 @@ from atommem.train.dry_run.memory_estimate import (
     MemoryEstimate,
     Part,
     Precision,
+    Run,
     activation_bytes,
     autocast_bytes,
     estimate_memory,
     gathered_bytes,
-    gradient_bytes,
     head_bytes,
     key_value_bytes_per_token,
     layer_bytes_per_token,
@@ -25,13 +25,14 @@ from atommem.train.dry_run.memory_estimate import (
     optimizer_bytes,
     precision_of,
     reference_bytes,
-    weight_bytes,
 )
+from atommem.train.dry_run.workload import Workload
 from tests.train.toys import make_model
 
 MODEL = ModelShape(
     name="m",
     source="test",
+    kind="qwen3",
     parameters=1000,
     trainable=1000,
     layer=100,
@@ -55,6 +56,17 @@ FSDP = Launch("fsdp", 4, shards=4, weights=True, gradients=True, optimizer=True)
 ZERO3 = Launch("zero3", 4, shards=4, weights=True, gradients=True, optimizer=True)
 ZERO2 = Launch("zero2", 4, shards=4, gradients=True, optimizer=True)
 FLOAT = Precision(4, 4, 4, 4)
+RUN = Run("grpo", "colocate", gradient_checkpointing=True, optim="adamw_torch", beta=0.0, share_prefixes=True)
+LOAD = Workload(
+    processes=1, updates=1, tasks=1, episodes=1, group=1, steps=1, most_steps=1, prompt_tokens=1, completion_tokens=3,
+    sampled_row=1, longest_row=1, rows=1, raw_tokens=1, unique_tokens=1, micro_batch=3, micro_batches=1,
+)  # fmt: skip
+
+
+def part(name: str, model: ModelShape, precision: Precision, launch: Launch, run: Run = RUN) -> float:
+    """Bytes of one part."""
+    found = estimate_memory(model, precision, launch, LOAD, run, embedder=0.0, rollout=0.0, on_cpu=True)
+    return sum(part.bytes for part in found.parts if part.name == name)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +87,13 @@ def test_precision(dtype: str, bf16: bool, launch: Launch, lora: bool, expected:
 
 def test_weights_gradients_optimizer() -> None:
     half = Precision(4, 2, 2, 2)
-    assert weight_bytes(MODEL, FLOAT, ONE) == 4000
-    assert weight_bytes(LORA, half, ONE) == 50 * 4 + 1000 * 2
-    assert weight_bytes(MODEL, FLOAT, FSDP) == 1000
-    assert weight_bytes(MODEL, FLOAT, ZERO2) == 4000
-    assert gradient_bytes(MODEL, FLOAT, ONE) == 4000
-    assert gradient_bytes(MODEL, FLOAT, DDP) == 8000
-    assert gradient_bytes(LORA, half, ONE) == 200
+    assert part("weights", MODEL, FLOAT, ONE) == 4000
+    assert part("weights", LORA, half, ONE) == 50 * 4 + 1000 * 2
+    assert part("weights", MODEL, FLOAT, FSDP) == 1000
+    assert part("weights", MODEL, FLOAT, ZERO2) == 4000
+    assert part("gradients", MODEL, FLOAT, ONE) == 4000
+    assert part("gradients", MODEL, FLOAT, DDP) == part("buckets of DDP", MODEL, FLOAT, DDP) == 4000
+    assert part("gradients", LORA, half, ONE) == 200
     assert optimizer_bytes(MODEL, FLOAT, ONE, "adamw_torch_fused") == 8000
     assert optimizer_bytes(MODEL, FLOAT, ONE, "adamw_bnb_8bit") == 2000
     assert optimizer_bytes(MODEL, FLOAT, ONE, "sgd") == 0
@@ -103,7 +115,7 @@ def test_a_layer_keeps_what_the_formula_says() -> None:
     """Counted on a real model: the tensors that autograd saves, each storage once."""
     model = make_model()
     shape = ModelShape(
-        *("m", "test", 0, 0, 0, 0),
+        *("m", "test", "qwen3", 0, 0, 0, 0),
         *(2, 16, 32, 42, 16, 8),
         query_norm=True,
         tied=False,
@@ -133,16 +145,15 @@ def test_a_layer_keeps_what_the_formula_says() -> None:
 
 def test_the_head_holds_a_tile_and_gradients_but_no_logits() -> None:
     # Tile 3 x 20, hidden states and their gradient 2 x 3 x 10, gradient of the head 20 x 10: all in float32.
-    assert head_bytes(MODEL, 3, FLOAT, ONE, on_cpu=True) == 4 * (60 + 60 + 200)
-    assert head_bytes(LORA, 3, FLOAT, ONE, on_cpu=True) == 4 * (60 + 60)
-    assert head_bytes(MODEL, 3, FLOAT, FSDP, on_cpu=False) == 4 * (60 + 60 + 200 + 200)
-    many = head_bytes(replace(MODEL, vocabulary=150_000, hidden=1), 100_000, FLOAT, ONE, on_cpu=False)
+    assert head_bytes(MODEL, 3, FLOAT, on_cpu=True) == 4 * (60 + 60 + 200)
+    assert head_bytes(LORA, 3, FLOAT, on_cpu=True) == 4 * (60 + 60)
+    many = head_bytes(replace(MODEL, vocabulary=150_000, hidden=1), 100_000, FLOAT, on_cpu=False)
     assert many < 100_000 * 150_000 * 4 / 50
 
 
 def test_what_is_gathered_or_cast() -> None:
     assert gathered_bytes(MODEL, FLOAT, ONE) == 0
-    assert gathered_bytes(MODEL, Precision(4, 2, 2, 2), FSDP) == (200 + 400) * 2
+    assert gathered_bytes(MODEL, Precision(4, 2, 2, 2), FSDP) == (300 + 400) * 2
     assert gathered_bytes(MODEL, Precision(2, 2, 2, 2, 4), ZERO3) == 2000
     assert autocast_bytes(MODEL, Precision(4, 4, 2, 4), ONE) == 2000
     assert autocast_bytes(MODEL, Precision(2, 2, 2, 2), ONE) == 0
@@ -150,41 +161,28 @@ def test_what_is_gathered_or_cast() -> None:
 
 
 def test_sampling_from_shared_weights_needs_all_of_them() -> None:
-    settings = {"micro_batch": 1, "scored": 1, "gradient_checkpointing": True, "optim": "sgd", "beta": 0.0}
-
-    def gathered(launch: Launch, samples_itself: bool) -> float:
-        estimate = estimate_memory(
-            MODEL,
-            Precision(4, 2, 2, 2),
-            launch,
-            **settings,  # type: ignore[arg-type]
-            embedder=0.0,
-            rollout=0.0,
-            on_cpu=True,
-            samples_itself=samples_itself,
-        )
-        return sum(part.bytes for part in estimate.parts if part.name == "weights gathered for sampling")
-
-    assert gathered(FSDP, samples_itself=True) == 2000
-    assert gathered(FSDP, samples_itself=False) == 0
-    assert gathered(ONE, samples_itself=True) == 0
+    name, half, local = "weights gathered for sampling", Precision(4, 2, 2, 2), replace(RUN, rollout="local")
+    assert part(name, MODEL, half, FSDP, local) == 2000
+    assert part(name, MODEL, half, FSDP) == 0
+    assert part(name, MODEL, half, ONE, local) == 0
+    assert part("sampling model", MODEL, half, ONE, replace(local, stage="async")) == 2000
 
 
 def test_the_reference_model() -> None:
     half = Precision(4, 2, 2, 2)
     assert reference_bytes(MODEL, half, FSDP, beta=0.0) == (0, 0)
     assert reference_bytes(LORA, half, FSDP, beta=0.1) == (0, 0)
-    assert reference_bytes(MODEL, half, FSDP, beta=0.1) == (500, 2000)
+    assert reference_bytes(MODEL, half, FSDP, beta=0.1) == (500, (200 + 400) * 2)
     assert reference_bytes(MODEL, FLOAT, ONE, beta=0.1) == (4000, 0)
 
 
 def test_sampling() -> None:
-    assert key_value_bytes_per_token(MODEL, 2) == 2 * 5 * 4 * 2
-    # Two rows of 50 tokens: cache and one layer's copy 100 * 160 * 1.2; the pass over the prompts 100 * (40 + 60) * 4
-    # with a mask of 2 * 2500 * 5, more than logits of 2 * 20 * 32.
-    assert local_rollout_bytes(MODEL, FLOAT, batch_tokens=100, batch_size=8, row=50, episodes=8) == (
-        100 * 160 * 1.2 + 100 * 100 * 4 + 2 * 2500 * 5
-    )
+    assert key_value_bytes_per_token(MODEL, 4) == 2 * 5 * 4 * 4
+    # Two rows of 50 tokens: a cache of 100 * 160. Beside it the MLP of a layer, 100 * (20 + 60) * 4; its attention,
+    # 100 * ((20 + 24 + 8) * 4 + 50 * 5), is more; then a layer's cache and logits, 3,200 + 2 * 20 * 32, less.
+    assert local_rollout_bytes(MODEL, FLOAT, rows=2, row=50) == 16_000 + 100 * (208 + 250)
+    wide = replace(MODEL, vocabulary=2000)
+    assert local_rollout_bytes(wide, FLOAT, rows=2, row=50) == 16_000 + 3200 + 2 * 2000 * 32
 
 
 def test_the_peak_is_that_of_the_worst_phase() -> None:
@@ -196,18 +194,8 @@ def test_the_peak_is_that_of_the_worst_phase() -> None:
 
 def test_the_parts_of_an_estimate() -> None:
     estimate = estimate_memory(
-        MODEL,
-        FLOAT,
-        ONE,
-        micro_batch=3,
-        scored=3,
-        gradient_checkpointing=True,
-        optim="adamw_torch",
-        beta=0.1,
-        embedder=7.0,
-        rollout=50_000.0,
-        on_cpu=True,
-    )
+        MODEL, FLOAT, ONE, LOAD, replace(RUN, beta=0.1), embedder=7.0, rollout=50_000.0, on_cpu=True
+    )  # fmt: skip
     assert {part.name: part.bytes for part in estimate.parts} == {
         "weights": 4000,
         "optimizer": 8000,

@@ -11,16 +11,27 @@ from atommem.config import MemoryConfig
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from atommem.train.dry_run.compute import decode_seconds, estimate_compute, forward_flops, training_flops
-from atommem.train.dry_run.data_shape import EstimatingTokenizer, PromptShape, TaskShape, data_shape, measure_prompt
+from atommem.trace import write_trace
+from atommem.train.dry_run.costs import estimate_costs, forward_flops, training_flops
 from atommem.train.dry_run.devices import Device
 from atommem.train.dry_run.dry_run_config import DryRunConfig
-from atommem.train.dry_run.workload import Workload, grpo_workload, sft_workload
+from atommem.train.dry_run.lengths import (
+    CompletionShape,
+    EstimatingTokenizer,
+    PromptShape,
+    TaskShape,
+    completion_shape,
+    data_shape,
+    measure_prompt,
+)
+from atommem.train.dry_run.workload import Workload, estimate_workload
 from tests.fakes import WordTokenizer, longdoc
-from tests.train.dry_run.test_memory_estimate import LORA, MODEL
+from tests.train.dry_run.test_memory_estimate import LORA, MODEL, RUN
+from tests.train.toys import random_episode
 
 DATA = TaskShape("test", 100, 30, stream_steps=3, stream_tokens=1000, questions=2, question_tokens=10, reads=3)
 PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
+COMPLETION = CompletionShape(mean=20, longest=200, spread=0.3, source="test")
 
 
 def grpo(data: TaskShape = DATA, prompt: PromptShape = PROMPT, **changes: object) -> Workload:
@@ -28,13 +39,11 @@ def grpo(data: TaskShape = DATA, prompt: PromptShape = PROMPT, **changes: object
         "processes": 2,
         "episodes": 8,
         "group": 4,
-        "completion_tokens": 20,
-        "max_completion_tokens": 200,
         "micro_batch_tokens": 5000,
         "max_steps": -1,
         "epochs": 2,
     }
-    return grpo_workload(data, prompt, **{**settings, **changes})  # type: ignore[arg-type]
+    return estimate_workload(data, prompt, COMPLETION, **{**settings, **changes})  # type: ignore[arg-type]
 
 
 def test_grpo_by_hand() -> None:
@@ -43,7 +52,7 @@ def test_grpo_by_hand() -> None:
     raw = 3 * (1120 + 70) + 4 * (90 + 70)
     unique = 3 * (1120 / 4 + 70) + 4 * (90 / 4 + 70)
     assert (load.tasks, load.episodes, load.group, load.rows) == (4, 8, 4, 8 * 7)
-    assert (load.reading_steps, load.answering_steps, load.steps, load.most_steps) == (3, 4, 7, 3 + 2 * 4)
+    assert (load.steps, load.most_steps) == (7, 3 + 2 * 4)
     assert (load.raw_tokens, load.unique_tokens) == (8 * raw, round(8 * unique))
     assert load.prompt_tokens == pytest.approx(raw / 7 - 20)
     assert load.micro_batches == 3  # 11,360 unique tokens
@@ -66,7 +75,7 @@ def test_what_is_not_shared_counts_for_every_episode() -> None:
 
 def test_limits() -> None:
     assert grpo(max_steps=7).updates == 7
-    assert grpo(replace(DATA, reads=0)).answering_steps == 2
+    assert grpo(replace(DATA, reads=0)).steps == 3 + 2
     with pytest.raises(ConfigError, match="3 processes x per_device_train_batch_size 6 are 18 episodes: no multiple"):
         grpo(processes=3, episodes=6)
     with pytest.raises(ConfigError, match="100 tasks are fewer than the 200 groups"):
@@ -74,18 +83,8 @@ def test_limits() -> None:
 
 
 def test_a_cold_start() -> None:
-    load = sft_workload(
-        DATA,
-        PROMPT,
-        processes=2,
-        rows=4,
-        accumulation=3,
-        completion_tokens=20,
-        max_completion_tokens=200,
-        max_steps=0,
-        epochs=3,
-    )
-    assert (load.rows, load.micro_batches, load.steps) == (12, 3, 5)
+    load = grpo(episodes=4, group=1, accumulation=3, max_steps=0, epochs=3, share_prefixes=False)
+    assert (load.rows, load.micro_batches, load.steps, load.episodes) == (12, 3, 5, 0)
     assert load.micro_batch == 4 * (1120 + 50 + 20)  # padded to a reading row
     assert load.prompt_tokens == pytest.approx((3 * 1170 + 2 * 140) / 5)
     assert load.updates == int(3 * 100 * 5 / 24)
@@ -115,9 +114,12 @@ def test_data_that_is_there_is_counted(tmp_path: Path, suffix: str) -> None:
 
 
 def test_prompts_are_built_and_counted() -> None:
-    prompt = measure_prompt(MemoryConfig(retrieve_k=2, scratchpad_tokens=100), longdoc(WordTokenizer()), {})
+    config = MemoryConfig(retrieve_k=2, scratchpad_tokens=100, entry_tokens=300, query_tokens=40)
+    prompt = measure_prompt(config, longdoc(WordTokenizer()), {})
     assert prompt.reading > 200
-    assert (prompt.memory, prompt.longest_memory) == (2 * 50 + 15 + 25, 2 * 50 + 15 + 100)
+    assert (prompt.memory, prompt.longest_memory) == (2 * 50 + 15 + 25, 2 * 300 + 40 + 100)
+    one = measure_prompt(replace(config, capacity=1, entry_tokens=30), longdoc(WordTokenizer()), {})
+    assert (one.memory, one.longest_memory) == (30 + 15 + 25, 30 + 40 + 100)
     alone = measure_prompt(
         MemoryConfig(scratchpad_tokens=100, disabled_actions=["create", "read"], layout="paper"),
         longdoc(WordTokenizer()),
@@ -149,30 +151,49 @@ def test_flops() -> None:
 
 
 def test_decoding_reads_weights_and_caches() -> None:
-    slow = Device("test", flops=1e30, memory=1, bandwidth=1000)
-    load = grpo()
-    read = 1000 * 2 + 8 * (load.prompt_tokens + 10) * 80
-    assert decode_seconds(MODEL, load, slow, 0.5, 2) == pytest.approx(7 * 20 * read / 600)
+    slow, load = Device("test", flops=1e30, memory=1, bandwidth=1000), grpo()
+    costs = estimate_costs(MODEL, load, slow, RUN, utilisation=0.5, element=2)
+    assert costs.decode_seconds == pytest.approx(1000 * 2 / 600)
+    assert costs.sequence_seconds == pytest.approx((load.prompt_tokens + 10) * 80 / 600)
     busy = Device("test", flops=1000, memory=1, bandwidth=1e30)
-    flops = 8 * forward_flops(MODEL, 1, 1, load.prompt_tokens + 10)
-    assert decode_seconds(MODEL, load, busy, 0.5, 2) == pytest.approx(7 * 20 * flops / 500)
+    costs = estimate_costs(MODEL, load, busy, RUN, utilisation=0.5, element=2)
+    assert costs.sequence_seconds == pytest.approx(forward_flops(MODEL, 1, 1, load.prompt_tokens + 10) / 500)
+    read = forward_flops(MODEL, load.unique_tokens - 56 * 20, 56, (load.prompt_tokens + 20) / 2)
+    assert costs.prompt_seconds == pytest.approx(read / 500)
 
 
-def test_the_run_takes_its_updates() -> None:
+def test_what_costs_more() -> None:
     device, load = Device("test", 1e9, 1, 1e9), grpo()
 
-    def hours(**changes: object) -> float:
-        settings = {"utilisation": 0.5, "element": 2, "gradient_checkpointing": False, "beta": 0.0}
-        switches = {"share_prefixes": True, "cached_prefixes": True, "local_rollout": False}
-        one = estimate_compute(MODEL, load, device, **{**settings, **switches, **changes})  # type: ignore[arg-type]
-        total = one.rollout_seconds + one.training_seconds + one.reference_seconds
-        if changes.get("overlap"):
-            total = max(one.rollout_seconds, one.training_seconds + one.reference_seconds)
-        assert one.hours == pytest.approx(50 * total / 3600)
-        return one.hours
+    def seconds(**changes: object) -> float:
+        one = estimate_costs(MODEL, load, device, replace(RUN, **changes), utilisation=0.5, element=2)  # type: ignore[arg-type]
+        return one.training_seconds + one.prompt_seconds + one.decode_seconds
 
-    assert hours(beta=0.1) > hours()
-    assert hours(share_prefixes=False) > hours()
-    assert hours(cached_prefixes=False) > hours()
-    assert hours(local_rollout=True) > hours()
-    assert hours(overlap=True) < hours()
+    assert seconds(beta=0.1) > seconds()
+    assert seconds(share_prefixes=False) > seconds()
+    assert seconds(gradient_checkpointing=False) < seconds()
+    assert seconds(rollout="local") > seconds()
+
+
+def test_completions_are_as_long_as_thinking_or_traces_make_them(tmp_path: Path) -> None:
+    class Args:
+        max_completion_length, data = 400, ""
+        template_kwargs: dict[str, object] = {}  # noqa: RUF012
+
+    class Quiet(Args):
+        template_kwargs: dict[str, object] = {"enable_thinking": False}  # noqa: RUF012
+
+    def mean(args: object, kind: str = "qwen3", **settings: object) -> float:
+        return completion_shape(args, "grpo", DryRunConfig(**settings), kind).mean  # type: ignore[arg-type]
+
+    assert (mean(Args()), mean(Quiet()), mean(Args(), "llama")) == (400, 100, 100)
+    assert mean(Args(), dry_run_completion_tokens=7) == 7
+    with pytest.raises(ConfigError, match="holds no trace"):
+        mean(Args(), dry_run_traces=str(tmp_path))
+    for number, lengths in enumerate(((10, 20), (30, 60))):
+        episode = random_episode("t", number, 1.0)
+        episode.steps = [replace(episode.steps[0], completion_tokens=length) for length in lengths]
+        write_trace(tmp_path / f"{number}.jsonl", episode, {})
+    found = completion_shape(Args(), "grpo", DryRunConfig(dry_run_traces=str(tmp_path)), "qwen3")
+    # Episodes of 30 and of 90 tokens: 30 on average, half of their mean from it.
+    assert (found.mean, found.spread, found.source) == (30, 0.5, "those of 2 traces")

@@ -1,4 +1,4 @@
-"""How long tasks and prompts are: from the data file and the tokenizer where they are there, else estimated."""
+"""How long tasks, prompts and completions are: from data, tokenizer and traces where they are there, else supposed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from atommem.actions import MEMORY_KINDS
@@ -13,12 +14,19 @@ from atommem.config import MemoryConfig
 from atommem.description import TaskShape
 from atommem.dialects import get_dialect
 from atommem.environment import EnvironmentFactory
+from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
 from atommem.prompts import PromptBuilder
+from atommem.trace import read_trace
 from atommem.train.dry_run.dry_run_config import DryRunConfig
 
 CHARACTERS_A_TOKEN = 4.2
 """Of English prose, for vocabularies of 50,000 to 150,000 tokens."""
+ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
+"""What a memory is expected to look like: entries, a query, and how full the scratchpad is."""
+SPREAD = 0.3
+"""Standard deviation of what an episode samples over its mean, where no traces say it."""
+MOST_TRACES = 500
 
 
 class EstimatingTokenizer:
@@ -81,10 +89,8 @@ class PromptShape:
     """Tokens of a prompt's pieces.
 
     Attributes:
-        reading, answering: All that is not question, stream or memory: instructions, headings, chat markup; in the
-            environment's first and last phase.
-        memory: Expected scratchpad, query and entries.
-        longest_memory: At its limit; entries count as in `memory`, for nothing limits them.
+        reading, answering: All that is not question, stream or memory, in the environment's first and last phase.
+        memory, longest_memory: Scratchpad, query and entries, as expected and at their limits.
         is_chunk_first: Layout ``prefix``: the episodes of a group share the chunk.
     """
 
@@ -93,10 +99,6 @@ class PromptShape:
     memory: float
     longest_memory: float
     is_chunk_first: bool
-
-
-ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
-"""What a memory is expected to look like: entries, a query, and how full the scratchpad is."""
 
 
 def measure_prompt(
@@ -113,12 +115,51 @@ def measure_prompt(
     first, last = environments.phases[0], environments.phases[-1]
     reading, answering = (len(builder.build(environments.blank(phase), nothing)) for phase in (first, last))
     kinds = {name for name in MEMORY_KINDS if dialect.can_write(name)} - set(memory.disabled_actions)
-    entries = memory.retrieve_k * ENTRY_TOKENS + QUERY_TOKENS if {"create", "read"} <= kinds else 0
     scratchpad = memory.scratchpad_tokens if "scratchpad" in kinds else 0
-    return PromptShape(
-        reading,
-        answering,
-        entries + scratchpad * SCRATCHPAD_SHARE,
-        entries + scratchpad,
-        memory.layout == "prefix",
-    )
+    expected, longest = scratchpad * SCRATCHPAD_SHARE, scratchpad
+    if {"create", "read"} <= kinds:
+        shown = min(memory.retrieve_k, memory.capacity or memory.retrieve_k)
+        expected += shown * min(ENTRY_TOKENS, memory.entry_tokens) + min(QUERY_TOKENS, memory.query_tokens)
+        longest += shown * memory.entry_tokens + memory.query_tokens
+    return PromptShape(reading, answering, expected, longest, memory.layout == "prefix")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionShape:
+    """Tokens of a completion: mean and longest; `spread` of what an episode samples (deviation over mean); whence."""
+
+    mean: float
+    longest: int
+    spread: float
+    source: str
+
+
+def completion_shape(args: Any, stage: str, settings: DryRunConfig, model_kind: str) -> CompletionShape:
+    """Completions as traces have them, as the settings say, or as thinking makes them.
+
+    With thinking, which Qwen3 does unless ``chat_template_kwargs`` says ``enable_thinking: false``, completions are
+    supposed to reach max_completion_length; without, a quarter of it.
+
+    Raises:
+        ConfigError: The folder of traces holds none.
+        TraceError: A trace cannot be read.
+    """
+    longest, spread = int(args.max_completion_length or 1024), SPREAD
+    # The data of a cold start are traces.
+    folder = settings.dry_run_traces or (args.data if stage == "sft" and Path(args.data).is_dir() else None)
+    if folder:
+        files = sorted(Path(folder).rglob("*.jsonl"))[:MOST_TRACES]
+        episodes = [[step.completion_tokens for step in read_trace(file).episode.steps] for file in files]
+        episodes = [steps for steps in episodes if steps]
+        if not episodes:
+            raise ConfigError(f"dry_run_traces: {folder} holds no trace with a step.")
+        sums = [sum(steps) for steps in episodes]
+        mean, spread = sum(sums) / sum(map(len, episodes)), pstdev(sums) / (fmean(sums) or 1.0)
+        source = f"those of {len(episodes)} traces"
+    elif settings.dry_run_completion_tokens:
+        mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
+    elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
+        mean, source = float(longest), "thinking is on, up to max_completion_length"
+    else:
+        mean, source = max(1.0, longest / 4), "without thinking, a quarter of max_completion_length"
+    return CompletionShape(min(mean, longest), longest, spread, source)

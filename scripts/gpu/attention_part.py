@@ -1,0 +1,154 @@
+"""Part ``attention``: forward and backward pass of a group, as a trie and as padded rows, at Qwen3's shapes.
+
+A group of 16 whose prompts share a chunk and its instructions (4,400 tokens) and have about 350 of their own, with
+completions of about 250; random weights in bfloat16, gradient checkpointing, TRL's fused head. Side by side:
+
+    tree       one row of distinct tokens (`train/packing`)
+    sdpa       padded rows under a mask, as transformers runs them
+    flash      padded rows under torch's FlashAttention: causal and padded on the right, they need no mask
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from measured_training import SMALL, make_model, shipped
+from part import Part, make_group
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+from trl.trainer.utils import add_fused_lm_head
+
+from atommem.train.objective.sequences import Row
+from atommem.train.packing.padding import pad_rows
+from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
+from atommem.train.packing.trie import pack_rows
+
+# Without the word that has transformers look for a package.
+FLASH = "gpu_check_causal"
+LIMITS = {"float32": 1e-3, "bfloat16": 1.5}
+"""float32: relative error against padded float32. bfloat16: that of the trie over that of padded rows."""
+
+
+def flash(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    """FlashAttention or nothing: it raises where it cannot run."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=kwargs.get("scaling"), enable_gqa=True
+        )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def padded(part: Part, model: Any, rows: Sequence[Row], at_once: int, attention: str) -> torch.Tensor:
+    """Log-probabilities and gradients from padded batches of `at_once` rows."""
+    found = []
+    model.set_attn_implementation(attention)
+    for start in range(0, len(rows), at_once):
+        logps, _ = pad_rows(rows[start : start + at_once], 0).to(part.device).score(model)
+        (-logps.sum()).backward()
+        found.append(logps.detach())
+    return torch.cat(found)
+
+
+def packed(part: Part, model: Any, rows: Sequence[Row]) -> torch.Tensor:
+    """The same from one trie, packing included."""
+    with use_tree_attention(model):
+        logps, _ = pack_rows(rows).to(part.device).score(model)
+        (-logps.sum()).backward()
+    return logps.detach()
+
+
+def ways(part: Part, model: Any, rows: Sequence[Row], at_once: Sequence[int]) -> dict[str, Callable[[], torch.Tensor]]:
+    """What is compared, by name."""
+    made: dict[str, Callable[[], torch.Tensor]] = {"tree": lambda: packed(part, model, rows)}
+    for kind, attention in (("flash", FLASH), ("sdpa", "sdpa")):
+        for count in at_once:
+            made[f"{kind}, {count} rows at once"] = partial(padded, part, model, rows, count, attention)
+    return made
+
+
+def ready(architecture: dict[str, Any], dtype: torch.dtype, part: Part) -> Any:
+    """A model to train."""
+    # The same weights in both types: random ones drawn in bfloat16 would be others.
+    model = make_model(architecture, torch.float32, str(part.device)).to(dtype).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    return model
+
+
+def speed(part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row], at_once: Sequence[int]) -> None:
+    """Seconds, tokens a second and memory of each way."""
+    model = ready(architecture, torch.bfloat16, part)
+    raw = sum(map(len, rows))
+    taken: dict[str, float] = {}
+    for way, work in ways(part, model, rows, at_once).items():
+        # Padded rows may be too many for this device; the trie has to run.
+        with part.trying(f"{name}, {way}", ok=False if way == "tree" else None):
+            peak = part.peak_gb(work)  # compiles, too
+            taken[way] = part.seconds(work, 1 if part.tiny else 3)
+            part.add(f"{name}, {way}", seconds=taken[way], raw_tokens_per_s=raw / taken[way], peak_gb=peak)
+    best = min((seconds for way, seconds in taken.items() if way != "tree"), default=0.0)
+    if best and "tree" in taken:
+        ratio = raw / pack_rows(rows).tree.length
+        part.add(f"{name}, tree against the fastest padded way", times=best / taken["tree"], token_ratio=ratio)
+
+
+def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Log-probabilities and gradients: in float32 against padded rows, in bfloat16 next to padded rows' own error."""
+    found: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]] = {}
+    for kind in (torch.float32, torch.bfloat16):
+        model = ready(architecture, kind, part)
+        for way in ("tree", "sdpa"):
+            model.zero_grad()
+            logps = packed(part, model, rows) if way == "tree" else padded(part, model, rows, 1, "sdpa")
+            gradient = torch.cat([w.grad.flatten().float() for w in model.parameters() if w.grad is not None])
+            found[way, str(kind).removeprefix("torch.")] = logps.float(), gradient
+        del model
+
+    def errors(way: str, dtype: str) -> list[float]:
+        return [
+            float((one - other).norm() / other.norm())
+            for one, other in zip(found[way, dtype], found["sdpa", "float32"], strict=True)
+        ]
+
+    single, half, padded_half = errors("tree", "float32"), errors("tree", "bfloat16"), errors("sdpa", "bfloat16")
+    part.add(
+        f"{name}, float32: error of the trie", ok=max(single) <= LIMITS["float32"], logps=single[0], gradients=single[1]
+    )
+    part.add(
+        f"{name}, bfloat16: error of the trie, and of padded rows",
+        ok=all(a <= LIMITS["bfloat16"] * b for a, b in zip(half, padded_half, strict=True)),
+        logps=half[0], padded_logps=padded_half[0], gradients=half[1], padded_gradients=padded_half[1],
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Both shapes: exactness on a few layers, speed on all."""
+    part = Part()
+    torch.set_float32_matmul_precision("highest")
+    register_tree_attention()
+    AttentionInterface.register(FLASH, flash)
+    AttentionMaskInterface.register(FLASH, lambda **kwargs: None)
+    if part.tiny:
+        shapes = {"a toy": {**SMALL, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}}
+        few, group, at_once = 2, make_group(4, 60, 12, 8, 4000), [1, 4]
+    else:
+        shapes = {name: shipped(name.lower()) for name in ("Qwen3-0.6B", "Qwen3-4B")}
+        few, group, at_once = 6, make_group(16, 4400, 350, 250, 150_000), [1, 4]
+    for name, shape in shapes.items():
+        with part.trying(f"{name}, exactness"):
+            exactness(part, f"{name}, {few} layers", {**shape, "num_hidden_layers": few}, group[:4])
+        with part.trying(f"{name}, speed"):
+            speed(part, name, shape, group, at_once)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What the parts of `scripts/gpu_check` share: their arguments, their rows, the clock, and a group to train on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atommem.train.objective.sequences import Row
+
+
+class Part:
+    """A running part. Rows are written as they are found."""
+
+    def __init__(self, *positional: str) -> None:
+        parser = argparse.ArgumentParser()
+        for name in positional:
+            parser.add_argument(name)
+        parser.add_argument("--out", type=Path, required=True)
+        parser.add_argument("--tiny", action="store_true")
+        self.arguments = parser.parse_args()
+        self.tiny: bool = self.arguments.tiny
+        self.device = torch.device("cpu" if self.tiny else "cuda")
+
+    def add(self, what: str, *, ok: bool | None = None, **figures: Any) -> None:
+        """A row of the table: what it is, whether it is right (None: a figure to know), and its figures."""
+        with self.arguments.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"what": what, "ok": ok, "figures": figures}) + "\n")
+        print(what, figures, ok, flush=True)
+
+    @contextmanager
+    def trying(self, what: str, *, ok: bool | None = False) -> Iterator[None]:
+        """What fails in here is a row, and the part goes on. `ok`: False, or None where a failure is no fault."""
+        try:
+            yield
+        except Exception as failure:
+            traceback.print_exc()
+            self.add(f"{what}: {type(failure).__name__}: {str(failure).strip().splitlines()[0][:120]}", ok=ok)
+
+    def seconds(self, work: Callable[[], Any], rounds: int) -> float:
+        """Median wall-clock time, all of the device's work included."""
+        taken = []
+        for _ in range(rounds):
+            self.wait()
+            started = time.perf_counter()
+            work()
+            self.wait()
+            taken.append(time.perf_counter() - started)
+        return statistics.median(taken)
+
+    def peak_gb(self, work: Callable[[], Any]) -> float:
+        """What `work` had allocated at most, beyond what was there; 0 on a CPU."""
+        if self.device.type == "cpu":
+            work()
+            return 0.0
+        self.wait()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        self.wait()
+        return (torch.cuda.max_memory_allocated() - before) / 1e9
+
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def make_group(rows: int, shared: int, own: int, completion: int, vocabulary: int, seed: int = 0) -> list[Row]:
+    """What a group reads in one step: `shared` tokens, then each its own memory and completion of about these lengths.
+
+    Lengths differ by a quarter, as those of real rows do: rows of one length would need no mask.
+    """
+    rng = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return rng.choices(range(vocabulary), k=count)
+
+    def about(count: int) -> int:
+        return rng.randint(count * 3 // 4, count * 5 // 4)
+
+    start = tokens(shared)
+    made = []
+    for index in range(rows):
+        sampled = tokens(about(completion))
+        made.append(Row(start + tokens(about(own)), sampled, [0.0] * len(sampled), index, 1.0, 1.0))
+    return made

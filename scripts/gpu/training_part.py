@@ -1,0 +1,109 @@
+"""Parts ``lora``, ``full``, ``fsdp2``: the real command on a policy of Qwen3-0.6B's shape with random weights.
+
+Three updates (two under FSDP2, world size 1) of `configs/train/qwen3_0.6b_lora_1gpu.yaml` with local sampling and
+smaller sizes, and the most memory of each phase beside what `--dry_run` said. Rewards are random, so that there is
+something to train on. On a CPU the sharded run has two processes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import measured_training
+import torch
+from part import Part
+
+from atommem.train.dry_run.memory_estimate import CUDA_CONTEXT
+from atommem.train.train_cli import main as train_main
+
+WITHIN = 0.1
+MODES = {
+    "lora": ("--dtype", "bfloat16"),
+    "full": ("--use_peft", "false", "--dtype", "float32", "--learning_rate", "1e-6"),
+    "fsdp2": ("--use_peft", "false", "--dtype", "bfloat16", "--learning_rate", "1e-6", "--beta", "0.01"),
+}
+
+
+def flags_of(part: Part, mode: str, folder: Path) -> list[str]:
+    """The recipe with this model and these sizes."""
+    if part.tiny:
+        architecture, words, sizes = {**measured_training.SMALL, "num_hidden_layers": 2}, 90, (4, 2, 8, 800, 512)
+    else:
+        architecture, words, sizes = measured_training.shipped("qwen3-0.6b"), 1000, (16, 8, 96, 2000, 16384)
+    model = measured_training.make_model(architecture, torch.bfloat16, str(part.device))
+    named = measured_training.make_inputs(folder, model, tasks=12, documents=4, words=words)
+    batch, group, completion, chunk, budget = map(str, sizes)
+    updates = "2" if mode == "fsdp2" or part.tiny else "3"
+    return [
+        *("--config", "configs/train/qwen3_0.6b_lora_1gpu.yaml", *named, "--output_dir", str(folder / "run")),
+        *("--use_vllm", "false", "--embedder", "hashing", "--templates", "compact", "--max_reads", "0"),
+        *("--per_device_train_batch_size", batch, "--num_generations", group, "--max_steps", updates),
+        *("--max_completion_length", completion, "--chunk_tokens", chunk, "--micro_batch_tokens", budget),
+        *("--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true", "--warmup_steps", "0"),
+        *(("--use_cpu",) if part.tiny else ()),
+        *MODES[mode],
+    ]
+
+
+def estimate(part: Part, mode: str, flags: list[str], folder: Path) -> dict[str, float]:
+    """What the dry run says, by phase; its device decides on nothing but the CUDA context."""
+    supposed = {
+        "--dry_run_json": str(folder / "plan.json"),
+        "--dry_run_launcher": "fsdp2" if mode == "fsdp2" else "single_gpu",
+        "--dry_run_processes": "2" if mode == "fsdp2" and part.tiny else "1",
+        "--dry_run_device": "cpu" if part.tiny else "h100",
+        "--dry_run_completion_tokens": flags[flags.index("--max_completion_length") + 1],
+    }
+    train_main(["grpo", *flags, "--dry_run", *(word for pair in supposed.items() for word in pair)])
+    phases = json.loads((folder / "plan.json").read_text(encoding="utf-8"))["memory"]["phases"]
+    context = 0.0 if part.tiny else CUDA_CONTEXT
+    return {"rollout": phases.pop("rollout") - context, "training": max(phases.values()) - context}
+
+
+def sharded(part: Part, flags: list[str], folder: Path) -> dict[str, Any]:
+    """The run under the shipped launcher."""
+    out, script = folder / "found.json", measured_training.__file__
+    if part.tiny:
+        launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", script, str(out), "--cpu_fsdp2"]
+    else:
+        launcher = ["accelerate.commands.launch", "--config_file", "configs/accelerate/fsdp2.yaml"]
+        launcher += ["--num_processes", "1", "--main_process_port", "0", script, str(out)]
+    subprocess.run([sys.executable, "-m", *launcher, "--", *flags], check=True)
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def main() -> None:
+    """One mode."""
+    part = Part("mode")
+    mode = part.arguments.mode
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        flags = flags_of(part, mode, folder)
+        expected = estimate(part, mode, flags, folder)
+        if part.device.type == "cuda":
+            torch.cuda.empty_cache()
+        found = sharded(part, flags, folder) if mode == "fsdp2" else measured_training.run(flags)
+    for update in found["updates"]:
+        part.add(
+            f"update {update['step']:.0f}",
+            ok=math.isfinite(update["loss"]) and 0 < update["grad_norm"] < math.inf,
+            loss=update["loss"], grad_norm=update["grad_norm"], rollout_s=update["seconds/rollout"],
+            train_s=update["seconds/train"], raw_over_computed=update["packing_ratio"],
+        )  # fmt: skip
+    for phase, bytes_ in expected.items():
+        took = found["bytes"][phase]
+        part.add(
+            f"most memory in {phase}", ok=None if part.tiny else abs(bytes_ / took - 1) <= WITHIN,
+            measured_gb=took / 1e9, dry_run_gb=bytes_ / 1e9, off=bytes_ / took - 1,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
