@@ -218,7 +218,7 @@ def run(flags: Sequence[str], is_sharded: bool = False) -> dict[str, Any]:
         return sums
 
     if is_sharded and not watch.cuda:
-        UpdateStep._backward = counting  # type: ignore[method-assign]
+        UpdateStep._backward = counting  # type: ignore[method-assign, assignment]
     LocalBackend.rollout, MemoryGRPOTrainer.close = marked, closing  # type: ignore[method-assign]
     status = train_main(["grpo", *flags])
     return {"status": status, "bytes": watch.peaks(), "seconds": watch.seconds, "updates": history}
