@@ -37,8 +37,7 @@ import torch
 from accelerate import PartialState
 from trl.experimental.async_grpo.packing import TreeRow
 
-from atommem.train.objective.loss import Tokens
-from atommem.train.objective.sequences import Row, merge_equal_rows
+from atommem.train.objective.sequences import Row, Tokens, merge_equal_rows
 from atommem.train.packing.micro_batches import MicroBatchPlanner
 from atommem.train.packing.planning import lexicographic
 from atommem.train.packing.tree import flex_mask, kernel_arguments
