@@ -20,7 +20,7 @@ _SHOWN = (
 )
 _METRICS = ("reward", "em", "f1", "loss", "entropy", "kl", "mean_token_accuracy")
 _ENDS = 10
-"""Updates that the first and the last figures of a table are means of."""
+"""Most updates that the first and the last figures of a table are means of."""
 
 
 def training_facts(trainer: Any) -> dict[str, Any]:
@@ -94,7 +94,7 @@ or served:
 {_table(("", "file"), files.items()) if files else "Not recorded."}
 
 ## Metrics of the run
-{updates}; means of its first and last {_ENDS} logged updates, while training:
+{updates}; means of its first and last logged updates (up to {_ENDS}), while training:
 
 {_table(("", "first", "last"), _ends(history))}
 
@@ -114,7 +114,8 @@ def _ends(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     for name in _METRICS:
         values = [entry[name] for entry in history if name in entry]
         if values:
-            first, last = values[:_ENDS], values[-_ENDS:]
+            count = max(1, min(_ENDS, len(values) // 2))
+            first, last = values[:count], values[-count:]
             rows.append((name, f"{sum(first) / len(first):.4g}", f"{sum(last) / len(last):.4g}"))
     return rows
 

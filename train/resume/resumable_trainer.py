@@ -21,7 +21,7 @@ from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import SaveStrategy
 
 from atommem.config import save_config
-from atommem.errors import AtomMemError
+from atommem.errors import AtomMemError, ConfigError
 from atommem.train.resume import sharded
 from atommem.train.resume.checkpoint import TRAINING_ARGS, check_whole
 from atommem.train.resume.checkpoint_files import (
@@ -225,6 +225,11 @@ class ResumableTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self._in_parts(resume_from_checkpoint):
             sharded.load_model(self, resume_from_checkpoint)
+        elif sharded.writes_shards(self) and not sharded.is_sharded(resume_from_checkpoint):
+            raise ConfigError(
+                f"{resume_from_checkpoint} holds whole weights, and FSDP reads parts here: resume it under the "
+                "launcher that it was written under, or begin a run with it as --model_name_or_path."
+            )
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 

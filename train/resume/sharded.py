@@ -46,9 +46,6 @@ def load_optimizer(trainer: Any, checkpoint: str) -> None:
 def save_description(trainer: Any, folder: str) -> None:
     """Write configuration and tokenizer beside the parts, so that a checkpoint is all that an export needs."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    model.config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    for adapter in getattr(model, "peft_config", {}).values():
-        adapter.save_pretrained(folder)
+    for part in getattr(model, "peft_config", {}).values() or (model.config, model.generation_config):
+        part.save_pretrained(folder)
     trainer.processing_class.save_pretrained(folder)
