@@ -10,7 +10,8 @@ The real command (`atommem train grpo`, a tiny policy that samples real episodes
 Also compared are the tasks of every update and the rewards. No unfinished checkpoint may be left. Under FSDP2 the ranks
 die up to 50 ms apart, the first of them at random. Then a checkpoint is damaged, in several ways, and each time both
 processes have to name the file and leave every file as it is. accelerate offers FSDP2 to accelerators only: the bench
-tells it that these CPU processes are some, so nothing here says how GPUs and NCCL behave.
+tells it that these CPU processes are some, so nothing here says how GPUs and NCCL behave. Every process is forked from
+one that has imported the libraries and nothing more: a start is that of the command without its imports.
 
 Usage: bench_resume.py [--forms single two two-or-one] [--kills N] [--updates N] [--seed N] [--quick]
 """
@@ -20,12 +21,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -100,7 +100,10 @@ def make_inputs(folder: Path) -> None:
     save_tasks(tasks, folder / "tasks.jsonl")
 
 
-Run = list[subprocess.Popen[bytes]]
+MODULES = ["atommem.train.loops.grpo", "atommem.cli", "torch.distributed.fsdp", "bench_ranks"]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(MODULES)
+Run = list[Any]
 """The processes of one start of the command."""
 
 
@@ -133,15 +136,13 @@ class Command:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, *([__file__, "--worker"] if self._sharded else ["-m", "atommem.train.train_cli"])]
-        command += ["grpo", *self._flags, "--per_device_train_batch_size", str(EPISODES // ranks)]
+        flags = [*self._flags, "--per_device_train_batch_size", str(EPISODES // ranks)]
         world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
         run = []
         for rank in range(ranks):
             own = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} if self._sharded else {}
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **own}
-            with self.log.open("ab") as file:
-                run.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment))
+            run.append(FORKS.Process(target=worker, args=(flags, own, self.log)))
+            run[-1].start()
         return run
 
     def finish(self, ranks: int) -> float:
@@ -149,7 +150,7 @@ class Command:
         run = self.start(ranks)
         wait_for_training(run[0], self.out)
         started = time.perf_counter()
-        if sum(process.wait() != 0 for process in run):
+        if statuses(run) != [0] * ranks:
             raise SystemExit(self.log.read_text()[-4000:])
         return time.perf_counter() - started
 
@@ -163,36 +164,45 @@ class Command:
         if not wait_for_training(run[0], self.out):
             raise SystemExit(f"ended before it was killed:\n{self.log.read_text()[-4000:]}")
         first, began, ended = logged_updates(self.out), time.perf_counter(), time.perf_counter()
-        while run[0].poll() is None and logged_updates(self.out) < first + int(moment):
+        while run[0].is_alive() and logged_updates(self.out) < first + int(moment):
             time.sleep(0.005)
             ended = time.perf_counter()
         time.sleep(moment % 1 * (ended - began) / max(1, int(moment)))
         for process in rng.sample(run, len(run)):
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             time.sleep(rng.uniform(0, APART) if len(run) > 1 else 0)
-        if run[0].wait() == 0:
+        if statuses(run)[0] == 0:
             raise SystemExit("the run ended before it could be killed: give more --updates")
-        for process in run:
-            process.wait()
         return logged_updates(self.out)
 
 
-def worker(flags: Sequence[str]) -> int:
-    """One rank under FSDP2."""
-    os.environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
-    from bench_ranks import use_fsdp2_on_cpu
+def statuses(run: Run) -> list[int]:
+    """The exit statuses of its processes, when all have ended."""
+    for process in run:
+        process.join()
+    return [process.exitcode for process in run]
 
-    use_fsdp2_on_cpu()
+
+def worker(flags: Sequence[str], world: dict[str, str], log: Path) -> None:
+    """One process of the command, under FSDP2 where it gets a `world` that it is part of."""
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if world:
+        os.environ.update(world, FSDP_STATE_DICT_TYPE="SHARDED_STATE_DICT")
+        from bench_ranks import use_fsdp2_on_cpu
+
+        use_fsdp2_on_cpu()
     from atommem.cli import main as atommem
 
-    return atommem(["train", *flags])
+    sys.exit(atommem(["train", "grpo", *flags]))
 
 
-def wait_for_training(process: subprocess.Popen[bytes], out: Path) -> bool:
+def wait_for_training(process: Any, out: Path) -> bool:
     """Wait until the process has begun to train (it then rewrites its metrics file); False if it ended before."""
     file = out / METRICS_FILE
     before = file.stat().st_mtime_ns if file.exists() else None
-    while process.poll() is None:
+    while process.is_alive():
         if file.exists() and file.stat().st_mtime_ns != before:
             return True
         time.sleep(0.01)
@@ -304,7 +314,7 @@ def damaged(folder: Path, seed: int, updates: int, count: int) -> list[dict[str,
         harm(last / name)
         before = contents(out)
         command = Command(folder, out, "two", updates + 2, seed)
-        status = [process.wait() for process in command.start(2)]
+        status = statuses(command.start(2))
         text = command.log.read_text()
         held = (
             status == [2, 2]
@@ -348,6 +358,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        raise SystemExit(worker(sys.argv[2:]))
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     raise SystemExit(main())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from atommem.train.resume.checkpoint import check_whole, load_training_args
 from atommem.train.resume.checkpoint_files import MARKER
 from atommem.train.resume.faults import CheckpointError, why_not_written
 from atommem.train.resume.model_card import UNKNOWN, save_model_card
-from atommem.train.resume.sharded import MODEL_FOLDER, is_sharded
+from atommem.train.resume.sharded import ALONE, MODEL_FOLDER, is_sharded
 
 _TRAINING = (
     *("optimizer*", "scheduler*", "scaler*", "rng_state*", "training_args*", TRAINER_STATE_NAME, MARKER, "README.md"),
@@ -47,14 +46,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="atommem train export", description=__doc__, allow_abbrev=False)
     parser.add_argument("checkpoint", type=Path, help="A checkpoint-N folder.")
     parser.add_argument("--out", type=Path, required=True, help="The model folder to make; must not exist.")
-    parser.add_argument("--dtype", help="Of the weights, such as bfloat16 (default: as they were saved).")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="Default: as it was saved.")
     parser.add_argument("--license", default=UNKNOWN, help="The model's licence for its card (default: unknown).")
     parser.add_argument("--max_shard_size", default="5GB", help="Largest file of weights (default: 5GB).")
     given = parser.parse_args(list(argv))
-    dtype = getattr(torch, given.dtype or "float32", None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"--dtype is {given.dtype!r}: give bfloat16, float16 or float32.")
-    export(given.checkpoint, given.out, dtype if given.dtype else None, given.license, given.max_shard_size)
+    dtype = getattr(torch, given.dtype) if given.dtype else None
+    export(given.checkpoint, given.out, dtype, given.license, given.max_shard_size)
     print(f"saved to {given.out}; evaluate it: atommem eval --policy {given.out} --data FILE --out DIR")
     return 0
 
@@ -136,8 +133,7 @@ def _of_parts(checkpoint: Path) -> tuple[dict[str, torch.Tensor], Load]:
 
     def load(names: Sequence[str]) -> dict[str, torch.Tensor]:
         weights = {name: torch.empty_like(shapes[name], device="cpu") for name in names}
-        with warnings.catch_warnings():  # that there is one process is meant
-            warnings.simplefilter("ignore", UserWarning)
+        with ALONE():
             dcp.load({"model": weights}, storage_reader=reader, no_dist=True)
         return weights
 

@@ -120,16 +120,12 @@ class ResumableTrainer(Trainer):
         return str(self._writing_to or super()._get_output_dir(trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Where transformers leaves the weights to the parts of a checkpoint: all else, or a final model as a whole."""
+        """A whole model also where checkpoints are sharded: transformers saves none there."""
         super().save_model(output_dir, _internal_call)
-        if not sharded.writes_shards(self):
-            return
-        if self._writing_to is None:
+        if sharded.writes_shards(self) and self._writing_to is None:
             weights = self.accelerator.get_state_dict(self.model)
             if self.args.should_save:
                 self._save(output_dir, state_dict=weights)
-        elif self.args.should_save and output_dir is not None:
-            sharded.save_description(self, output_dir)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """TRL asks for one at every checkpoint; a model gets ours when it is complete."""
@@ -150,6 +146,7 @@ class ResumableTrainer(Trainer):
             finally:
                 self._writing_to = None
             self._name_best_checkpoint(output_dir)
+            # Last: a full disk may only end this where no process waits for the others any more.
             if self.args.should_save:
                 self._save_beside(folder)
 
@@ -165,6 +162,8 @@ class ResumableTrainer(Trainer):
 
     def _save_beside(self, folder: Path) -> None:
         self.save_extra_state(folder)
+        if sharded.is_sharded(folder):
+            sharded.save_description(self, folder)
         if self.settings:
             save_config(folder, *self.settings)
         (folder / TRAINING_ARGS).write_text(json.dumps(training_facts(self), indent=2) + "\n", encoding="utf-8")

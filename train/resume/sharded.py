@@ -6,6 +6,8 @@ out: reading one in a process that does not shard its model.
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,9 @@ _UNSHARDED: Any = SimpleNamespace(
     fsdp_version=2, state_dict_type=StateDictType.SHARDED_STATE_DICT, state_dict_config=None
 )
 
+ALONE = partial(warnings.catch_warnings, action="ignore", category=UserWarning)
+"""torch warns that there is one process only, which is meant."""
+
 
 def is_sharded(checkpoint: str | Path) -> bool:
     """Whether the weights of this checkpoint lie in parts."""
@@ -35,15 +40,17 @@ def writes_shards(trainer: Any) -> bool:
 
 def load_model(trainer: Any, checkpoint: str) -> None:
     """Load weights (of an adapter, if there is one) into a model that is not sharded."""
-    load_fsdp_model(_UNSHARDED, trainer.accelerator, trainer.model, checkpoint, adapter_only=True)
+    with ALONE():
+        load_fsdp_model(_UNSHARDED, trainer.accelerator, trainer.model, checkpoint, adapter_only=True)
 
 
 def load_optimizer(trainer: Any, checkpoint: str) -> None:
     """Load the optimizer's state where the model is not sharded."""
-    load_fsdp_optimizer(_UNSHARDED, trainer.accelerator, trainer.optimizer, trainer.model, checkpoint)
+    with ALONE():
+        load_fsdp_optimizer(_UNSHARDED, trainer.accelerator, trainer.optimizer, trainer.model, checkpoint)
 
 
-def save_description(trainer: Any, folder: str) -> None:
+def save_description(trainer: Any, folder: Path) -> None:
     """Write configuration and tokenizer beside the parts, so that a checkpoint is all that an export needs."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     for part in getattr(model, "peft_config", {}).values() or (model.config, model.generation_config):
