@@ -1,7 +1,7 @@
 """``atommem train export CHECKPOINT --out DIR``: one Hugging Face folder of any checkpoint, on a machine without GPUs.
 
 Weights are copied file by file of the result (``--max_shard_size``), whether they lie in safetensors or in the parts
-that the processes of an FSDP run wrote: no more of them than one such file is in memory at a time.
+that the processes of an FSDP run wrote: those of one such file are in memory at a time, twice while it is written.
 """
 
 from __future__ import annotations
@@ -111,8 +111,12 @@ def _write_weights(
     size: Any = sum(tensor.nbytes for tensor in kept.values()) + 1 if adapter else max_shard_size  # peft reads one file
     plan = split_torch_state_dict_into_shards(kept, filename_pattern=pattern, max_shard_size=size)
     for file, names in plan.filename_to_tensors.items():
-        weights = {name: tensor.to(dtype or tensor.dtype).contiguous() for name, tensor in load(names).items()}
-        save_file(weights, folder / file, metadata={"format": "pt"})
+        # No name holds them: they are freed before the next ones are loaded.
+        save_file(
+            {name: tensor.to(dtype or tensor.dtype).contiguous() for name, tensor in load(names).items()},
+            folder / file,
+            metadata={"format": "pt"},
+        )
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -154,7 +158,7 @@ def _of_safetensors(checkpoint: Path) -> tuple[dict[str, torch.Tensor], Load]:
         )
 
     def load(names: Sequence[str]) -> dict[str, torch.Tensor]:
-        weights = {}
+        weights: dict[str, torch.Tensor] = {}
         for path in {files[name]: None for name in names}:
             with safe_open(path, framework="pt") as file:
                 weights |= {name: file.get_tensor(name) for name in names if files[name] == path}

@@ -6,7 +6,6 @@ import json
 import math
 import random
 import shutil
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -171,7 +170,7 @@ class ResumableTrainer(Trainer):
 
     def _publish(self, folder: Path, output_dir: Path, checksums: Sequence[Mapping[str, int]]) -> None:
         if self.args.should_save:
-            publish(folder, output_dir, dict(ChainMap(*checksums)))
+            publish(folder, output_dir, dict(item for part in checksums for item in part.items()))
             best = self.state.best_model_checkpoint
             prune(output_dir, self.args.save_total_limit, () if best is None else (Path(best),))
             shutil.rmtree(folder.parent, ignore_errors=True)
