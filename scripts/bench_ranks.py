@@ -58,7 +58,7 @@ def use_fsdp2_on_cpu() -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if self.distributed_type == DistributedType.MULTI_CPU:
+        if self.distributed_type in (DistributedType.MULTI_CPU, DistributedType.NO):  # two, or one
             self.distributed_type = DistributedType.FSDP
             self.fsdp_plugin = kwargs.get("fsdp_plugin") or FullyShardedDataParallelPlugin()
 

@@ -32,6 +32,7 @@ stages:
 of a run:
   plot RUN     scores, action rates and store size over training (RUN: its output folder)
   replay DIR   repeat the update that stopped a GRPO run on the episodes that it had (DIR: failed/step-N)
+  export CHECKPOINT --out DIR   a model folder of any checkpoint, with a card; needs no GPU
 
 `atommem configs` lists the names of recipes. A flag wins over the YAML file, that over the atommem_config.json
 of the model folder (a cold-started model keeps its memory settings), that over the defaults. --resume continues
@@ -57,6 +58,10 @@ def main(argv: list[str] | None = None) -> int:
         from atommem.train.watch.plot_training import main as plot
 
         return plot(arguments)
+    if stage == "export":
+        from atommem.train.resume.export import main as export
+
+        return export(arguments)
     if stage == "replay":
         from atommem.train.loops.replay import main as replay
 

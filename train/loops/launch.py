@@ -39,7 +39,7 @@ def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], col
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
-    resume = resume_folder(args.resume_from_checkpoint, args.output_dir, memory)
+    resume = resume_folder(args, memory)
     prepare_reporters(args)
     trainer = make_trainer()
     use_console(trainer, columns)

@@ -1,8 +1,9 @@
 """Checkpoint folders on disk: written aside, made durable, and only then given their name.
 
-A checkpoint is written to ``output_dir/.partial/checkpoint-N``. Once every file of it is on disk, a marker that lists
-them is added and the folder is renamed to ``output_dir/checkpoint-N``. A process that is killed at any moment
-therefore leaves whole checkpoints and a ``.partial`` folder, which the next start empties.
+A checkpoint is written to ``output_dir/.partial/checkpoint-N``, by all processes. Once every file of it is on disk, a
+marker that lists them with size and checksum is added and the folder is renamed to ``output_dir/checkpoint-N``. A
+process that is killed at any moment therefore leaves whole checkpoints and a ``.partial`` folder, which the next start
+empties; whatever is not whole under a checkpoint's name has been damaged since.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 MARKER = "checkpoint_complete.json"
 PARTIAL = ".partial"
+_BLOCK = 1 << 20
 
 
 def checkpoint_name(step: int) -> str:
@@ -31,19 +34,38 @@ def partial_folder(output_dir: str | Path) -> Path:
     return Path(output_dir) / PARTIAL
 
 
-def publish(partial: Path, output_dir: str | Path) -> Path:
+def seal(partial: Path, rank: int = 0, ranks: int = 1) -> dict[str, int]:
+    """Have this process's share of a written checkpoint's files on disk; returns their checksums by name.
+
+    The CRC-32 of what can be read back: 3 GB/s a process here, so 4 s for a checkpoint of 98 GB (8B parameters, AdamW,
+    float32) on eight.
+
+    Raises:
+        OSError: The disk is full or fails.
+    """
+    return _seal(partial, _share(partial, rank, ranks))
+
+
+def publish(partial: Path, output_dir: str | Path, checksums: Mapping[str, int] | None = None) -> Path:
     """Give a checkpoint that has been written completely its name; returns the new path.
 
     A folder of that name (of a run that was continued from an earlier checkpoint) is replaced.
+
+    Args:
+        partial: The folder that it was written to.
+        output_dir: The run's.
+        checksums: What processes have sealed. The rest is sealed here: all of it, or what another did not see yet.
 
     Raises:
         OSError: The disk is full or fails. The checkpoints in `output_dir` are as they were.
     """
     final = Path(output_dir) / partial.name
-    files = {str(path.relative_to(partial)): path.stat().st_size for path in _files(partial)}
-    marker = {"saved_ns": time.time_ns(), "files": files}
+    sizes = {str(path.relative_to(partial)): path.stat().st_size for path in _files(partial)}
+    sealed = dict(checksums or {})
+    sealed |= _seal(partial, [partial / name for name in sizes if name not in sealed])
+    marker = {"saved_ns": time.time_ns(), "files": sizes, "crc32": sealed}
     (partial / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
-    for path in [*_files(partial), *(p for p in partial.rglob("*") if p.is_dir()), partial, partial.parent]:
+    for path in [partial / MARKER, *(p for p in partial.rglob("*") if p.is_dir()), partial, partial.parent]:
         _sync(path)
     # From here on `recover` would publish it.
     discard(final)
@@ -67,21 +89,43 @@ def recover(output_dir: str | Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def damage(folder: str | Path) -> str | None:
+    """What makes `folder` no whole checkpoint, as far as names and sizes tell; None when nothing does."""
+    marker = _marker(Path(folder))
+    if marker is None:
+        return f"it has no readable {MARKER}"
+    for name, size in marker["files"].items():
+        path = Path(folder) / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size:,} of its {size:,} bytes"
+    return None
+
+
+def changed_files(folder: str | Path, rank: int = 0, ranks: int = 1) -> list[str]:
+    """This process's share of the files in the complete checkpoint `folder` that are not what was written.
+
+    A checkpoint of a version that kept no checksums counts as it is.
+    """
+    checksums = (_marker(Path(folder)) or {}).get("crc32", {})
+    names = ((path, str(path.relative_to(folder))) for path in _share(Path(folder), rank, ranks))
+    return [name for path, name in names if name in checksums and _crc32(path) != checksums[name]]
+
+
 def is_complete(folder: str | Path) -> bool:
     """Whether `folder` has its marker, and every file that the marker lists in its full size."""
-    marker = _marker(Path(folder))
-    try:
-        return marker is not None and all(
-            (Path(folder) / name).stat().st_size == size for name, size in marker["files"].items()
-        )
-    except OSError:
-        return False
+    return damage(folder) is None
+
+
+def all_checkpoints(output_dir: str | Path) -> list[Path]:
+    """The checkpoint folders of a run, damaged ones too, in the order in which they were saved."""
+    return sorted(Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=_saved)
 
 
 def complete_checkpoints(output_dir: str | Path) -> list[Path]:
     """The complete checkpoints of a run, in the order in which they were saved."""
-    folders = [path for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if is_complete(path)]
-    return sorted(folders, key=_saved)
+    return [path for path in all_checkpoints(output_dir) if is_complete(path)]
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
@@ -136,11 +180,31 @@ def _marker(folder: Path) -> dict[str, Any] | None:
 
 
 def _saved(folder: Path) -> int:
-    return int((_marker(folder) or {}).get("saved_ns", 0))
+    marker = _marker(folder)
+    return int(marker.get("saved_ns", 0)) if marker else folder.stat().st_mtime_ns
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _share(folder: Path, rank: int, ranks: int) -> list[Path]:
+    """Files that one process looks after: about the same bytes for each, every file once."""
+    return sorted(_files(folder), key=lambda path: path.stat().st_size, reverse=True)[rank::ranks]
+
+
+def _seal(folder: Path, paths: Sequence[Path]) -> dict[str, int]:
+    for path in paths:
+        _sync(path)
+    return {str(path.relative_to(folder)): _crc32(path) for path in paths}
+
+
+def _crc32(path: Path) -> int:
+    value, block = 0, memoryview(bytearray(_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            value = zlib.crc32(block[:count], value)
+    return value
 
 
 def _sync(path: Path) -> None:

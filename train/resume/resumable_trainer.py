@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, gather_object
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 from transformers import Trainer
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import SaveStrategy
 
 from atommem.config import save_config
-from atommem.errors import AtomMemError
-from atommem.train.resume.checkpoint_files import checkpoint_name, last_checkpoint, partial_folder, prune, publish
+from atommem.errors import AtomMemError, ConfigError
+from atommem.train.resume import sharded
+from atommem.train.resume.checkpoint import TRAINING_ARGS, check_whole
+from atommem.train.resume.checkpoint_files import (
+    checkpoint_name,
+    last_checkpoint,
+    partial_folder,
+    prune,
+    publish,
+    seal,
+)
 from atommem.train.resume.faults import (
     CheckpointError,
     DivergedError,
@@ -27,9 +38,13 @@ from atommem.train.resume.faults import (
     RolloutFailedError,
     TrainingFault,
     is_disk_full,
+    why_not_written,
 )
 from atommem.train.resume.interrupts import StopRequest, TrainingInterrupted
+from atommem.train.resume.model_card import training_facts
 from atommem.train.watch.progress import NoProgress, RolloutProgress
+
+Result = TypeVar("Result")
 
 _GO_ON, _STOP, _BROKEN = 0, 1, 2
 """What a rank has to report at a point where all ranks meet; the largest counts."""
@@ -103,6 +118,17 @@ class ResumableTrainer(Trainer):
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._writing_to or super()._get_output_dir(trial))
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """A whole model also where checkpoints are sharded: transformers saves none there."""
+        super().save_model(output_dir, _internal_call)
+        if sharded.writes_shards(self) and self._writing_to is None:
+            weights = self.accelerator.get_state_dict(self.model)
+            if self.args.should_save:
+                self._save(output_dir, state_dict=weights)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL asks for one at every checkpoint; a model gets ours when it is complete."""
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The checkpoint of the trainer below, written aside, then published."""
         output_dir = Path(super()._get_output_dir(trial))
@@ -111,41 +137,43 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        error: Exception | None = None
-        self._writing_to = partial
-        try:
-            super()._save_checkpoint(model, trial)
-            if self.args.should_save:
-                self.save_extra_state(folder)
-        except (OSError, RuntimeError, SafetensorError) as failure:
-            error = failure
-        finally:
-            self._writing_to = None
-        if not self._all_agree(error is None):
-            self._give_up_checkpoint(partial, output_dir, error)
-        self._name_best_checkpoint(output_dir)
-        if self.args.should_save:
+
+        def write() -> None:
+            self._writing_to = partial
             try:
-                self._complete(folder, output_dir)
-            except OSError as failure:
-                error = failure
-        if not self._all_agree(error is None):
-            self._give_up_checkpoint(partial, output_dir, error)
+                super(ResumableTrainer, self)._save_checkpoint(model, trial)
+            finally:
+                self._writing_to = None
+            self._name_best_checkpoint(output_dir)
+            # Last: a full disk may only end this where no process waits for the others any more.
+            if self.args.should_save:
+                self._save_beside(folder)
+
+        self._all_or_nothing(write, folder, output_dir)
+        rank, ranks = self.args.process_index, self.args.world_size
+        checksums = self._all_or_nothing(lambda: seal(folder, rank, ranks), folder, output_dir)
+        everywhere = gather_object([checksums])
+        self._all_or_nothing(lambda: self._publish(folder, output_dir, everywhere), folder, output_dir)
         self._saved_step = self.state.global_step
 
     def save_extra_state(self, folder: Path) -> None:
         """Write what else a subclass needs to resume into the checkpoint; called on the saving process."""
 
-    def _complete(self, folder: Path, output_dir: Path) -> None:
-        """What only the saving process does once all ranks have written their part."""
+    def _save_beside(self, folder: Path) -> None:
+        self.save_extra_state(folder)
+        if sharded.is_sharded(folder):
+            sharded.save_description(self, folder)
         if self.settings:
             save_config(folder, *self.settings)
-        (folder / "training_args.json").write_text(self.args.to_json_string(), encoding="utf-8")
+        (folder / TRAINING_ARGS).write_text(json.dumps(training_facts(self), indent=2) + "\n", encoding="utf-8")
         self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
-        publish(folder, output_dir)
-        best = self.state.best_model_checkpoint
-        prune(output_dir, self.args.save_total_limit, () if best is None else (Path(best),))
-        shutil.rmtree(folder.parent, ignore_errors=True)
+
+    def _publish(self, folder: Path, output_dir: Path, checksums: Sequence[Mapping[str, int]]) -> None:
+        if self.args.should_save:
+            publish(folder, output_dir, dict(item for part in checksums for item in part.items()))
+            best = self.state.best_model_checkpoint
+            prune(output_dir, self.args.save_total_limit, () if best is None else (Path(best),))
+            shutil.rmtree(folder.parent, ignore_errors=True)
 
     def _name_best_checkpoint(self, output_dir: Path) -> None:
         """The trainer below looked for the best checkpoint where it wrote this one: name it where it will be."""
@@ -154,15 +182,28 @@ class ResumableTrainer(Trainer):
             if self.state.best_global_step == self.state.global_step or (output_dir / best).is_dir():
                 self.state.best_model_checkpoint = str(output_dir / best)
 
-    def _give_up_checkpoint(self, partial: Path, output_dir: Path, error: Exception | None) -> NoReturn:
+    def _all_or_nothing(self, part: Callable[[], Result], folder: Path, output_dir: Path) -> Result:
+        """Do a part of writing a checkpoint; where it fails on one process, all give the checkpoint up.
+
+        Raises:
+            CheckpointError: It failed here, or on another process.
+        """
+        error: BaseException | None = None
+        result: Any = None
+        try:
+            result = part()
+        except CheckpointException as failure:  # torch's: of all processes, by rank
+            error = next(iter(failure.failures.values()))[0]
+        except (OSError, RuntimeError, SafetensorError) as failure:
+            error = failure
+        if self._all_agree(error is None):
+            return result
         if self.args.should_save:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(folder.parent, ignore_errors=True)
         last = last_checkpoint(output_dir)
-        reason = (
-            "the disk is full" if error is not None and is_disk_full(error) else (error or "another process failed")
-        )
         raise CheckpointError(
-            f"the checkpoint of update {self.state.global_step} could not be written: {reason}. "
+            f"the checkpoint of update {self.state.global_step} could not be written: "
+            f"{'another process failed' if error is None else why_not_written(error, output_dir)}. "
             + (f"The last good one is {last}." if last else "There is none before it.")
         ) from error
 
@@ -178,6 +219,35 @@ class ResumableTrainer(Trainer):
         self._save_checkpoint(self.model, trial=None)
         self.callback_handler.on_save(self.args, self.state, self.control)
         return True
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self._in_parts(resume_from_checkpoint):
+            sharded.load_model(self, resume_from_checkpoint)
+        elif sharded.writes_shards(self) and not sharded.is_sharded(resume_from_checkpoint):
+            raise ConfigError(
+                f"{resume_from_checkpoint} holds whole weights, and FSDP reads parts here: resume it under the "
+                "launcher that it was written under, or begin a run with it as --model_name_or_path."
+            )
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self._in_parts(checkpoint):
+            sharded.load_optimizer(self, checkpoint)
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_best_model(self) -> None:
+        check_whole(Path(self.state.best_model_checkpoint))
+        if self._in_parts(self.state.best_model_checkpoint):
+            sharded.load_model(self, self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
+
+    def _in_parts(self, checkpoint: str) -> bool:
+        """Whether processes that shared a model wrote the checkpoint, and this one does not share its model."""
+        return sharded.is_sharded(checkpoint) and not self.is_fsdp_enabled
 
     # Where all ranks meet -----------------------------------------------------------------------
 

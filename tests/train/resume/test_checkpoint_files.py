@@ -11,6 +11,7 @@ import pytest
 from atommem.train.resume import checkpoint_files
 from atommem.train.resume.checkpoint_files import (
     MARKER,
+    changed_files,
     checkpoint_name,
     complete_checkpoints,
     is_complete,
@@ -20,6 +21,7 @@ from atommem.train.resume.checkpoint_files import (
     prune,
     publish,
     recover,
+    seal,
 )
 
 
@@ -45,6 +47,35 @@ def test_a_checkpoint_with_all_its_files_is_complete(tmp_path: Path) -> None:
     marker = json.loads((saved / MARKER).read_text())
     assert marker["files"] == {"model.bin": 7, "inner/shard": 9}
     assert is_complete(saved)
+
+
+def test_processes_share_the_files_and_what_none_saw_is_sealed_in_the_end(tmp_path: Path) -> None:
+    partial = write(tmp_path, 3)
+    (partial / "late").write_text("of another node")
+    shares = [seal(partial, rank, 2) for rank in range(2)]
+    assert shares[0].keys() | shares[1].keys() == {"model.bin", "inner/shard", "late"}
+    assert not shares[0].keys() & shares[1].keys()
+    (partial / "later").write_text("not there yet when they looked")
+    saved = publish(partial, tmp_path, shares[0] | shares[1])
+    assert json.loads((saved / MARKER).read_text())["crc32"].keys() == {"model.bin", "inner/shard", "late", "later"}
+    assert [changed_files(saved, rank, 2) for rank in range(2)] == [[], []]
+
+
+def test_bytes_that_changed_are_noticed_at_the_same_size(tmp_path: Path) -> None:
+    saved = save(tmp_path, 3)
+    (saved / "model.bin").write_text("weightS")
+    assert is_complete(saved)
+    assert changed_files(saved) == ["model.bin"]
+    assert sorted(changed_files(saved, 0, 2) + changed_files(saved, 1, 2)) == ["model.bin"]
+
+
+def test_a_checkpoint_of_a_version_without_checksums_counts_as_it_is(tmp_path: Path) -> None:
+    saved = save(tmp_path, 3)
+    marker = json.loads((saved / MARKER).read_text())
+    del marker["crc32"]
+    (saved / MARKER).write_text(json.dumps(marker))
+    assert is_complete(saved)
+    assert changed_files(saved) == []
 
 
 @pytest.mark.parametrize("damage", ["marker", "file", "size", "garbage"])

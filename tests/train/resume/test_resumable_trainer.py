@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import save_fsdp_model, save_fsdp_optimizer
 from transformers import Trainer, TrainerCallback
 
 from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.trace import read_trace
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.resume import sharded
 from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints, is_complete, last_checkpoint
-from atommem.train.resume.faults import CheckpointError, DivergedError, RolloutFailedError
+from atommem.train.resume.faults import CheckpointError, DivergedError, RolloutFailedError, is_disk_full
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.harness import make_config, make_trainer
@@ -228,9 +231,21 @@ def test_an_engine_that_dies_in_a_rollout_ends_the_run(tmp_path: Path, whole: An
     resume_and_compare(tmp_path, whole)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("write failed")])
+def torchs_words() -> Exception:
+    """What torch says when a file takes fewer bytes than it was given."""
+    return RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), r"the disk is full.*MB are free for .*: make room there"),
+        (torchs_words(), r"the disk is full.*MB are free for .*: make room there"),
+        (RuntimeError("this cannot be pickled"), "this cannot be pickled"),
+    ],
+)
 def test_a_full_disk_leaves_the_last_good_checkpoint(
-    tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+    tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
     """The second checkpoint gets its weights written, but not its optimizer."""
     trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_steps": 2, "save_total_limit": 1})
@@ -243,13 +258,45 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
         save(self, folder)
 
     monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", full)
-    with pytest.raises(CheckpointError, match=r"of update 4 could not be written.*checkpoint-2.*--resume"):
+    with pytest.raises(CheckpointError, match=rf"of update 4 could not be written: {reason}.*checkpoint-2.*--resume"):
         trainer.train()
     trainer.close()
     monkeypatch.undo()
     assert names(tmp_path) == ["checkpoint-2"]
     assert not (tmp_path / PARTIAL).exists()
     assert not (tmp_path / "checkpoint-4").exists()
+    resume_and_compare(tmp_path, whole)
+
+
+def test_torchs_word_for_a_full_disk_is_known(tmp_path: Path) -> None:
+    """With a limit on the size of files, which its writer meets as it meets a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(RuntimeError) as raised:
+            torch.save(torch.zeros(10_000), tmp_path / "optimizer.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert is_disk_full(raised.value), raised.value
+
+
+def test_one_process_goes_on_from_what_fsdp_wrote(tmp_path: Path, whole: Any) -> None:
+    """The parts are written as accelerate writes them; a plain process reads weights and optimizer from them."""
+    trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_steps": 2})
+
+    def in_parts() -> None:
+        checkpoint = tmp_path / PARTIAL / "checkpoint-2"
+        save_fsdp_model(sharded._UNSHARDED, trainer.accelerator, trainer.model, checkpoint, adapter_only=True)
+        save_fsdp_optimizer(sharded._UNSHARDED, trainer.accelerator, trainer.optimizer, trainer.model, checkpoint)
+        (checkpoint / "model.safetensors").unlink()
+        (checkpoint / "optimizer.pt").unlink()
+        during_rollout(trainer, 3, terminate)
+
+    trainer.save_extra_state = lambda folder: in_parts()  # type: ignore[method-assign]
+    with pytest.raises(TrainingInterrupted):
+        trainer.train()
+    trainer.close()
+    assert names(tmp_path) == ["checkpoint-2"]
     resume_and_compare(tmp_path, whole)
 
 

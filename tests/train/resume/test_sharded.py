@@ -1,0 +1,97 @@
+"""Sharded checkpoints: of two processes, of one, each continued on the other number, and without FSDP."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atommem.errors import ConfigError
+from atommem.train.resume.checkpoint import save_final
+from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
+from atommem.train.resume.export import export
+from tests.train.resume.sharded_worker import FORMS, ROOT, make, run
+
+pytestmark = pytest.mark.slow
+
+
+def launch(part: str, ranks: int, folder: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
+    command += ["tests.train.resume.sharded_worker", part, str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of two FSDP2 processes, of one, and of two that go on from the one."""
+    folder = tmp_path_factory.mktemp("sharded")
+    launch("two", 2, folder)
+    launch("one", 1, folder)
+    launch("resume", 2, folder)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(next(folder.glob("*model.safetensors")))
+
+
+def assert_close(first: Path, second: Path, tolerance: float) -> None:
+    ours, theirs = weights(first), weights(second)
+    # A tied head may be there twice, once as the embeddings.
+    assert ours.keys() - {"lm_head.weight"} == theirs.keys() - {"lm_head.weight"}
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours.keys() & theirs) <= tolerance
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_process_writes_its_part_and_reads_it(runs: Path, form: str) -> None:
+    checkpoint = complete_checkpoints(runs / form)[0]
+    parts = {path.name for path in (checkpoint / "pytorch_model_fsdp_0").iterdir()}
+    assert {"__0_0.distcp", "__1_0.distcp"} <= parts
+    assert not list(checkpoint.glob("*.safetensors"))
+    assert_close(runs / form, runs / f"{form}-again", 0.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_fsdp_one_process_goes_on(runs: Path, tmp_path: Path, form: str) -> None:
+    run(tmp_path, form, runs / form / "checkpoint-2")
+    assert_close(tmp_path, runs / form, 1e-5)
+
+
+def test_on_another_number_of_processes(runs: Path) -> None:
+    assert_close(runs / "one", runs / "whole", 1e-5)
+    assert_close(runs / "two-to-one", runs / "whole", 1e-5)
+    assert_close(runs / "one-to-two", runs / "whole", 1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_export_is_the_final_model(runs: Path, tmp_path: Path, form: str) -> None:
+    export(runs / form / "checkpoint-3", tmp_path / "model")
+    assert_close(tmp_path / "model", runs / form, 0.0)
+
+
+def test_a_full_disk_under_one_process_ends_both_in_one_line(runs: Path) -> None:
+    for rank in range(2):
+        error = (runs / "full" / f"error-{rank}.txt").read_text()
+        assert error.startswith("the checkpoint of update 2 could not be written: ")
+        # A limit on the size of files stands for the full disk: which of both words comes depends on where it is met.
+        assert "the disk is full" in error or "File too large" in error
+        assert "The last good one is" in error
+        assert "\n" not in error
+    assert [path.name for path in complete_checkpoints(runs / "full")] == ["checkpoint-1"]
+    assert not (runs / "full" / PARTIAL).exists()
+
+
+def test_a_checkpoint_of_whole_weights_is_not_for_fsdp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(tmp_path, "whole", max_steps=2)
+    trainer.train()
+    save_final(trainer, trainer.settings)
+    monkeypatch.setattr("atommem.train.resume.sharded.writes_shards", lambda trainer: True)
+    with pytest.raises(ConfigError, match="holds whole weights, and FSDP reads parts here"):
+        make(tmp_path, "whole").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

@@ -1,0 +1,133 @@
+"""The README.md of a trained model: what it is, how it was trained, and how to evaluate and serve it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from atommem.config import load_config
+
+UNKNOWN = "unknown"
+_SHOWN = (
+    *("learning_rate", "lr_scheduler_type", "per_device_train_batch_size", "world_size", "num_generations"),
+    *("normalization", "scale_rewards", "beta", "epsilon", "epsilon_high", "temperature", "max_completion_length"),
+    *("max_staleness", "min_reward", "bf16", "use_vllm", "seed"),
+)
+_METRICS = ("reward", "em", "f1", "loss", "entropy", "kl", "mean_token_accuracy")
+_ENDS = 10
+"""Most updates that the first and the last figures of a table are means of."""
+
+
+def training_facts(trainer: Any) -> dict[str, Any]:
+    """The settings of a run as JSON values, and what a card and a later process need beside them."""
+    return json.loads(trainer.args.to_json_string()) | {
+        "world_size": trainer.args.world_size,
+        "base_model": getattr(trainer.model.config, "_name_or_path", ""),
+        "tags": list(trainer._tag_names),
+    }
+
+
+def save_model_card(
+    folder: Path, facts: Mapping[str, Any], state: Mapping[str, Any], license_id: str = UNKNOWN
+) -> None:
+    """Write the card of the model in `folder`; names of local files stand in it without their folders.
+
+    Args:
+        folder: The model's.
+        facts: From `training_facts`.
+        state: ``log_history``, ``global_step`` and ``max_steps`` of the trainer's state.
+        license_id: The model's licence, as the hub names it.
+    """
+    base = str(facts.get("base_model") or "")
+    local = Path(base).is_dir() or Path(base).is_absolute()
+    adapter = (folder / "adapter_config.json").is_file()
+    data = ModelCardData(
+        license=license_id,
+        base_model=None if local else base or None,
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=facts.get("tags"),
+    )
+    name = Path(base).name if local else base
+    text = _text(folder.name, name or UNKNOWN, adapter, facts, state, load_config(folder), license_id)
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(folder / "README.md")
+
+
+def _text(
+    name: str,
+    base: str,
+    adapter: bool,
+    args: Mapping[str, Any],
+    state: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    license_id: str,
+) -> str:
+    history = state["log_history"]
+    files = {key: Path(args[key]).name for key in ("data", "eval_data") if args.get(key)}
+    serve = (
+        f"vllm serve {base} --enable-lora --lora-modules policy={name}"
+        if adapter
+        else f"vllm serve {name} --served-model-name policy --enable-prefix-caching"
+    )
+    updates = f"{state['global_step']:,} of {state['max_steps']:,} updates"
+    return f"""# {name}
+
+{"A LoRA adapter of" if adapter else "Trained from"} `{base}` with `atommem train`: a policy that reads what does not
+fit its context step by step and manages a memory of its own (arXiv 2601.08323). Licence: {license_id}.
+
+## How to use it
+It was trained on the prompts that AtomMem makes from `atommem_config.json`, which is read from this folder:
+
+    atommem eval --policy {name} --data TASKS --out runs/eval
+
+or served:
+
+    {serve}
+    atommem eval --policy http://localhost:8000 --model policy --tokenizer {name} --data TASKS --out runs/eval
+
+## Data
+{_table(("", "file"), files.items()) if files else "Not recorded."}
+
+## Metrics of the run
+{updates}; means of its first and last logged updates (up to {_ENDS}), while training:
+
+{_table(("", "first", "last"), _ends(history))}
+
+{_evaluation(history)}
+
+## Settings
+{_table(("training", ""), [(key, args[key]) for key in _SHOWN if args.get(key) is not None])}
+
+{_table(("memory and environment", ""), sorted((key, json.dumps(value)) for key, value in settings.items()))}
+
+{", ".join(f"{package} {version(package)}" for package in ("atommem", "trl", "transformers", "torch"))}
+"""
+
+
+def _ends(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    rows = []
+    for name in _METRICS:
+        values = [entry[name] for entry in history if name in entry]
+        if values:
+            count = max(1, min(_ENDS, len(values) // 2))
+            first, last = values[:count], values[-count:]
+            rows.append((name, f"{sum(first) / len(first):.4g}", f"{sum(last) / len(last):.4g}"))
+    return rows
+
+
+def _evaluation(history: Sequence[Mapping[str, Any]]) -> str:
+    last = next((entry for entry in reversed(history) if "eval_em" in entry), None)
+    if last is None:
+        return "No held-out evaluation was part of the run."
+    figures = [(name, f"{last[name]:.4g}") for name in ("eval_em", "eval_f1", "eval_n") if name in last]
+    return f"Held-out tasks, after update {last['step']}:\n\n{_table(('', ''), figures)}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
