@@ -130,7 +130,7 @@ class Bench:
             args,
             self.tasks,
             tokenizer,
-            make_sampler(rollouts, path, lora=False),
+            make_sampler(rollouts, path),
             callbacks=[] if updates is None else [StopAfter(updates)],
         )
         entries = self._run(trainer, ASYNC_COLUMNS)

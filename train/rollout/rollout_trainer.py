@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import gc
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
@@ -81,6 +83,7 @@ class RolloutTrainer(ResumableTrainer):
             self.backend.rollout(self),
             self.progress.rollout(len(jobs), name) as on_episode,
             clock.busy(EPISODES),
+            no_full_collection(),
         ):
             work = self.backend.runner.run_all(jobs, on_episode)
             try:
@@ -150,3 +153,16 @@ class RolloutTrainer(ResumableTrainer):
         self._rollout_log.sums([], agent.activity)
         self.backend.metrics()
         return report_held_out(self, gather_object(mine), metric_key_prefix)
+
+
+@contextmanager
+def no_full_collection() -> Iterator[None]:
+    """Without it Python looks, every few thousand steps of episodes, for garbage among all objects of the process: a
+    third of a second in which no thread goes on. Young garbage is collected all the same.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*thresholds[:2], 1_000_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)

@@ -40,3 +40,13 @@ def test_a_rank_that_has_no_server_ends_the_run_for_all(seen: list[dict[str, Any
     first, second = (rank["all lost"] for rank in seen)
     assert "no server has answered" in second["error"]
     assert "see the other processes" in first["error"]
+
+
+def test_whole_weights_are_gathered_once_for_all_servers(seen: list[dict[str, Any]]) -> None:
+    """Two updates: each rank gathers every parameter twice, whatever the number of servers, and one of them sends."""
+    first, second = (rank["whole"] for rank in seen)
+    for rank in (first, second):
+        assert rank["gathered"] == 2 * rank["parameters"]
+        assert rank["serving"] == ["http://a", "http://b"]
+    assert first["transfers"] == [[["http://a", "http://b"], 2 * first["parameters"], "bfloat16"]]
+    assert second["transfers"] == []

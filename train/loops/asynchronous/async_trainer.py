@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import trl.experimental.async_grpo.async_grpo_trainer as trl_async
@@ -24,6 +23,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import get_last_checkpoint
+from trl.distributed import DistributedBackend
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 from atommem.envs.scoring.records import record_of
@@ -43,8 +43,11 @@ from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.adapters import check_servable
 from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
 from atommem.train.rollout.rollout_trainer import EpisodesHook
+from atommem.train.rollout.server_backend import weight_sync
 from atommem.train.rollout.task_order import TaskOrder
 from atommem.train.watch.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
+
+Result = TypeVar("Result")
 
 ROLLOUT_STATE = "rollout_state.json"
 """Beside each checkpoint, as TRL's own worker has it."""
@@ -97,11 +100,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self.held_out = held_out
         sampler = make_sampler(args.device) if args.process_index == 0 else None
         worker = None if sampler is None else _make_worker(sampler, tasks, args, self._order)
-        adapter_only = args.use_vllm and kwargs.get("peft_config") is not None
-        # TRL probes a server for adapters where it gets no transfer; other ranks need no more than a stand-in.
-        transfer = sampler.weights if sampler is not None else _Elsewhere()
-        if args.use_vllm and not adapter_only:
-            transfer = None
+        # One adapter more than may be asked for: a version is loaded before the oldest one goes.
+        lora, kept = kwargs.get("peft_config") is not None, args.max_staleness + 2
+        self._weights = weight_sync(args, lora, kept) if args.use_vllm else None
         # TRL's asynchronous trainer takes no tasks to evaluate on, and without any transformers takes no strategy.
         strategy, args.eval_strategy = args.eval_strategy, "no"
         with _peak_flops_off_gpu():
@@ -112,16 +113,15 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
                 processing_class=processing_class,
                 rollout_worker=worker,
-                weight_transfer=transfer,
+                # TRL would make its own, for one server, where it gets none.
+                weight_transfer=(sampler and sampler.weights) or _Elsewhere(),
                 **kwargs,
             )
         args.eval_strategy = strategy
         tune_lm_head_for_cpu(self.accelerator.device.type)
-        if adapter_only:
+        self._dist = DistributedBackend(self.accelerator)
+        if args.use_vllm and lora:
             check_servable(self.accelerator.unwrap_model(self.model))
-            self._lora_sync = True
-            # A server may have outlived another run, and keeps the adapters that it has by their names.
-            self._lora_name = f"atommem-{secrets.token_hex(4)}"
         self._update = UpdateStep(
             self.accelerator,
             self.model,
@@ -203,27 +203,24 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         """TRL's accounting of its stream of micro-batches: there is none."""
 
     def _sync_weight(self) -> None:
+        """Publish the weights as their next version. Servers go on meanwhile with requests for an older adapter."""
         with self._rollout_log.clock.busy(SYNC):
-            super()._sync_weight()
-
-    def _sync_weight_lora(self, t0: float) -> tuple[float, float, float]:
-        """Publish the adapter under the name of its version; requests in flight keep theirs, nothing pauses."""
-        version = self.model_version + 1
-        name = f"{self._lora_name}-v{version}"
-        folder = Path(self._lora_dir) / name
-        model = self.accelerator.unwrap_model(self.model)
-        trl_async.save_lora_adapter(model, self.accelerator, self._adapter_name, str(folder))
-        saved = time.time()
-        outage: OutageError | None = None
-        if self.accelerator.is_main_process:
+            if self._weights is None:
+                super()._sync_weight()
+                return
+            outage: OutageError | None = None
             try:
-                self.weight_transfer.publish(name, folder)
-                self.rollout_worker.update_model_version(version)
+                self._weights.publish(self, None if self._reader is None else self.rollout_worker.runner.agent.policy)
             except OutageError as error:
                 outage = error
-        self.meet(outage)
-        self.model_version = version
-        return t0, t0, saved
+            self.meet(outage)
+            self.model_version += 1
+            if self.rollout_worker is not None:
+                self.rollout_worker.update_model_version(self.model_version)
+
+    def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the event loop that the episodes run in; on the main process."""
+        return self.rollout_worker.loop.spawn(work).result()
 
     # Evaluation -----------------------------------------------------------------------------------
 
@@ -296,7 +293,13 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
 
 
 class _Elsewhere:
-    """The weight transfer of a process that is not the main one: TRL never calls it there."""
+    """TRL's weight transfer where it transfers nothing: on other processes, and where a `WeightSync` does it."""
+
+    def init_weight_transfer(self) -> None:
+        """Called as training begins."""
+
+    def destroy(self) -> None:
+        """Called as it ends."""
 
 
 def _make_worker(sampler: Sampler, tasks: Sequence[Any], args: AsyncTrainConfig, order: TaskOrder) -> RolloutWorker:

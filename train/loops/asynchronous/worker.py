@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, count
 from typing import Any, TypeVar
@@ -59,6 +61,7 @@ class _TaggedPolicy:
         self._policy = policy
         self._version = version
         self._on_completion = on_completion
+        self.announced = getattr(policy, "announced", nullcontext)
         self.versions: list[int] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -140,6 +143,8 @@ class RolloutWorker:
         """Begin to run episodes. Weights have been published before."""
         self._limit = (1 + self.max_staleness) * self.groups_per_version
         self._note_progress()
+        # Else Python looks, now and then, for garbage among all objects of the libraries, and every thread waits.
+        gc.freeze()
         self._running = self.loop.spawn(self._run())
 
     def stop(self) -> None:

@@ -44,12 +44,6 @@ def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: s
         parse_async([*MINIMUM, *flags])
 
 
-def test_full_weights_to_several_servers_are_refused(tmp_path: Path) -> None:
-    urls = ["--use_vllm", "true", "--vllm_server_base_url", "http://a:1,http://b:2"]
-    with pytest.raises(ConfigError, match="full weights go to one server, and vllm_server_base_url names 2"):
-        main(["async", *MINIMUM, *urls])
-
-
 def test_an_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="is a peft adapter: merge it"):

@@ -72,7 +72,7 @@ def make_trainer(
         args,
         make_tasks(),
         tokenizer,
-        sampler or make_sampler(rollouts, str(model), lora=False),
+        sampler or make_sampler(rollouts, str(model)),
         held_out=held_out,
         callbacks=callbacks,
         peft_config=peft_config,
