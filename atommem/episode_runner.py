@@ -210,17 +210,17 @@ def set_score(episode: Episode, score: Score) -> None:
 
 
 async def run_jobs(
-    run: Callable[[Any, int], Awaitable[Episode]],
+    run: Callable[[Any, int], Awaitable[Result]],
     jobs: Sequence[tuple[Any, int]],
-    on_episode: Callable[[int, Episode], None] | None = None,
+    on_episode: Callable[[int, Result], None] | None = None,
     max_in_flight: int | asyncio.Semaphore | None = None,
     stop: Callable[[], bool] | None = None,
-) -> list[Episode]:
+) -> list[Result]:
     """`EpisodeRunner.run_all` for any `run(task, sample)`: what runs episodes in another way runs them alike."""
     slots = max_in_flight
     if not isinstance(slots, asyncio.Semaphore):
         slots = asyncio.Semaphore(slots or max(1, len(jobs)))
-    episodes: list[Episode | None] = [None] * len(jobs)
+    episodes: list[Result | None] = [None] * len(jobs)
 
     async def one(index: int, task: Any, sample: int) -> None:
         async with slots:

@@ -18,6 +18,7 @@ from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
 from atommem.train.train_config import TrainConfig
+from atommem.train.watch.progress import OnEpisode
 from atommem.train.watch.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 
 Result = TypeVar("Result")
@@ -70,7 +71,18 @@ class RolloutTrainer(ResumableTrainer):
         self.meet(broken)
 
     def run_episodes(self, jobs: Sequence[tuple[Any, int]], name: str = "episodes") -> list[Episode]:
-        """One episode per (task, sample) of this rank; returns when all ranks have theirs.
+        """One episode per (task, sample) of this rank; see `sample`."""
+        return self.sample(lambda on_episode: self.backend.runner.run_all(jobs, on_episode), len(jobs), name)
+
+    def sample(
+        self, work: Callable[[OnEpisode | None], Coroutine[Any, Any, Result]], count: int, name: str = "episodes"
+    ) -> Result:
+        """What `work` gives, which runs this rank's episodes; returns when all ranks have theirs.
+
+        Args:
+            work: Given what is to be called as each episode ends.
+            count: Its episodes, for the bar.
+            name: The bar's.
 
         Raises:
             TrainingInterrupted: A rank was asked to stop: the episodes are given up.
@@ -78,22 +90,21 @@ class RolloutTrainer(ResumableTrainer):
         """
         clock = self._rollout_log.clock
         broken: Exception | None = None
-        episodes: list[Episode] | None = None
+        done: Result | None = None
         with (
             self.backend.rollout(self),
-            self.progress.rollout(len(jobs), name) as on_episode,
+            self.progress.rollout(count, name) as on_episode,
             clock.busy(EPISODES),
             no_full_collection(),
         ):
-            work = self.backend.runner.run_all(jobs, on_episode)
             try:
-                episodes = self.run_async(self.stop_request.guard(work))
+                done = self.run_async(self.stop_request.guard(work(on_episode)))
             except Exception as error:  # whatever an engine dies of: the weights before this update are good
                 broken = error
         with clock.busy(WAIT):
             self.meet(broken)
-        assert episodes is not None, "a rank that gave up its rollout made all of them stop"
-        return episodes
+        assert done is not None, "a rank that gave up its rollout made all of them stop"
+        return done
 
     def end_rollout(self, episodes: Sequence[Episode], rewards: Sequence[float | None], seconds: float) -> None:
         """Log an update's rollout, keep its episodes, show them to `on_episodes`.

@@ -23,7 +23,7 @@ from atommem.train.rollout.full_weights import FullWeights
 from atommem.train.rollout.server_backend import AdapterSync, ServerBackend
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
-from tests.train.harness import make_config
+from tests.train.harness import make_config, make_trainer
 from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
 
 LORA = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
@@ -111,6 +111,19 @@ def train_whole(folder: Path) -> dict[str, Any]:
     }
 
 
+def train_replacing(folder: Path, processes: int) -> dict[str, Any]:
+    """Two updates of four groups, of which some are replaced; the tasks that this rank ran."""
+    trainer, _, runner = make_trainer(
+        make_model(),
+        make_config(folder, max_steps=2, per_device_train_batch_size=16 // processes, dynamic_sampling=2),
+        mixed_episode,
+        tasks=24,
+    )
+    trainer.train()
+    logged = [entry["dynamic_sampling/replaced_groups"] for entry in trainer.state.log_history if "reward" in entry]
+    return {"jobs": runner.jobs, "replaced": logged}
+
+
 def main(folder: Path) -> None:
     """All cases; what this rank saw goes to FOLDER/RANK.json."""
     second = os.environ["RANK"] == "1"
@@ -118,6 +131,7 @@ def main(folder: Path) -> None:
         "one lost": train(folder / "one", ["a"] if second else []),
         "all lost": train(folder / "all", ["a", "b"] if second else []),
         "whole": train_whole(folder / "whole"),
+        "replacing": train_replacing(folder / "replacing", processes=2),
     }
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(seen))
 

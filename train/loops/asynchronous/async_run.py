@@ -22,7 +22,6 @@ from atommem.train.watch.callbacks import GRPO_COLUMNS
 ASYNC_COLUMNS = (
     *(column for column in GRPO_COLUMNS if column[0] != "roll s"),
     ("stale", "sample/staleness_mean", ".2f"),
-    ("dropped", "sample/dropped_stale_total", ".0f"),
 )
 
 

@@ -11,10 +11,8 @@ the private names that are relied on.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -22,9 +20,10 @@ import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import get_last_checkpoint
 from trl.distributed import DistributedBackend
 from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.models import prepare_fsdp
+from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from atommem.envs.scoring.records import record_of
 from atommem.episode_stats import episode_sums, means
@@ -48,9 +47,6 @@ from atommem.train.rollout.task_order import TaskOrder
 from atommem.train.watch.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
 
 Result = TypeVar("Result")
-
-ROLLOUT_STATE = "rollout_state.json"
-"""Beside each checkpoint, as TRL's own worker has it."""
 
 
 class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
@@ -99,7 +95,21 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self.on_episodes = on_episodes
         self.held_out = held_out
         sampler = make_sampler(args.device) if args.process_index == 0 else None
-        worker = None if sampler is None else _make_worker(sampler, tasks, args, self._order)
+        worker = None
+        if sampler is not None:
+            count = self._order.groups_per_update
+            worker = RolloutWorker(
+                loop=sampler.loop,
+                runner=sampler.runner,
+                tasks=tasks,
+                order=self._order,
+                group_size=args.num_generations,
+                groups_per_version=count * args.weight_sync_steps,
+                max_staleness=args.max_staleness,
+                total=count * args.max_steps,
+                first=lambda: self.state.global_step * count,
+                max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
+            )
         # One adapter more than may be asked for: a version is loaded before the oldest one goes.
         lora, kept = kwargs.get("peft_config") is not None, args.max_staleness + 2
         self._weights = weight_sync(args, lora, kept) if args.use_vllm else None
@@ -129,6 +139,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             args.token_budget or 1,
             self.processing_class.pad_token_id,
             on_policy=False,
+            reference=self._reference(model) if args.beta and not lora else None,
         )
         self._rollout_log = RolloutLog([] if sampler is None else map(sampler.runner.environments.describe, tasks))
         self._reader = None
@@ -136,11 +147,19 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             self._reader = GroupReader(
                 worker,
                 lambda: self.model_version,
-                args.max_staleness,
                 args.heartbeat_stale_after_s,
                 self._metrics["train"],
                 lambda: self.stop_request.requested,
             )
+
+    def _reference(self, model: str) -> Any:
+        """The model of the KL term where all weights are trained, made as `GRPOTrainer` makes its own."""
+        settings = {"dtype": self.model.dtype, **(self.args.model_init_kwargs or {}), "device_map": None}
+        reference = create_model_from_path(model, **settings)
+        add_fused_lm_head(reference, temperature=1.0)
+        if self.is_fsdp_enabled:
+            return prepare_fsdp(reference, self.accelerator)
+        return self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     # Data -----------------------------------------------------------------------------------------
 
@@ -167,8 +186,11 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         if self._reader is not None:
             try:
                 with self._rollout_log.clock.busy(WAIT):
-                    groups = self._reader.take(self._order.groups_per_update, self.state.global_step)
-                if len(groups) == self._order.groups_per_update:
+                    count = self._order.groups_per_update
+                    groups = self._reader.take(
+                        range(self.state.global_step * count, (self.state.global_step + 1) * count)
+                    )
+                if len(groups) == count:
                     self._log_groups(groups)
                     batch = batch_of(groups, self.args)
                     rows, payload = batch.rows, [batch.normalizer]
@@ -256,41 +278,6 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             broadcast_object_list(payload)
         return report_held_out(self, payload[0], metric_key_prefix)
 
-    # Position -------------------------------------------------------------------------------------
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As TRL's; a resumed run goes on with the groups that the stopped one had not trained on."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        if isinstance(resume_from_checkpoint, str):
-            self._resume_position(Path(resume_from_checkpoint) / ROLLOUT_STATE)
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-    def _resume_position(self, path: Path) -> None:
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read ({error}): resume from another checkpoint.") from error
-        self.model_version = state["model_version"]
-        if self._reader is not None:
-            self._reader.resume_at(state["prompt_index"], state["pending"])
-            self.rollout_worker.resume_at(
-                state["prompt_index"], state["pending"], state["updates"] * self._order.groups_per_update
-            )
-            self.rollout_worker.version = self.model_version
-
-    def save_extra_state(self, folder: Path) -> None:
-        """What the worker has yet to sample, where TRL's own worker would have left it."""
-        if self._reader is not None:
-            following, pending = self._reader.position(self.state.global_step)
-            state = {
-                "prompt_index": following,
-                "pending": pending,
-                "updates": self.state.global_step,
-                "model_version": self.model_version,
-            }
-            (folder / ROLLOUT_STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
-
 
 class _Elsewhere:
     """TRL's weight transfer where it transfers nothing: on other processes, and where a `WeightSync` does it."""
@@ -300,20 +287,6 @@ class _Elsewhere:
 
     def destroy(self) -> None:
         """Called as it ends."""
-
-
-def _make_worker(sampler: Sampler, tasks: Sequence[Any], args: AsyncTrainConfig, order: TaskOrder) -> RolloutWorker:
-    return RolloutWorker(
-        loop=sampler.loop,
-        runner=sampler.runner,
-        tasks=tasks,
-        order=order,
-        group_size=args.num_generations,
-        groups_per_version=order.groups_per_update * args.weight_sync_steps,
-        max_staleness=args.max_staleness,
-        total=order.groups_per_update * args.max_steps,
-        max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
-    )
 
 
 @contextlib.contextmanager

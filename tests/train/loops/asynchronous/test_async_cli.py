@@ -36,7 +36,7 @@ def test_fields_of_all_configs_are_flags() -> None:
         (["--log_episodes_steps", "0"], "log_episodes_steps"),
         (["--max_failed_fraction", "2"], "max_failed_fraction is 2.0"),
         (["--episode_max_seconds", "0"], "episode_max_seconds is 0.0"),
-        (["--beta", "0.1"], "beta"),
+        (["--beta", "-0.1"], "beta is -0.1: give 0"),
     ],
 )
 def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: str) -> None:
