@@ -74,6 +74,13 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
             "soon as it has ended (DAPO's dynamic sampling, bounded)."
         },
     )
+    carried_groups: int = field(
+        default=0,
+        metadata={
+            "help": "So many more groups than an update needs are in flight on each process; those that have not ended "
+            "go on in the next update, under its weights (partial rollouts), and have to end there."
+        },
+    )
     max_in_flight: int | None = field(
         default=None, metadata={"help": "Most episodes at the same time per process; unset runs all at once."}
     )
@@ -119,12 +126,15 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     def __post_init__(self) -> None:
         hardware_defaults(self)
         check_group(self.num_generations, self.per_device_train_batch_size)
-        if self.dynamic_sampling and self.per_device_train_batch_size % (self.num_generations or 1):
-            raise ConfigError(
-                f"per_device_train_batch_size is {self.per_device_train_batch_size}, and num_generations "
-                f"{self.num_generations}: with dynamic_sampling make it a multiple, for the process that has a whole "
-                "group replaces it."
-            )
+        for name in ("dynamic_sampling", "carried_groups"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give 0 or more.")
+            on_each = self.per_device_train_batch_size * (self.steps_per_generation or 1)
+            if getattr(self, name) and on_each % (self.num_generations or 1):
+                raise ConfigError(
+                    f"per_device_train_batch_size is {self.per_device_train_batch_size}, and num_generations "
+                    f"{self.num_generations}: with {name} make it a multiple, for each group has to be on one process."
+                )
         if self.num_generations_eval is None:
             self.num_generations_eval = 1
         # Held-out episodes run all at once; TRL only wants the two to fit.
@@ -139,8 +149,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
                 "because ranks ask for different numbers of completions. Use vllm_mode: server for a larger one."
             )
         self.check_episode_settings()
-        if self.dynamic_sampling < 0:
-            raise ConfigError(f"dynamic_sampling is {self.dynamic_sampling}: give 0 or more.")
         if self.updates_per_rollout < 1:
             given = f"steps_per_generation is {self.steps_per_generation} and num_iterations {self.num_iterations}"
             raise ConfigError(f"{given}: give at least 1 of each.")

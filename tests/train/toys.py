@@ -102,10 +102,6 @@ class WrittenRunner:
         self.seeds: list[int | None] = []
         self.max_in_flight: int | None = None
 
-    def using(self) -> WrittenRunner:
-        """This one."""
-        return self
-
     async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:
         self.seeds.append(self.agent.sampling.seed)
         self.jobs += [(task.id, sample) for task, sample in jobs]

@@ -9,44 +9,76 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner, run_jobs
+from atommem.episode_runner import EpisodeRunner, Kept
 from atommem.train.objective.advantages import has_variance
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class GroupPart:
     """What a rank runs of a group: all of it, or the samples that fall to this rank.
 
     Attributes:
         tasks: What it is about, and by what it is replaced, one after the other, while it has no variance.
         samples: Which of the group's episodes.
+        kept: Its episodes, where it may be put down and gone on with in another update.
+        carried: Whether it was put down.
         episodes: Those of the task that was the last.
         replaced: Those of the tasks before it.
     """
 
     tasks: Sequence[Any]
     samples: Sequence[int]
+    kept: Kept | None = None
+    carried: bool = False
     episodes: list[Episode] = field(default_factory=list)
     replaced: list[Episode] = field(default_factory=list)
 
-    async def run(self, runner: EpisodeRunner, on_episode: Callable[[int, Episode], None] | None = None) -> GroupPart:
+    async def run(self, runner: EpisodeRunner, on_episode: Callable[[int, Episode], None] | None = None) -> None:
         """Run the episodes; a replacement begins as soon as the last one before it has ended."""
-        for task in self.tasks:
-            self.replaced += self.episodes
-            self.episodes = await runner.run_all([(task, sample) for sample in self.samples], on_episode)
-            if has_variance([episode.reward for episode in self.episodes]):
-                break
-        return self
+        keeping: dict[str, Any] = {} if self.kept is None else {"kept": self.kept}
+        while True:
+            jobs = [(self.tasks[0], sample) for sample in self.samples]
+            episodes = await runner.run_all(jobs, on_episode, **keeping)
+            if has_variance([episode.reward for episode in episodes]) or len(self.tasks) == 1:
+                self.episodes = episodes
+                return
+            self.replaced, self.tasks = self.replaced + episodes, self.tasks[1:]
 
 
 async def run_parts(
-    runner: EpisodeRunner, parts: Sequence[GroupPart], on_episode: Callable[[int, Episode], None] | None = None
-) -> Sequence[GroupPart]:
-    """Run all `parts`, free-running, with the runner's bound on all of their episodes together."""
-    shared = runner.using()
+    runner: EpisodeRunner,
+    parts: Sequence[GroupPart],
+    enough: int,
+    on_episode: Callable[[int, Episode], None] | None = None,
+) -> tuple[list[GroupPart], list[GroupPart]]:
+    """Run `parts`, free-running, with the runner's bound on all of their episodes together.
+
+    Returns:
+        As soon as so many have ended as are `enough`, among them all that have been carried before: these, in their
+        order, and the others, put down.
+    """
+    shared = runner
     if isinstance(runner.max_in_flight, int):
+        shared = runner.using()
         shared.max_in_flight = asyncio.Semaphore(runner.max_in_flight)
-    return await run_jobs(lambda part, _: part.run(shared, on_episode), [(part, 0) for part in parts])
+    running = [asyncio.create_task(part.run(shared, on_episode)) for part in parts]
+    try:
+        for first in asyncio.as_completed(running):
+            await first
+            waited_for = [task for task, part in zip(running, parts, strict=True) if part.carried]
+            if sum(task.done() for task in running) >= enough and all(task.done() for task in waited_for):
+                break
+    finally:
+        ended = [part for task, part in zip(running, parts, strict=True) if task.done() and not task.cancelled()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    ended.sort(key=lambda part: not part.carried)
+    taken = [part for part in parts if part in ended[:enough]]
+    left = [part for part in parts if part not in taken]
+    for part in left:
+        part.carried = True
+    return taken, left
 
 
 def replacement_tasks(

@@ -16,6 +16,7 @@ from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import OutageError
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.backend import Backend
+from atommem.train.rollout.dynamic_sampling import GroupPart
 from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
 from atommem.train.train_config import TrainConfig
 from atommem.train.watch.progress import OnEpisode
@@ -43,6 +44,8 @@ class RolloutTrainer(ResumableTrainer):
         self.tasks = tasks
         self.held_out = held_out
         self.on_episodes = on_episodes
+        self.carried: list[GroupPart] | None = None
+        """Groups that were begun in the update before; none before the first update of this process."""
         self._loop = asyncio.Runner()
         self._rollout_log = RolloutLog(map(backend.runner.agent.environments.describe, tasks))
 

@@ -27,7 +27,7 @@ class TimedRunner(EpisodeRunner):
         self.let_go = asyncio.Event()
         self.running = self.most = 0
 
-    async def run(self, task: Any, sample: int = 0, past: Any = ()) -> Episode:
+    async def run(self, task: Any, sample: int = 0, past: Any = (), kept: Any = None) -> Episode:
         """As described."""
         self.started.append(task.id)
         self.running += 1
@@ -41,16 +41,32 @@ class TimedRunner(EpisodeRunner):
 async def test_a_replacement_begins_while_other_groups_run(most: int | None) -> None:
     runner = TimedRunner(most)
     parts = [GroupPart([TASKS[0], TASKS[9]], range(2)), GroupPart([TASKS[1], TASKS[2], TASKS[3], TASKS[4]], range(2))]
-    work = asyncio.create_task(run_parts(runner, parts))
+    work = asyncio.create_task(run_parts(runner, parts, enough=2))
     while runner.started.count("t3") < 2:
         await asyncio.sleep(0)
     assert not work.done()
     runner.let_go.set()
-    slow, replaced = await work
+    (slow, replaced), left = await work
+    assert left == []
     assert [episode.task_id for episode in slow.episodes] == ["t0", "t0"]
     assert (slow.replaced, [episode.task_id for episode in replaced.episodes]) == ([], ["t3", "t3"])
     assert [episode.task_id for episode in replaced.replaced] == ["t1", "t1", "t2", "t2"]
     assert runner.most <= (most or 4)
+
+
+async def test_groups_that_were_put_down_have_to_end_in_the_next_update() -> None:
+    runner = TimedRunner()
+    slow, quick, other = (GroupPart([TASKS[index]], range(2), {}) for index in (0, 3, 4))
+    assert await run_parts(runner, [slow, quick], enough=1) == ([quick], [slow])
+    assert (runner.started, slow.carried, quick.carried) == (["t0", "t0", "t3", "t3"], True, False)
+    work = asyncio.create_task(run_parts(runner, [slow, other], enough=1))
+    while "t4" not in runner.started:
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not work.done()  # one has ended, but not the one that was carried
+    runner.let_go.set()
+    assert await work == ([slow], [other])
 
 
 def test_replacements_go_by_the_groups_place() -> None:

@@ -126,7 +126,7 @@ class SlowTrainer(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         worker = self.trainer.rollout_worker
         allowed = min(1 + args.max_staleness, args.max_steps - state.global_step) * worker.groups_per_version
-        while worker.rollout_buffer.qsize() < allowed:
+        while worker.rollout_buffer.qsize() + len(self.trainer._reader._early) < allowed:
             worker.check_health(30.0)
 
 
