@@ -47,6 +47,7 @@ EPISODES, GROUP, MOST_STALL = 256, 16, 0.050
 BASE, PER_PROMPT_TOKEN, IN_PYTHON, BATCHED_TOKENS = 0.015, 1e-5, 0.003, 8192
 CHUNK_TOKENS = 900
 WORLD = WorldConfig(questions=(2, 2), distractors=14, facts_per_document=1, filler=10)
+SMALL_WORLD = WorldConfig(questions=(1, 1), distractors=2, facts_per_document=1, filler=10)
 ENCODINGS = ("loop", "threads", "processes")
 
 
@@ -147,7 +148,7 @@ def make_agent(tokenizer: Any, policy: Any, threads: int) -> Agent:
     )
 
 
-async def measure(folder: Path, encoding: str, episodes: int) -> dict[str, float]:
+async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig) -> dict[str, float]:
     """Run the episodes; returns the stalls in ms, and what the rollout took."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer)), tokenizer)
@@ -156,7 +157,7 @@ async def measure(folder: Path, encoding: str, episodes: int) -> dict[str, float
         pool = ProcessPoolExecutor(ENCODE_THREADS, initializer=_in_a_process, initargs=(str(folder), make_agent))
         loop = asyncio.get_running_loop()
         empty = agent.new_memory().view()
-        task = make_task(WORLD, 0, 0)
+        task = make_task(world, 0, 0)
         await agent.environments.prepare(task)
         await loop.run_in_executor(pool, _build, await agent.environments().reset(task), empty)
         agent._encoded = lambda *step: loop.run_in_executor(pool, _build, *step)  # type: ignore[method-assign,assignment]
@@ -170,7 +171,7 @@ async def measure(folder: Path, encoding: str, episodes: int) -> dict[str, float
 
     beating = asyncio.create_task(heartbeat())
     await asyncio.sleep(0.05)
-    tasks = [make_task(WORLD, 0, index) for index in range(episodes // GROUP)]
+    tasks = [make_task(world, 0, index) for index in range(episodes // GROUP)]
     control = subprocess.Popen([sys.executable, "-c", CONTROL], stdout=subprocess.PIPE, text=True)
     await asyncio.sleep(0.2)  # until it has begun
     stalls.clear()
@@ -205,20 +206,20 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3, help="of each way to encode; the worst one counts")
-    parser.add_argument("--quick", action="store_true", help="one run of 32 episodes with threads: holds no bar")
+    parser.add_argument("--quick", action="store_true", help="one run of 32 short episodes with threads: holds no bar")
     options = parser.parse_args()
     smollm2.main([str(options.tokenizer)])
     vllm: Any = ModuleType("vllm")
     vllm.SamplingParams = lambda **fields: SimpleNamespace(**fields)
     sys.modules["vllm"] = vllm
-    episodes, runs, encodings = options.episodes, options.runs, list(ENCODINGS)
+    world, episodes, runs, encodings = WORLD, options.episodes, options.runs, list(ENCODINGS)
     if options.quick:
-        episodes, runs, encodings = 32, 1, ["threads"]
+        world, episodes, runs, encodings = SMALL_WORLD, 32, 1, ["threads"]
     result: dict[str, Any] = {"episodes": episodes, "load_average": round(os.getloadavg()[0], 1)}
     for encoding in encodings:
         found = []
         for _ in range(runs):
-            found.append(asyncio.run(measure(options.tokenizer, encoding, episodes)))
+            found.append(asyncio.run(measure(options.tokenizer, encoding, episodes, world)))
             print(f"{encoding:<10}{found[-1]}", flush=True)
         result[encoding] = {name: [one[name] for one in found] for name in found[0]}
     result["largest_stall_ms"] = max(result["threads"]["largest_stall_ms"])
