@@ -108,10 +108,12 @@ class VllmEnginePolicy:
 
     def _step(self) -> None:
         """Step the engine until it has no more requests; what it raises goes to all who wait."""
+        _settle()
         while True:
             with self._lock:
                 calls, self._calls = self._calls, []
                 if not calls and not self._waiting:
+                    _settle()
                     self._stepping = None
                     return
             try:
@@ -157,6 +159,14 @@ def _on_this_device() -> tuple[Any, ...]:
     import torch
 
     return (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else ()
+
+
+def _settle() -> None:
+    """vLLM has a CUDA stream in each thread: new weights are there before a step, a step has ended before sleep."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def sampling_params(sampling: Sampling) -> Any:
