@@ -7,7 +7,8 @@ engine is a double: a step of `BASE` seconds and `PER_PROMPT_TOKEN` for each pro
 an 8B model on an H100), of which `IN_PYTHON` seconds hold the interpreter's lock, as vLLM's scheduler does; its real
 kernels, which may hold other locks, are not there. A heartbeat asks the loop for its attention every millisecond; how
 much longer one takes is a stall, whatever the cause: callbacks, the lock, the collector of garbage, or other programs
-on this machine. A process that does nothing else beats beside it (`control_stall_ms`): what the machine alone does.
+on this machine. A process that does nothing else beats beside it (`control_stall_ms`): what the machine alone does; and
+`largest_work_ms` is what the loop's own thread computed at most between two beats.
 
 Prompts are encoded in the loop (as training did), in threads (as it does) and in processes of their own: the choice
 between the two is by these figures.
@@ -162,12 +163,14 @@ async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig
         await loop.run_in_executor(pool, _build, await agent.environments().reset(task), empty)
         agent._encoded = lambda *step: loop.run_in_executor(pool, _build, *step)  # type: ignore[method-assign,assignment]
     stalls: list[float] = []
+    work: list[float] = []
 
     async def heartbeat() -> None:
         while True:
-            before = time.perf_counter()
+            before, computed = time.perf_counter(), time.thread_time()
             await asyncio.sleep(0.001)
             stalls.append(time.perf_counter() - before - 0.001)
+            work.append(time.thread_time() - computed)
 
     beating = asyncio.create_task(heartbeat())
     await asyncio.sleep(0.05)
@@ -175,6 +178,7 @@ async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig
     control = subprocess.Popen([sys.executable, "-c", CONTROL], stdout=subprocess.PIPE, text=True)
     await asyncio.sleep(0.2)  # until it has begun
     stalls.clear()
+    work.clear()
     began = time.perf_counter()
     with no_full_collection():
         done = await EpisodeRunner(agent).run_all([(task, sample) for task in tasks for sample in range(GROUP)])
@@ -192,6 +196,7 @@ async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig
     stalls.sort()
     return {
         "largest_stall_ms": round(1000 * stalls[-1], 1),
+        "largest_work_ms": round(1000 * max(work), 1),
         "p99_stall_ms": round(1000 * stalls[int(0.99 * len(stalls))], 1),
         "control_stall_ms": round(1000 * float(control.communicate()[0]), 1),
         "seconds": round(seconds, 1),
