@@ -7,6 +7,7 @@ import copy
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from atommem.actions import MEMORY_KINDS
@@ -19,6 +20,9 @@ from atommem.session import Agent, Session, TurnTimeoutError
 from atommem.session_state import SessionState
 
 Result = TypeVar("Result")
+
+Kept = dict[tuple[str, int], Episode]
+"""Episodes by task id and sample."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class EpisodeRunner:
             setattr(runner.agent, name, value)
         return runner
 
-    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = ()) -> Episode:
+    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = (), kept: Kept | None = None) -> Episode:
         """Run one episode of `task` (anything with an ``id`` that the environment understands).
 
         An outage does not raise: it ends the episode with stop reason FAILED and no reward; the steps until then are
@@ -93,11 +97,20 @@ class EpisodeRunner:
             past: Steps that it has had, as a trace holds them: it goes on after them. The policy is not asked for them
                 again, and the memory is what their operations say; only the environment is driven through their turns,
                 which must move it as they did then. The first steps of a finished episode fork it.
+            kept: Gets the episode as it begins, so that it can be gone on with after its last whole turn when this is
+                cancelled: one that is there goes on, and one that has ended is returned.
 
         Raises:
             TraceError: `past` does not begin at the first step, or the environment shows something else than then.
         """
+        key = (task.id, sample)
+        if kept is not None:
+            if key in kept and not (kept[key].failed and kept[key].error is None):
+                return kept[key]
+            past = kept[key].steps if key in kept else past
         episode = Episode(task_id=task.id, sample=sample, steps=list(past))
+        if kept is not None:
+            kept[key] = episode
         spent = sum(step.seconds for step in past)
         started = time.perf_counter()
         environments = self.agent.environments
@@ -116,14 +129,16 @@ class EpisodeRunner:
         jobs: Sequence[tuple[Any, int]],
         on_episode: Callable[[int, Episode], None] | None = None,
         stop: Callable[[], bool] | None = None,
+        kept: Kept | None = None,
     ) -> list[Episode]:
         """Run one episode per ``(task, sample)``, free-running, and return them in the order of `jobs`.
 
         `on_episode(index, episode)` is called as each one ends. `stop()` is asked before each one starts: where it
         is true, that one is left out. An exception that is no outage (a bug, a refused request) cancels the other
-        episodes and is raised.
+        episodes and is raised. `kept` is as for `run`.
         """
-        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight, stop)
+        run = self.run if kept is None else partial(self.run, kept=kept)
+        return await run_jobs(run, jobs, on_episode, self.max_in_flight, stop)
 
     async def _steps(self, episode: Episode, environment: Environment, task: Any, spent: float) -> StopReason:
         limits = self.limits
@@ -210,17 +225,17 @@ def set_score(episode: Episode, score: Score) -> None:
 
 
 async def run_jobs(
-    run: Callable[[Any, int], Awaitable[Episode]],
+    run: Callable[[Any, int], Awaitable[Result]],
     jobs: Sequence[tuple[Any, int]],
-    on_episode: Callable[[int, Episode], None] | None = None,
+    on_episode: Callable[[int, Result], None] | None = None,
     max_in_flight: int | asyncio.Semaphore | None = None,
     stop: Callable[[], bool] | None = None,
-) -> list[Episode]:
+) -> list[Result]:
     """`EpisodeRunner.run_all` for any `run(task, sample)`: what runs episodes in another way runs them alike."""
     slots = max_in_flight
     if not isinstance(slots, asyncio.Semaphore):
         slots = asyncio.Semaphore(slots or max(1, len(jobs)))
-    episodes: list[Episode | None] = [None] * len(jobs)
+    episodes: list[Result | None] = [None] * len(jobs)
 
     async def one(index: int, task: Any, sample: int) -> None:
         async with slots:

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from atommem.memory.vectors import TextVectors
 
 
+ENCODE_THREADS = 2
+"""Enough for a server of 128 completions a second; more take the interpreter from each other (bench_loop.py)."""
+
+
 class Agent:
     """What the sessions of one policy in one kind of environment share.
 
@@ -45,8 +50,8 @@ class Agent:
         memory: Dialect, layout and limits of the memory.
         sampling: How completions are sampled. With a seed, every request gets its own derived one.
         chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
-        encode_threads: How many threads encode prompts, which fast tokenizers do in parallel to the event loop. For
-            servers; a policy in this process finds larger batches where prompts do not come one after the other (0).
+        encode_threads: How many threads encode prompts, beside the event loop; 0 encodes them in it. Training and
+            evaluation use `ENCODE_THREADS`.
         keep_prompts: Keep the prompts' ids in the steps, as training needs them; otherwise only their number.
 
     Attributes:
@@ -132,8 +137,10 @@ class Agent:
     async def _encoded(self, observation: Observation, view: MemoryView) -> list[int]:
         if self._threads is None:
             return self.prompts.build(observation, view)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
+        announced = getattr(self.policy, "announced", nullcontext)
+        with announced():  # or a policy that samples whatever waits would begin with the first prompt that is ready
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
 
 
 class Session:

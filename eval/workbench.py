@@ -16,9 +16,7 @@ from atommem.eval.methods import make_method
 from atommem.eval.methods.baseline import Method, Setup
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import open_policy, policy_identity
-
-ENCODE_THREADS = 2
-"""More would wait for Python's lock."""
+from atommem.session import ENCODE_THREADS
 
 
 class Workbench:
@@ -73,7 +71,7 @@ class Workbench:
                 chat_template_kwargs=config.template_kwargs,
                 context_tokens=config.context_tokens,
                 yarn_factor=config.yarn_factor,
-                encode_threads=ENCODE_THREADS if config.is_server else 0,
+                encode_threads=ENCODE_THREADS,
             ),
         )
         settings = {

@@ -41,10 +41,9 @@ from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.envs.task import Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
-from atommem.eval.workbench import ENCODE_THREADS
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import ServerPolicy
-from atommem.session import Agent
+from atommem.session import ENCODE_THREADS, Agent
 
 EPISODES, CHUNKS, QUESTIONS = 2000, 10, 2
 STEPS = CHUNKS + QUESTIONS

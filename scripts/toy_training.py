@@ -15,7 +15,7 @@ from atommem.environment import EnvironmentConfig, make_environments
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.task import Task
 from atommem.episode import Episode, Step
-from atommem.episode_runner import EpisodeRunner
+from atommem.episode_runner import EpisodeRunner, Kept
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.session import Agent
@@ -30,9 +30,9 @@ MEMORY = MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2)
 class EvenTokens(EpisodeRunner):
     """The one loop; the reward is the share of even token ids among those that an episode sampled."""
 
-    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = ()) -> Episode:
+    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = (), kept: Kept | None = None) -> Episode:
         """Run one episode and score it."""
-        episode = await super().run(task, sample, past)
+        episode = await super().run(task, sample, past, kept)
         tokens = [token for step in episode.steps for token in step.token_ids]
         episode.reward = sum(token % 2 == 0 for token in tokens) / len(tokens)
         return episode

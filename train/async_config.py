@@ -40,7 +40,8 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
 
     `per_device_train_batch_size` counts episodes per process and update; over all processes it has to
     be a multiple of `num_generations`. A field of `AsyncGRPOConfig` that cannot be honoured here is
-    refused, never ignored. There is no KL term: TRL's asynchronous trainer has no reference model.
+    refused, never ignored. `beta` is ours: TRL's asynchronous
+    trainer has no reference model.
 
     Raises:
         ConfigError: A field has a value that cannot be honoured, or is out of range.
@@ -53,6 +54,10 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
             "help": "Sample from vLLM servers (vllm_server_base_url, several separated by commas); otherwise from a "
             "second copy of the model in this process."
         },
+    )
+    beta: float = field(
+        default=0.0,
+        metadata={"help": "KL coefficient, to the model without its adapter or as it was before training; 0 is none."},
     )
     shuffle_dataset: bool = field(default=True, metadata={"help": "Take the tasks in random order."})
 
@@ -97,6 +102,8 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
             raise ConfigError(f"max_staleness is {self.max_staleness}: give 0 (on-policy) or more.")
         if self.max_inflight_tasks == 0 or self.max_inflight_tasks < -1:
             raise ConfigError(f"max_inflight_tasks is {self.max_inflight_tasks}: give at least 1, or -1 for no limit.")
+        if self.beta < 0:
+            raise ConfigError(f"beta is {self.beta}: give 0 (no KL term) or more.")
         for name in ("token_budget", "weight_sync_steps"):
             if (getattr(self, name) or 0) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")

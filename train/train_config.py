@@ -67,11 +67,18 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         default=True,
         metadata={"help": "Compute a prefix that rows share once (prefix-tree training); exact, for most models."},
     )
-    dynamic_sampling_rounds: int = field(
+    dynamic_sampling: int = field(
         default=0,
         metadata={
-            "help": "How often groups without variance are replaced by groups of other tasks in an update (DAPO's "
-            "dynamic sampling, bounded)."
+            "help": "By how many groups of other tasks, one after the other, a group without variance is replaced as "
+            "soon as it has ended (DAPO's dynamic sampling, bounded)."
+        },
+    )
+    carried_groups: int = field(
+        default=0,
+        metadata={
+            "help": "So many more groups than an update needs are in flight on each process; those that have not ended "
+            "go on in the next update, under its weights (partial rollouts), and have to end there."
         },
     )
     max_in_flight: int | None = field(
@@ -119,6 +126,15 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     def __post_init__(self) -> None:
         hardware_defaults(self)
         check_group(self.num_generations, self.per_device_train_batch_size)
+        for name in ("dynamic_sampling", "carried_groups"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give 0 or more.")
+            on_each = self.per_device_train_batch_size * (self.steps_per_generation or 1)
+            if getattr(self, name) and on_each % (self.num_generations or 1):
+                raise ConfigError(
+                    f"per_device_train_batch_size is {self.per_device_train_batch_size}, and num_generations "
+                    f"{self.num_generations}: with {name} make it a multiple, for each group has to be on one process."
+                )
         if self.num_generations_eval is None:
             self.num_generations_eval = 1
         # Held-out episodes run all at once; TRL only wants the two to fit.
@@ -133,8 +149,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
                 "because ranks ask for different numbers of completions. Use vllm_mode: server for a larger one."
             )
         self.check_episode_settings()
-        if self.dynamic_sampling_rounds < 0:
-            raise ConfigError(f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}: give 0 or more.")
         if self.updates_per_rollout < 1:
             given = f"steps_per_generation is {self.steps_per_generation} and num_iterations {self.num_iterations}"
             raise ConfigError(f"{given}: give at least 1 of each.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import isfinite
+from typing import Any, cast
 
 from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy.contract import Completion, Sampling
@@ -44,7 +45,13 @@ def check_request(prompt_ids: Sequence[int], sampling: Sampling, context_length:
         )
 
 
-def make_completion(tokenizer: Any, token_ids: list[int], logprobs: list[float], stopped: bool) -> Completion:
+def make_completion(
+    tokenizer: Any,
+    token_ids: list[int],
+    logprobs: Sequence[float | None] | None,
+    stopped: bool,
+    source: str = "the model",
+) -> Completion:
     """Decode `token_ids` (special tokens left out of the text, not of the ids).
 
     Args:
@@ -52,6 +59,19 @@ def make_completion(tokenizer: Any, token_ids: list[int], logprobs: list[float],
         token_ids: What was sampled, with the closing end-of-sequence token if there was one.
         logprobs: Their log-probabilities, in nats.
         stopped: Whether an end-of-sequence token ended it, rather than max_tokens.
+        source: Who sampled, for messages.
+
+    Raises:
+        PolicyError: There is not one log-probability for each token, or one is no number: no ratio can be taken of it.
     """
+    if logprobs is None or len(logprobs) != len(token_ids):
+        count = "no" if logprobs is None else len(logprobs)
+        raise PolicyError(f"{source} returned {count} log-probabilities for {len(token_ids)} tokens.")
+    for position, logprob in enumerate(logprobs):
+        if logprob is None or not isfinite(logprob):
+            raise PolicyError(
+                f"{source} returned the log-probability {logprob} for token {position} of {len(token_ids)}: "
+                "the model computes NaN there; try another dtype."
+            )
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
-    return Completion(token_ids, logprobs, text, "stop" if stopped else "length")
+    return Completion(token_ids, cast(list[float], list(logprobs)), text, "stop" if stopped else "length")

@@ -57,7 +57,10 @@ class LocalPolicy:
         self.max_batch_tokens = max_batch_tokens
         self.context_length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._eos_ids = _eos_ids(model, tokenizer)
-        self._batcher: RequestBatcher[tuple[list[int], Sampling], Completion] = RequestBatcher(self._complete_all)
+        self._batcher: RequestBatcher[tuple[list[int], Sampling], Completion] = RequestBatcher(
+            self._complete_all, settled=lambda: not self._announced
+        )
+        self._announced = 0
         # One thread: batches of several event loops never use the model at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-policy")
 
@@ -86,6 +89,15 @@ class LocalPolicy:
             raise PolicyError(f"No causal language model could be loaded from {str(path)!r}: {error}") from error
         return cls(model, tokenizer, device=device, **options)
 
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """Until this ends a prompt is being made: the next batch waits for it."""
+        self._announced += 1
+        try:
+            yield
+        finally:
+            self._announced -= 1
+
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion; waits for a place in a batch.
 
@@ -102,6 +114,8 @@ class LocalPolicy:
 
     async def _complete_all(self, waiting: list[Waiting[tuple[list[int], Sampling], Completion]]) -> None:
         loop = asyncio.get_running_loop()
+        # Threads make the prompts, and finish in any order: the same prompts make the same batches all the same.
+        waiting.sort(key=lambda item: (item.request[0], item.request[1].seed or 0))
         lengths = [(len(item.request[0]), item.request[1].max_tokens) for item in waiting]
         for indices in plan_batches(lengths, self.max_batch_size, self.max_batch_tokens):
             batch = [waiting[index] for index in indices]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
@@ -142,13 +141,4 @@ class ServerPolicy:
             raise OutageError(f"{url} gave up on a completion: its finish_reason is {finish_reason!r}.")
         if not token_ids:
             raise PolicyError(f"{url} returned a completion without token ids, finish_reason {finish_reason!r}.")
-        if logprobs is None or len(logprobs) != len(token_ids):
-            count = "no" if logprobs is None else len(logprobs)
-            raise PolicyError(f"{url} returned {count} log-probabilities for {len(token_ids)} tokens.")
-        for position, logprob in enumerate(logprobs):
-            if logprob is None or math.isnan(logprob):
-                raise PolicyError(
-                    f"{url} returned the log-probability {logprob} for token {position} of {len(token_ids)}: "
-                    "the model computes NaN there; try another dtype."
-                )
-        return make_completion(self.tokenizer, token_ids, logprobs, finish_reason == "stop")
+        return make_completion(self.tokenizer, token_ids, logprobs, finish_reason == "stop", url)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count
+from threading import Lock
 from typing import Any
 
 from atommem.errors import PolicyError
@@ -15,9 +19,8 @@ from atommem.policy.server_pool import Adapter
 class VllmEnginePolicy:
     """Samples from a `vllm.v1.engine.llm_engine.LLMEngine` with continuous batching.
 
-    One task steps the engine while it has requests; between two steps of the engine, episodes go on and
-    hand in new requests. It steps in the thread of the event loop, as the trainer's other uses of the
-    device do.
+    A thread of its own steps the engine while it has requests, and takes in new ones between two steps: a step of many
+    requests takes longer than an event loop may stand still, and the engine does not wait for the loop either.
 
     Args:
         engine: The engine; requests carry token ids only.
@@ -25,37 +28,53 @@ class VllmEnginePolicy:
     """
 
     def __init__(self, engine: Any, tokenizer: Any) -> None:
-        self.engine = engine
         self.tokenizer = tokenizer
         self.context_length: int = engine.model_config.max_model_len
+        self._engine = engine
         self._numbers = count()
         self._adapters = count(1)
         self._lora_request: Any = None
-        self._waiting: dict[str, asyncio.Future[Any]] = {}
-        self._stepping: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "atommem-engine", *_on_this_device())
+        self._lock = Lock()  # of the two below
+        self._calls: list[Callable[[], None]] = []
+        self._stepping: Future[None] | None = None
+        # Used in the thread alone.
+        self._waiting: dict[str, Callable[[Any], None]] = {}
         self._prompt_tokens = self._cached_tokens = 0
+
+    @property
+    def engine(self) -> Any:
+        """The engine at rest: waits for the step that is under way, and for requests that wait."""
+        if (stepping := self._stepping) is not None:
+            stepping.result()
+        return self._engine
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion.
 
         Raises:
             PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-            PolicyError: A sampling value is out of range, or the engine computed no log-probabilities.
+            PolicyError: A sampling value is out of range, or the engine computed no log-probabilities, or NaN.
         """
         check_request(prompt_ids, sampling, self.context_length)
         name = str(next(self._numbers))
-        future = self._waiting[name] = asyncio.get_running_loop().create_future()
-        self.engine.add_request(
-            name, {"prompt_token_ids": prompt_ids}, sampling_params(sampling), lora_request=self._lora_request
-        )
-        if self._stepping is None or self._stepping.done():
-            self._stepping = asyncio.get_running_loop().create_task(self._step())
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
+
+        def resolve(result: Completion | Exception) -> None:
+            if not future.done():
+                future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
+
+        def deliver(result: Completion | Exception) -> None:
+            loop.call_soon_threadsafe(resolve, result)
+
+        params = sampling_params(sampling)
+        self._call(partial(self._add, name, deliver, prompt_ids, params, self._lora_request))
         try:
-            output = await future
-        finally:
-            if self._waiting.pop(name, None) is not None:
-                self.engine.abort_request([name])
-        return self._read(output)
+            return await future
+        except asyncio.CancelledError:
+            self._call(partial(self._abort, name))
+            raise
 
     def use_adapter(self, adapter: Adapter) -> None:
         """Sample with this LoRA adapter from now on."""
@@ -73,34 +92,81 @@ class VllmEnginePolicy:
         return counts
 
     async def close(self) -> None:
-        """Free the engine."""
-        if self._stepping is not None:
-            self._stepping.cancel()
-        self.engine = None
+        """Free the engine, when the step that is under way has ended."""
+        self._call(self._waiting.clear)
+        self._thread.shutdown()
+        self._engine = None
 
-    async def _step(self) -> None:
+    def _call(self, call: Callable[[], None]) -> None:
+        """Have `call` made in the thread before the engine's next step."""
+        with self._lock:
+            self._calls.append(call)
+            if self._stepping is None or self._stepping.done():
+                self._stepping = self._thread.submit(self._step)
+
+    # In the thread --------------------------------------------------------------------------------
+
+    def _step(self) -> None:
         """Step the engine until it has no more requests; what it raises goes to all who wait."""
-        try:
-            while self._waiting:
-                for output in self.engine.step():
-                    if output.finished and (future := self._waiting.pop(output.request_id, None)) is not None:
-                        future.set_result(output)
-                await asyncio.sleep(0)
-        except Exception as error:  # whatever it is, it belongs to those who wait for this engine
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(error)
-            self._waiting.clear()
+        _settle()
+        while True:
+            with self._lock:
+                calls, self._calls = self._calls, []
+                if not calls and not self._waiting:
+                    _settle()
+                    self._stepping = None
+                    return
+            try:
+                for call in calls:
+                    call()
+                for output in self._engine.step() if self._waiting else ():
+                    if output.finished and (deliver := self._waiting.pop(output.request_id, None)) is not None:
+                        deliver(self._read(output))
+            except Exception as error:  # whatever it is, it belongs to those who wait for this engine
+                for deliver in self._waiting.values():
+                    deliver(error)
+                self._waiting.clear()
 
-    def _read(self, output: Any) -> Completion:
+    def _add(
+        self, name: str, deliver: Callable[[Any], None], prompt_ids: list[int], params: Any, lora_request: Any
+    ) -> None:
+        try:
+            self._engine.add_request(name, {"prompt_token_ids": prompt_ids}, params, lora_request=lora_request)
+        except Exception as error:  # it refuses this one
+            deliver(error)
+        else:
+            self._waiting[name] = deliver
+
+    def _abort(self, name: str) -> None:
+        if self._waiting.pop(name, None) is not None:
+            self._engine.abort_request([name])
+
+    def _read(self, output: Any) -> Completion | PolicyError:
         sampled = output.outputs[0]
         token_ids = list(sampled.token_ids)
         self._prompt_tokens += len(output.prompt_token_ids)
         self._cached_tokens += output.num_cached_tokens or 0
-        if sampled.logprobs is None or len(sampled.logprobs) != len(token_ids):
-            raise PolicyError(f"vLLM returned no log-probability for each of {len(token_ids)} tokens.")
-        logprobs = [step[token].logprob for step, token in zip(sampled.logprobs, token_ids, strict=True)]
-        return make_completion(self.tokenizer, token_ids, logprobs, sampled.finish_reason == "stop")
+        steps = zip(sampled.logprobs or (), token_ids, strict=False)
+        logprobs = [step[token].logprob for step, token in steps]
+        try:
+            return make_completion(self.tokenizer, token_ids, logprobs, sampled.finish_reason == "stop", "vLLM")
+        except PolicyError as error:
+            return error
+
+
+def _on_this_device() -> tuple[Any, ...]:
+    """A thread begins on the first GPU: what sets it on the one that the engine was made on."""
+    import torch
+
+    return (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else ()
+
+
+def _settle() -> None:
+    """vLLM has a CUDA stream in each thread: new weights are there before a step, a step has ended before sleep."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def sampling_params(sampling: Sampling) -> Any:

@@ -174,6 +174,30 @@ def test_all_waiting_prompts_are_one_batch_off_the_event_loop(
     assert {name.startswith("atommem-policy") for name in threads} == {True}
 
 
+def test_a_batch_waits_for_prompts_that_are_being_made(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = batches_of(monkeypatch)
+
+    async def one(seconds: float) -> Completion:
+        with policy.announced():
+            await asyncio.sleep(seconds)
+        return await policy.complete(PROMPTS[0], Sampling(max_tokens=1))
+
+    async def run() -> None:
+        await asyncio.gather(*(one(seconds) for seconds in (0.0, 0.05, 0.1)))
+
+    asyncio.run(run())
+    assert [len(batch) for batch in batches] == [3]
+
+
+def test_the_same_prompts_make_the_same_batch(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads encode them, and end in any order."""
+    batches = batches_of(monkeypatch)
+    for prompts in (PROMPTS, PROMPTS[::-1]):
+        complete_all(policy, [Sampling(max_tokens=1)] * len(prompts), prompts)
+    first, second = ([row.prompt_ids for row in batch] for batch in batches)
+    assert first == second
+
+
 def test_results_come_back_to_their_own_callers_across_batches(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = LocalPolicy(model, NumberTokenizer(), max_batch_size=3)
     batches = batches_of(monkeypatch)

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,8 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.adapters: list[Any] = []
         self.error: Exception | None = None
+        self.logprob = -0.5
+        self.seconds = 0.0
 
     def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
         self.requests[name] = SimpleNamespace(ids=prompt["prompt_token_ids"], params=params, sampled=[])
@@ -40,11 +43,12 @@ class FakeEngine:
         if self.error:
             raise self.error
         self.batches.append(len(self.requests))
+        time.sleep(self.seconds)
         outputs = []
         for name, request in list(self.requests.items()):
             request.sampled.append(request.ids[0])
             finished = len(request.sampled) == request.params.max_tokens
-            logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in request.sampled]
+            logprobs = [{token: SimpleNamespace(logprob=self.logprob)} for token in request.sampled]
             sampled = SimpleNamespace(token_ids=request.sampled, logprobs=logprobs, finish_reason="length")
             outputs.append(
                 SimpleNamespace(
@@ -78,6 +82,7 @@ def make() -> tuple[VllmEnginePolicy, FakeEngine]:
 
 async def test_requests_join_while_others_are_sampled() -> None:
     policy, engine = make()
+    engine.seconds = 0.02
 
     async def later() -> Completion:
         while not engine.batches:
@@ -87,21 +92,44 @@ async def test_requests_join_while_others_are_sampled() -> None:
     first, second, third = await asyncio.gather(policy.complete([5], SAMPLING), policy.complete([6], SAMPLING), later())
     assert [c.token_ids for c in (first, second, third)] == [[5] * 3, [6] * 3, [7] * 3]
     assert (first.logprobs, first.finish_reason) == ([-0.5] * 3, "length")
-    assert engine.batches[0] == 2
     assert max(engine.batches) == 3
     assert policy.take_counts() == {"vllm/prompt_tokens": 4.0, "vllm/prefix_cache_hits": 3.0}
     assert policy.take_counts()["vllm/prompt_tokens"] == 0.0
 
 
+async def test_steps_do_not_hold_up_the_event_loop() -> None:
+    """Three steps of 100 ms, and while they last the loop goes round; the engine itself is had only when it rests."""
+    policy, engine = make()
+    engine.seconds = 0.1
+    running = asyncio.create_task(policy.complete([5], SAMPLING))
+    turns = 0
+    while not running.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 30
+    unfinished = asyncio.create_task(policy.complete([5], SAMPLING))
+    await asyncio.sleep(0.01)
+    assert policy.engine.requests == {}
+    assert len((await unfinished).token_ids) == 3
+
+
+async def test_a_log_probability_that_is_no_number_is_refused() -> None:
+    policy, engine = make()
+    engine.logprob = float("nan")
+    with pytest.raises(PolicyError, match=r"vLLM returned the log-probability nan for token 0 of 3.*another dtype"):
+        await policy.complete([5], SAMPLING)
+
+
 async def test_a_request_that_is_cancelled_is_aborted() -> None:
     policy, engine = make()
+    engine.seconds = 0.01
     running = asyncio.create_task(policy.complete([5], SAMPLING))
     await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert engine.aborted == ["0"]
     assert len((await policy.complete([6], SAMPLING)).token_ids) == 3
+    assert engine.aborted == ["0"]
 
 
 async def test_what_the_engine_raises_reaches_all_who_wait() -> None:

@@ -410,6 +410,33 @@ async def test_an_episode_goes_on_from_any_step_without_asking_again(traced: boo
     assert fork.sample == 5
 
 
+async def test_an_episode_that_was_cancelled_goes_on_after_its_last_whole_turn() -> None:
+    whole = await runner().run(TASK)
+    for number in range(len(whole.steps)):
+        run, reached, kept = runner(), asyncio.Event(), {}
+        complete = run.agent.policy.complete
+
+        async def hanging(*request: Any, number: int = number, run: Any = run, **settings: Any) -> Any:
+            if len(run.agent.policy.asked) == number:
+                reached.set()  # noqa: B023
+                await asyncio.Event().wait()
+            return await complete(*request, **settings)  # noqa: B023
+
+        run.agent.policy.complete = hanging  # type: ignore[method-assign]
+        work = asyncio.create_task(run.run_all([(TASK, 0)], kept=kept))
+        await reached.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert len(kept[TASK.id, 0].steps) == number
+        other = runner()
+        (again,) = await other.run_all([(TASK, 0)], kept=kept)
+        assert outcome(again) == outcome(whole)
+        assert len(other.agent.policy.asked) == len(whole.steps) - number  # type: ignore[attr-defined]
+        assert await other.run_all([(TASK, 0)], kept=kept) == [again]  # it has ended
+        assert len(other.agent.policy.asked) == len(whole.steps) - number  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [(Limits(max_steps=5), StopReason.STEP_LIMIT), (Limits(max_tokens=90), StopReason.TOKEN_LIMIT)],

@@ -100,6 +100,7 @@ class WrittenRunner:
         )
         self.jobs: list[tuple[str, int]] = []
         self.seeds: list[int | None] = []
+        self.max_in_flight: int | None = None
 
     async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:
         self.seeds.append(self.agent.sampling.seed)

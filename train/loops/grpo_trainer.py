@@ -84,7 +84,7 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
             args.micro_batch_tokens,
             self._tokenizer.pad_token_id,
             prefix_sharing=args.prefix_sharing,
-            on_policy=args.updates_per_rollout == 1,
+            on_policy=args.updates_per_rollout == 1 and not args.carried_groups,
             reference=self.ref_model,
         )
         self._batches: list[Batch] = []
@@ -126,7 +126,8 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
                 args, collected.episodes[part], collected.advantages[part], collected.sizes, self._update.on_policy
             )
             batch = Batch(batch.rows, batch.normalizer / updates)
-            # Where another engine sampled, its log-probabilities are not quite those of the weights in training.
-            again = args.use_vllm and not self._update.on_policy
+            # Where another engine sampled, its log-probabilities are not quite those of the weights in training. But
+            # the old ones of what was carried over are of the weights that sampled it.
+            again = args.use_vllm and not self._update.on_policy and not args.carried_groups
             batches.append(self._update.with_old_logprobs(model, batch) if again else batch)
         return (batches * args.num_iterations)[self.state.global_step % args.updates_per_rollout :]

@@ -87,6 +87,7 @@ class RecordedRunner:
 
     def __init__(self, episodes: Mapping[tuple[str, int], Episode], environments: Any) -> None:
         self.episodes = episodes
+        self.max_in_flight = None
         nothing = SimpleNamespace(close=_nothing)
         self.agent = SimpleNamespace(
             policy=nothing,

@@ -28,10 +28,12 @@ class AdapterPublisher:
 
     Args:
         folder: Where the versions go. Servers read them there, so it must be visible to them.
+        kept: Versions that requests may still name.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept: int = KEPT) -> None:
         self.folder = folder.absolute()
+        self._kept = kept
         self._run = ""
         self._count = 0
         self._saved: deque[Adapter] = deque()
@@ -65,7 +67,7 @@ class AdapterPublisher:
         if problem:
             raise OutageError(problem)
         self._saved.append(adapter)
-        return adapter, [self._saved.popleft() for _ in range(len(self._saved) - KEPT)]
+        return adapter, [self._saved.popleft() for _ in range(len(self._saved) - self._kept)]
 
     def remove(self, adapters: list[Adapter]) -> None:
         """Delete the folders of these versions."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count, groupby, islice
 
 import torch
 
 from atommem.episode import Episode
-from atommem.train.objective.advantages import group_advantages, zero_variance_fraction
+from atommem.episode_runner import Kept
+from atommem.train.objective.advantages import group_advantages, has_variance
 from atommem.train.objective.sequences import EpisodeSize
-from atommem.train.rollout.dynamic_sampling import replacement_tasks
+from atommem.train.rollout.dynamic_sampling import GroupPart, replacement_tasks, run_parts
 from atommem.train.rollout.rollout_trainer import RolloutTrainer
 from atommem.train.rollout.task_order import TaskOrder
 
@@ -33,52 +35,69 @@ class Collected:
 
 
 def collect(trainer: RolloutTrainer, order: TaskOrder) -> Collected:
-    """Run this rank's episodes of the running update; groups may straddle ranks. All ranks call it together."""
+    """Run this rank's episodes of the running update. All ranks call it together, and wait for each other at its end.
+
+    The global batch is group after group, and each rank has an equal part of it: a group may straddle ranks, unless
+    groups are replaced or carried over (`TrainConfig` sees to it). With `carried_groups` a rank is ahead by so many; a
+    run that is resumed begins with the groups of its update, so that as many are trained on again and as many never.
+    """
     started = time.perf_counter()
     args, accelerator = trainer.args, trainer.accelerator
-    update, group_size = trainer.state.global_step // args.updates_per_rollout, args.num_generations or 1
-    groups = [update * order.groups_per_update + i for i in range(order.groups_per_update)]
-    tasks = [trainer.tasks[order.task(group)] for group in groups]
-    count = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-    own = range(accelerator.process_index * count, (accelerator.process_index + 1) * count)
+    update, ahead = trainer.state.global_step // args.updates_per_rollout, args.carried_groups
+    group_size = args.num_generations or 1
     # Seeds depend on the run's seed and the update, not on the state of a generator: a resumed run repeats them.
     agent = trainer.backend.runner.agent
-    agent.sampling = replace(agent.sampling, seed=order.seed(groups[0]))
+    agent.sampling = replace(agent.sampling, seed=order.seed(update * order.groups_per_update))
+    size = order.groups_per_update * group_size // accelerator.num_processes
+    own = range(accelerator.process_index * size, (accelerator.process_index + 1) * size)
+    enough = len({i // group_size for i in own})
+    coming = chain.from_iterable(_parts(trainer, order, later, own) for later in count(update))
+    carried = trainer.carried
+    begun = (carried or []) + [*islice(coming, 0 if carried is None else ahead, enough + ahead)]
     trainer.publish()
-    everything = episodes = trainer.run_episodes([(tasks[i // group_size], i % group_size) for i in own])
-    rewards, sizes = _gather_outcomes(trainer, episodes)
-    trainer.log_with_update({"frac_reward_zero_std": zero_variance_fraction(rewards, group_size)})
-    seen, replaced = {task.id for task in tasks}, 0
-    for round_ in range(args.dynamic_sampling_rounds):
-        drawn = replacement_tasks(rewards, group_size, trainer.tasks, seen, f"{args.seed}/{update}/{round_}")
-        if not drawn:
-            break
-        seen, replaced = seen | {task.id for task in drawn.values()}, replaced + len(drawn)
-        again = [i for i in own if i // group_size in drawn]
-        fresh = trainer.run_episodes([(drawn[i // group_size], i % group_size) for i in again])
-        everything = everything + fresh
-        episodes = [*(dict(zip(own, episodes, strict=True)) | dict(zip(again, fresh, strict=True))).values()]
-        rewards, sizes = _gather_outcomes(trainer, episodes)
-    if args.dynamic_sampling_rounds:
-        trainer.log_with_update({"dynamic_sampling/replaced_groups": float(replaced)})
+    parts, trainer.carried = trainer.sample(
+        lambda on_episode: run_parts(trainer.backend.runner, begun, enough, on_episode),
+        sum(len(part.samples) for part in begun),
+    )
+    episodes = [episode for part in parts for episode in part.episodes]
+    rewards, replaced, sizes = _gather_outcomes(trainer, parts)
+    starts = range(0, len(rewards), group_size)
+    flat = [bool(replaced[i]) or not has_variance(rewards[i : i + group_size]) for i in starts]
+    trainer.log_with_update({"frac_reward_zero_std": sum(flat) / len(flat)})
+    if ahead:
+        trainer.log_with_update({"carried_groups": float(sum(part.carried for part in parts))})
+    if args.dynamic_sampling:
+        trainer.log_with_update({"dynamic_sampling/replaced_groups": float(sum(replaced[i] for i in starts))})
+    everything = episodes + [episode for part in parts for episode in part.replaced]
     trainer.end_rollout(everything, rewards, time.perf_counter() - started)
     advantages = group_advantages(rewards, group_size, str(args.scale_rewards))[own.start : own.stop]
     return Collected(episodes, advantages, sizes)
 
 
+def _parts(trainer: RolloutTrainer, order: TaskOrder, update: int, own: range) -> Iterator[GroupPart]:
+    """What falls to a rank of the groups of an update: the places `own` of its episodes."""
+    args, groups, size = trainer.args, order.groups_per_update, trainer.args.num_generations or 1
+    tasks = [trainer.tasks[order.task(update * groups + place)] for place in range(groups)]
+    seen, seed = {task.id for task in tasks}, f"{args.seed}/{update}"
+    others = replacement_tasks(trainer.tasks, seen, groups, args.dynamic_sampling, seed)
+    for place, members in groupby(own, lambda i: i // size):
+        kept: Kept | None = {} if args.carried_groups else None
+        yield GroupPart([tasks[place], *others[place]], [i % size for i in members], kept)
+
+
 def _gather_outcomes(
-    trainer: RolloutTrainer, episodes: Sequence[Episode]
-) -> tuple[list[float | None], list[EpisodeSize]]:
-    """Reward (None: failed) and size of every episode of the global batch, in its order."""
-    sizes = [EpisodeSize.of(episode, trainer.args.overlong_filtering) for episode in episodes]
-    table = torch.tensor(
-        [
-            [math.nan if episode.reward is None else episode.reward, size.tokens, size.steps]
-            for episode, size in zip(episodes, sizes, strict=True)
-        ],
-        dtype=torch.float32,
-        device=trainer.accelerator.device,
-    )
+    trainer: RolloutTrainer, parts: Sequence[GroupPart]
+) -> tuple[list[float | None], list[int], list[EpisodeSize]]:
+    """Of every episode of the global batch, in its order: its reward (None: failed), how many groups its own has
+    replaced, and its size."""
+    rows = []
+    for part in parts:
+        for episode in part.episodes:
+            size = EpisodeSize.of(episode, trainer.args.overlong_filtering)
+            reward = math.nan if episode.reward is None else episode.reward
+            rows.append([reward, len(part.replaced) // len(part.samples), size.tokens, size.steps])
+    table = torch.tensor(rows, dtype=torch.float32, device=trainer.accelerator.device)
     outcomes = trainer.accelerator.gather(table).tolist()
-    rewards = [None if math.isnan(reward) else reward for reward, _, _ in outcomes]
-    return rewards, [EpisodeSize(int(tokens), int(steps)) for _, tokens, steps in outcomes]
+    rewards = [None if math.isnan(reward) else reward for reward, *_ in outcomes]
+    sizes = [EpisodeSize(int(tokens), int(steps)) for *_, tokens, steps in outcomes]
+    return rewards, [int(replaced) for _, replaced, *_ in outcomes], sizes

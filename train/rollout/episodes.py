@@ -10,7 +10,7 @@ from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentConfig, make_environments
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Policy, Sampling
-from atommem.session import Agent
+from atommem.session import ENCODE_THREADS, Agent
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.train_config import TrainConfig
 
@@ -47,6 +47,7 @@ class Rollouts:
                     temperature=args.temperature, top_p=1.0, top_k=0, max_tokens=args.max_completion_length or 1024
                 ),
                 chat_template_kwargs=args.template_kwargs,
+                encode_threads=ENCODE_THREADS,
                 keep_prompts=True,
             ),
             limits=Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds),

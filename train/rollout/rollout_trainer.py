@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import gc
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
@@ -14,8 +16,10 @@ from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import OutageError
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.backend import Backend
+from atommem.train.rollout.dynamic_sampling import GroupPart
 from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
 from atommem.train.train_config import TrainConfig
+from atommem.train.watch.progress import OnEpisode
 from atommem.train.watch.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 
 Result = TypeVar("Result")
@@ -40,6 +44,8 @@ class RolloutTrainer(ResumableTrainer):
         self.tasks = tasks
         self.held_out = held_out
         self.on_episodes = on_episodes
+        self.carried: list[GroupPart] | None = None
+        """Groups that were begun in the update before; none before the first update of this process."""
         self._loop = asyncio.Runner()
         self._rollout_log = RolloutLog(map(backend.runner.agent.environments.describe, tasks))
 
@@ -68,7 +74,18 @@ class RolloutTrainer(ResumableTrainer):
         self.meet(broken)
 
     def run_episodes(self, jobs: Sequence[tuple[Any, int]], name: str = "episodes") -> list[Episode]:
-        """One episode per (task, sample) of this rank; returns when all ranks have theirs.
+        """One episode per (task, sample) of this rank; see `sample`."""
+        return self.sample(lambda on_episode: self.backend.runner.run_all(jobs, on_episode), len(jobs), name)
+
+    def sample(
+        self, work: Callable[[OnEpisode | None], Coroutine[Any, Any, Result]], count: int, name: str = "episodes"
+    ) -> Result:
+        """What `work` gives, which runs this rank's episodes; returns when all ranks have theirs.
+
+        Args:
+            work: Given what is to be called as each episode ends.
+            count: Its episodes, for the bar.
+            name: The bar's.
 
         Raises:
             TrainingInterrupted: A rank was asked to stop: the episodes are given up.
@@ -76,21 +93,21 @@ class RolloutTrainer(ResumableTrainer):
         """
         clock = self._rollout_log.clock
         broken: Exception | None = None
-        episodes: list[Episode] | None = None
+        done: Result | None = None
         with (
             self.backend.rollout(self),
-            self.progress.rollout(len(jobs), name) as on_episode,
+            self.progress.rollout(count, name) as on_episode,
             clock.busy(EPISODES),
+            no_full_collection(),
         ):
-            work = self.backend.runner.run_all(jobs, on_episode)
             try:
-                episodes = self.run_async(self.stop_request.guard(work))
+                done = self.run_async(self.stop_request.guard(work(on_episode)))
             except Exception as error:  # whatever an engine dies of: the weights before this update are good
                 broken = error
         with clock.busy(WAIT):
             self.meet(broken)
-        assert episodes is not None, "a rank that gave up its rollout made all of them stop"
-        return episodes
+        assert done is not None, "a rank that gave up its rollout made all of them stop"
+        return done
 
     def end_rollout(self, episodes: Sequence[Episode], rewards: Sequence[float | None], seconds: float) -> None:
         """Log an update's rollout, keep its episodes, show them to `on_episodes`.
@@ -150,3 +167,16 @@ class RolloutTrainer(ResumableTrainer):
         self._rollout_log.sums([], agent.activity)
         self.backend.metrics()
         return report_held_out(self, gather_object(mine), metric_key_prefix)
+
+
+@contextmanager
+def no_full_collection() -> Iterator[None]:
+    """Without it Python looks, every few thousand steps of episodes, for garbage among all objects of the process: a
+    third of a second in which no thread goes on. Young garbage is collected all the same.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*thresholds[:2], 1_000_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)

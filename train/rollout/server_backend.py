@@ -15,7 +15,7 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.episode_stats import add_sums
 from atommem.errors import OutageError
 from atommem.policy.server_pool import ServerPool
-from atommem.train.rollout.adapters import AdapterPublisher
+from atommem.train.rollout.adapters import KEPT, AdapterPublisher
 from atommem.train.rollout.backend import TrainingSide
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.full_weights import FullWeights
@@ -27,8 +27,8 @@ COUNTERS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "
 class WeightSync(Protocol):
     """Brings the trainer's weights to the servers of a pool. All ranks call it together."""
 
-    def publish(self, trainer: TrainingSide, pool: ServerPool) -> None:
-        """Raises OutageError when no server takes them."""
+    def publish(self, trainer: TrainingSide, pool: ServerPool | None) -> None:
+        """Raises OutageError when no server takes them. In asynchronous training only the main process has a pool."""
         ...
 
     async def close(self, pool: ServerPool) -> None:
@@ -47,13 +47,15 @@ class AdapterSync:
         self._publisher = publisher
         self._main = False
 
-    def publish(self, trainer: TrainingSide, pool: ServerPool) -> None:
+    def publish(self, trainer: TrainingSide, pool: ServerPool | None) -> None:
         """Save the adapter, have it loaded, forget what nobody asks for any more.
 
         Every rank loads it by itself: the second time is a no-op, and no rank needs to know which
         servers another one has lost.
         """
         adapter, outdated = self._publisher.save(trainer)
+        if pool is None:
+            return
         trainer.run_async(pool.use_adapter(adapter))
         self._main = trainer.accelerator.is_main_process
         if self._main:
@@ -171,14 +173,17 @@ def server_backend(rollouts: Rollouts) -> Callable[[Any], ServerBackend]:
             max_in_flight=1024,  # the servers queue what is too much for them
             patience=args.vllm_server_timeout,
         )
-        sync: WeightSync
-        if isinstance(model, PeftModel):
-            sync = AdapterSync(AdapterPublisher(Path(args.output_dir) / "adapters"))
-        else:
-            sync = FullWeights(args.vllm_server_timeout)
+        sync = weight_sync(args, isinstance(model, PeftModel))
         return ServerBackend(rollouts.runner(pool, args.max_in_flight), pool, sync)
 
     return make
+
+
+def weight_sync(args: Any, lora: bool, kept: int = KEPT) -> WeightSync:
+    """How servers get what is trained; `kept` versions of an adapter stay."""
+    if lora:
+        return AdapterSync(AdapterPublisher(Path(args.output_dir) / "adapters", kept))
+    return FullWeights(args.vllm_server_timeout)
 
 
 async def _gather(calls: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from atommem.errors import ConfigError
 from atommem.observation import StopReason
 from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.sequences import Row
+from atommem.train.rollout.dynamic_sampling import replacement_tasks
 from tests.train.harness import (
     assert_equal_gradients,
     episodes_of,
@@ -22,7 +23,7 @@ from tests.train.harness import (
     make_trainer,
     reference_gradients,
 )
-from tests.train.toys import make_episode, make_model, mixed_episode, random_episode
+from tests.train.toys import ToyTask, make_episode, make_model, mixed_episode, random_episode
 
 TASKS = ["t0", "t1", "t2", "t3"]
 
@@ -337,22 +338,39 @@ def test_a_model_that_cannot_share_prefixes_is_padded_with_a_warning(
 
 
 def test_groups_without_variance_are_replaced(tmp_path: Path) -> None:
-    """t1 and t2 teach nothing; t4 and t5 are drawn in their place, and only they are run again."""
-    config = make_config(tmp_path, per_device_train_batch_size=16, dynamic_sampling_rounds=3, micro_batch_tokens=10_000)
-    trainer, recorder, runner = make_trainer(make_model(), config, mixed_episode, tasks=6)
+    """t1 and t2 teach nothing: other tasks are drawn in their place, until one does or there have been two."""
+
+    def write(task_id: str, sample: int) -> Episode:
+        episode = mixed_episode(task_id, sample)
+        if int(task_id[1:]) >= 4:
+            episode.reward = float(sample) if int(task_id[1:]) % 2 else 1.0  # every other one teaches nothing either
+        return episode
+
+    config = make_config(tmp_path, per_device_train_batch_size=16, dynamic_sampling=2, micro_batch_tokens=10_000)
+    trainer, recorder, runner = make_trainer(make_model(), config, write, tasks=14)
     trainer.train()
-    first, again = runner.jobs[:16], runner.jobs[16:]
-    assert first == [(task, sample) for task in TASKS for sample in range(4)]
-    assert {task for task, _ in again} == {"t4", "t5"}
-    assert [sample for _, sample in again[:4]] == [0, 1, 2, 3]
+    ran = [task for task, sample in runner.jobs if sample == 0]
+    assert set(TASKS) <= set(ran)
+    drawn = {place: list(tasks) for place, tasks in enumerate(replacements_of(14))}
+    trained = ["t0", "t1", "t2", "t3"]
+    for place in (1, 2):
+        taken = next((n for n, task in enumerate(drawn[place]) if int(task[1:]) % 2), 1)
+        trained[place] = drawn[place][taken]
+        assert [task for task in ran if task in drawn[place]] == drawn[place][: taken + 1]
+    assert not set(ran) & {*drawn[0], *drawn[3]}
     logged = trainer.state.log_history[0]
     assert logged["frac_reward_zero_std"] == 0.5
-    assert logged["dynamic_sampling/replaced_groups"] == 2.0
-    trained = ["t0", again[0][0], again[4][0], "t3"]
-    episodes = episodes_of(mixed_episode, trained, 4)
+    assert logged["dynamic_sampling/replaced_groups"] == len(ran) - 4
+    episodes = episodes_of(write, trained, 4)
     advantages = group_advantages([episode.reward for episode in episodes], 4)
     _, expected = reference_gradients(make_model(), episodes, advantages, "token")
     assert_equal_gradients(recorder.gradients[0], expected)
+
+
+def replacements_of(tasks: int) -> list[list[str]]:
+    """Of the four groups of the first update, as the trainer draws them with the default seed."""
+    everything = [ToyTask(f"t{index}") for index in range(tasks)]
+    return [[task.id for task in drawn] for drawn in replacement_tasks(everything, TASKS, 4, 2, "42/0")]
 
 
 def test_overlong_episodes_are_not_trained_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Run by test_server_ranks.py under torchrun: two ranks train a LoRA adapter, each with its own view of fake servers.
+"""Run by test_server_ranks.py under torchrun: two ranks train, each with its own view of fake servers.
 
 Usage: server_ranks_worker.py FOLDER
 """
@@ -8,19 +8,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import LoraConfig
 
 from atommem.policy.server_pool import ServerPool
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.rollout.adapters import AdapterPublisher
+from atommem.train.rollout.full_weights import FullWeights
 from atommem.train.rollout.server_backend import AdapterSync, ServerBackend
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
-from tests.train.harness import make_config
+from tests.train.harness import make_config, make_trainer
 from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
 
 LORA = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
@@ -58,12 +61,77 @@ def train(folder: Path, down: list[str]) -> dict[str, Any]:
     return {"error": error, "loads": loads, "readable": readable, "logged": len(logged)}
 
 
+class Transfer:
+    """Takes weights for several servers at once, as TRL's client of one does."""
+
+    def __init__(self, urls: Sequence[str], description: dict[str, Any]) -> None:
+        self.urls, self.description = list(urls), description
+        self.given = 0
+
+    def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self.given += sum(1 for _ in weights)
+
+    def pause(self) -> None:
+        """Nothing samples."""
+
+    resume = destroy = pause
+
+
+def train_whole(folder: Path) -> dict[str, Any]:
+    """Two updates of all weights, with the servers a and b."""
+    cluster = Cluster("a", "b")
+    pool = ServerPool(cluster.urls, tokenizer=WordTokenizer(), patience=0.2, transport=cluster.transport)
+    runner = WrittenRunner(mixed_episode)
+    runner.agent.policy = pool  # type: ignore[assignment]
+    transfers: list[Transfer] = []
+
+    def connect(urls: Sequence[str], describe: Callable[[str], dict[str, Any]], timeout: float) -> Transfer:
+        transfers.append(Transfer(urls, describe("bfloat16")))
+        return transfers[-1]
+
+    model = make_model()
+    trainer = MemoryGRPOTrainer(
+        model=model,
+        args=make_config(folder, max_steps=2, per_device_train_batch_size=4, use_vllm=True, vllm_mode="server"),
+        tasks=[ToyTask(f"t{index}") for index in range(6)],
+        processing_class=make_tokenizer(),
+        make_backend=lambda _: ServerBackend(runner, pool, FullWeights(1.0, connect)),  # type: ignore[arg-type]
+    )
+    gathered: list[int] = []
+    gather = trainer._dist.gather_params
+    trainer._dist.gather_params = lambda parameters: gathered.append(len(parameters)) or gather(parameters)
+    trainer.train()
+    serving = [server.url for server in pool.serving]
+    trainer.close()
+    return {
+        "parameters": sum(1 for _ in model.parameters()),
+        "gathered": sum(gathered),
+        "serving": serving,
+        "transfers": [[each.urls, each.given, set(each.description["dtype_names"]).pop()] for each in transfers],
+    }
+
+
+def train_replacing(folder: Path, processes: int) -> dict[str, Any]:
+    """Two updates of four groups, of which some are replaced; the tasks that this rank ran."""
+    trainer, _, runner = make_trainer(
+        make_model(),
+        make_config(folder, max_steps=2, per_device_train_batch_size=16 // processes, dynamic_sampling=2),
+        mixed_episode,
+        tasks=24,
+    )
+    trainer.train()
+    logged = [entry["dynamic_sampling/replaced_groups"] for entry in trainer.state.log_history if "reward" in entry]
+    return {"jobs": runner.jobs, "replaced": logged}
+
+
 def main(folder: Path) -> None:
-    """Both cases; what this rank saw goes to FOLDER/RANK.json."""
+    """All cases; what this rank saw goes to FOLDER/RANK.json."""
     second = os.environ["RANK"] == "1"
     seen = {
         "one lost": train(folder / "one", ["a"] if second else []),
         "all lost": train(folder / "all", ["a", "b"] if second else []),
+        "whole": train_whole(folder / "whole"),
+        "replacing": train_replacing(folder / "replacing", processes=2),
     }
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(seen))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ import torch
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from atommem.policy.server_pool import ServerPool
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.rollout.adapters import AdapterPublisher
-from atommem.train.rollout.full_weights import FullWeights, check_devices, vllm_name
+from atommem.train.rollout.full_weights import FullWeights, Servers, check_devices, vllm_name
 from atommem.train.rollout.server_backend import AdapterSync, ServerBackend, WeightSync, counter_growth, rollout_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
@@ -127,10 +128,11 @@ def test_full_weights_go_to_every_server_that_is_up(tmp_path: Path) -> None:
     cluster["b"].up = False
     clients: dict[str, FakeTransfer] = {}
 
-    def connect(url: str, description: dict[str, Any], timeout: float) -> FakeTransfer | None:
-        if url == "http://c":  # it went between two questions
-            return None
-        return clients.setdefault(url, FakeTransfer(description))
+    def connect(urls: Sequence[str], describe: Callable[[str], dict[str, Any]], timeout: float) -> FakeTransfer:
+        if cluster["c"].up:
+            cluster["c"].up = False
+            raise OutageError("http://c went away")  # between two questions
+        return clients.setdefault(",".join(urls), FakeTransfer(describe("bfloat16")))
 
     trainer = train(tmp_path, cluster, FullWeights(1.0, connect), updates=2)
     assert list(clients) == ["http://a"]
@@ -138,7 +140,7 @@ def test_full_weights_go_to_every_server_that_is_up(tmp_path: Path) -> None:
     assert client.calls == ["pause", "send", "resume"] * 2
     assert client.description["names"] == list(client.weights) == list(state)
     assert client.description["shapes"] == [list(weight.shape) for weight in client.weights.values()]
-    assert set(client.description["dtype_names"]) == {"float32"}
+    assert set(client.description["dtype_names"]) == {"bfloat16"}
     # The second update got the weights after one step: not those of the end.
     assert any(not torch.equal(client.weights[name], state[name]) for name in state)
     pool = trainer.backend.pool  # type: ignore[attr-defined]
@@ -147,10 +149,80 @@ def test_full_weights_go_to_every_server_that_is_up(tmp_path: Path) -> None:
     assert client.calls[-1] == "destroy"
 
 
+def test_servers_that_come_and_go_make_the_group_anew(tmp_path: Path) -> None:
+    """b is gone at the first update, there at the second and third, and started anew before the fourth."""
+    cluster = Cluster("a", "b")
+    cluster["b"].up = False
+    groups: list[tuple[str, FakeTransfer]] = []
+
+    def connect(urls: Sequence[str], describe: Callable[[str], dict[str, Any]], timeout: float) -> FakeTransfer:
+        groups.append((",".join(urls), FakeTransfer(describe("float32"))))
+        return groups[-1][1]
+
+    def between(update: int, episodes: object) -> None:
+        cluster["b"].up = True
+        if update == 2:
+            trainers[0].servers[1].serving = False  # a request has failed there
+
+    trainers: list[Any] = []
+
+    class Watched(FullWeights):
+        def publish(self, trainer: Any, pool: Any) -> None:
+            trainers[:] = [pool]
+            super().publish(trainer, pool)
+
+    train(tmp_path, cluster, Watched(1.0, connect), updates=4, on_episodes=between).close()
+    assert [urls for urls, _ in groups] == ["http://a", "http://a,http://b", "http://a,http://b"]
+    assert [client.calls.count("send") for _, client in groups] == [1, 2, 1]
+    assert all(client.calls[-1] == "destroy" for _, client in groups)
+
+
+class FakeServer:
+    """TRL's client of one server, with three workers."""
+
+    def __init__(self, url: str, dtype: str = "torch.bfloat16") -> None:
+        self.server_url, self.dtype = url, dtype
+        self.info: dict[str, Any] = {}
+        self.meeting: Barrier | None = None
+
+    def get_dtype(self) -> str:
+        return self.dtype
+
+    def get_world_size(self) -> int:
+        return 3
+
+    def init_weight_transfer_engine(self, info: dict[str, Any], timeout: int) -> None:
+        self.info = info
+        if self.meeting is not None:
+            self.meeting.wait(5)
+
+    def update_weights(self, update: dict[str, Any], timeout: int) -> None:
+        if self.server_url == "http://b":
+            raise RuntimeError("b is gone")
+        Event().wait(20)  # for a broadcast that never comes
+
+
+def test_workers_of_all_servers_are_ranks_of_one_group() -> None:
+    clients = [FakeServer("http://a"), FakeServer("http://b")]
+    servers = Servers(clients)
+    assert (servers.get_world_size(), servers.get_dtype()) == (6, "torch.bfloat16")
+    for client, meeting in zip(clients, [Barrier(2)] * 2, strict=True):
+        client.meeting = meeting  # a server answers when all have joined: they must be asked at the same time
+    servers.init_weight_transfer_engine({"rank_offset": 1, "world_size": 7}, timeout=1)
+    assert [client.info["rank_offset"] for client in clients] == [1, 4]
+    # One that fails while another waits for it ends the wait.
+    with pytest.raises(RuntimeError, match="b is gone"):
+        servers.update_weights({}, timeout=1)
+    with pytest.raises(ConfigError, match=r"http://a, http://b serve in .*start all with the same --dtype"):
+        Servers([FakeServer("http://a"), FakeServer("http://b", "torch.float16")]).get_dtype()
+
+
 def test_full_weights_without_any_server_are_an_outage(tmp_path: Path) -> None:
     cluster = Cluster("a")
     cluster["a"].up = False
-    with pytest.raises(RolloutFailedError, match="no server could be given weights: http://a"):
+    with pytest.raises(
+        RolloutFailedError, match=r"no server could be given weights \(http://a\): none of them answers"
+    ):
         train(tmp_path, cluster, FullWeights(1.0, lambda *_: None))
 
 
@@ -174,7 +246,7 @@ def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_rank
     with pytest.raises(
         RolloutFailedError, match=r"while they were given weights; http://a: RuntimeError\('NCCL went away'\)"
     ):
-        train(tmp_path, Cluster("a"), FullWeights(1.0, lambda url, description, timeout: Breaks(description)))
+        train(tmp_path, Cluster("a"), FullWeights(1.0, lambda urls, describe, timeout: Breaks({})))
     assert given == ["first", "second", "third"]
 
 

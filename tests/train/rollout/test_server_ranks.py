@@ -1,4 +1,4 @@
-"""Two ranks with vLLM servers: one adapter name for both, whatever servers each of them can reach."""
+"""Two ranks: with vLLM servers, whichever of them each can reach, and with groups that are replaced."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.train.rollout.server_ranks_worker import train_replacing
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,3 +42,21 @@ def test_a_rank_that_has_no_server_ends_the_run_for_all(seen: list[dict[str, Any
     first, second = (rank["all lost"] for rank in seen)
     assert "no server has answered" in second["error"]
     assert "see the other processes" in first["error"]
+
+
+def test_whole_weights_are_gathered_once_for_all_servers(seen: list[dict[str, Any]]) -> None:
+    """Two updates: each rank gathers every parameter twice, whatever the number of servers, and one of them sends."""
+    first, second = (rank["whole"] for rank in seen)
+    for rank in (first, second):
+        assert rank["gathered"] == 2 * rank["parameters"]
+        assert rank["serving"] == ["http://a", "http://b"]
+    assert first["transfers"] == [[["http://a", "http://b"], 2 * first["parameters"], "bfloat16"]]
+    assert second["transfers"] == []
+
+
+def test_each_rank_replaces_its_groups_as_one_process_does(seen: list[dict[str, Any]], tmp_path: Path) -> None:
+    first, second = (rank["replacing"] for rank in seen)
+    alone = train_replacing(tmp_path, processes=1)
+    assert sorted(map(tuple, first["jobs"] + second["jobs"])) == sorted(alone["jobs"])
+    assert first["replaced"] == second["replaced"] == alone["replaced"]
+    assert sum(alone["replaced"]) > 0

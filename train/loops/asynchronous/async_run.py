@@ -22,7 +22,6 @@ from atommem.train.watch.callbacks import GRPO_COLUMNS
 ASYNC_COLUMNS = (
     *(column for column in GRPO_COLUMNS if column[0] != "roll s"),
     ("stale", "sample/staleness_mean", ".2f"),
-    ("dropped", "sample/dropped_stale_total", ".0f"),
 )
 
 
@@ -36,16 +35,11 @@ def run_async(
     """Train asynchronously and save the model; returns its folder.
 
     Raises:
-        ConfigError: The model is an adapter, full weights are to go to several servers, or a folder is wrong.
+        ConfigError: The model is an adapter, or a folder is wrong.
     """
     model = str(model_config.model_name_or_path)
     if (Path(model) / "adapter_config.json").is_file():
         raise ConfigError(f"{model} is a peft adapter: merge it into its base model to train it asynchronously.")
-    if args.use_vllm and not model_config.use_peft and len(args.vllm_server_urls) != 1:
-        raise ConfigError(
-            f"full weights go to one server, and vllm_server_base_url names {len(args.vllm_server_urls)}: give one, or "
-            "train an adapter (use_peft)."
-        )
 
     def make() -> AsyncMemoryGRPOTrainer:
         kind = find_environment(environment.environment)
@@ -59,7 +53,7 @@ def run_async(
             args=args,
             tasks=tasks,
             processing_class=tokenizer,
-            make_sampler=make_sampler(rollouts, model, model_config.use_peft),
+            make_sampler=make_sampler(rollouts, model),
             on_episodes=episode_hooks(args, tasks, kind, tokenizer, memory),
             held_out=kind.read_tasks(args.eval_data) if args.eval_data else (),
             peft_config=get_peft_config(model_config),

@@ -11,20 +11,19 @@ the private names that are relied on.
 from __future__ import annotations
 
 import contextlib
-import json
-import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import get_last_checkpoint
+from trl.distributed import DistributedBackend
 from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.models import prepare_fsdp
+from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from atommem.envs.scoring.records import record_of
 from atommem.episode_stats import episode_sums, means
@@ -43,11 +42,11 @@ from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.adapters import check_servable
 from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
 from atommem.train.rollout.rollout_trainer import EpisodesHook
+from atommem.train.rollout.server_backend import weight_sync
 from atommem.train.rollout.task_order import TaskOrder
 from atommem.train.watch.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
 
-ROLLOUT_STATE = "rollout_state.json"
-"""Beside each checkpoint, as TRL's own worker has it."""
+Result = TypeVar("Result")
 
 
 class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
@@ -96,12 +95,24 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self.on_episodes = on_episodes
         self.held_out = held_out
         sampler = make_sampler(args.device) if args.process_index == 0 else None
-        worker = None if sampler is None else _make_worker(sampler, tasks, args, self._order)
-        adapter_only = args.use_vllm and kwargs.get("peft_config") is not None
-        # TRL probes a server for adapters where it gets no transfer; other ranks need no more than a stand-in.
-        transfer = sampler.weights if sampler is not None else _Elsewhere()
-        if args.use_vllm and not adapter_only:
-            transfer = None
+        worker = None
+        if sampler is not None:
+            count = self._order.groups_per_update
+            worker = RolloutWorker(
+                loop=sampler.loop,
+                runner=sampler.runner,
+                tasks=tasks,
+                order=self._order,
+                group_size=args.num_generations,
+                groups_per_version=count * args.weight_sync_steps,
+                max_staleness=args.max_staleness,
+                total=count * args.max_steps,
+                first=lambda: self.state.global_step * count,
+                max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
+            )
+        # One adapter more than may be asked for: a version is loaded before the oldest one goes.
+        lora, kept = kwargs.get("peft_config") is not None, args.max_staleness + 2
+        self._weights = weight_sync(args, lora, kept) if args.use_vllm else None
         # TRL's asynchronous trainer takes no tasks to evaluate on, and without any transformers takes no strategy.
         strategy, args.eval_strategy = args.eval_strategy, "no"
         with _peak_flops_off_gpu():
@@ -112,16 +123,15 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
                 processing_class=processing_class,
                 rollout_worker=worker,
-                weight_transfer=transfer,
+                # TRL would make its own, for one server, where it gets none.
+                weight_transfer=(sampler and sampler.weights) or _Elsewhere(),
                 **kwargs,
             )
         args.eval_strategy = strategy
         tune_lm_head_for_cpu(self.accelerator.device.type)
-        if adapter_only:
+        self._dist = DistributedBackend(self.accelerator)
+        if args.use_vllm and lora:
             check_servable(self.accelerator.unwrap_model(self.model))
-            self._lora_sync = True
-            # A server may have outlived another run, and keeps the adapters that it has by their names.
-            self._lora_name = f"atommem-{secrets.token_hex(4)}"
         self._update = UpdateStep(
             self.accelerator,
             self.model,
@@ -129,6 +139,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             args.token_budget or 1,
             self.processing_class.pad_token_id,
             on_policy=False,
+            reference=self._reference(model) if args.beta and not lora else None,
         )
         self._rollout_log = RolloutLog([] if sampler is None else map(sampler.runner.environments.describe, tasks))
         self._reader = None
@@ -136,11 +147,19 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             self._reader = GroupReader(
                 worker,
                 lambda: self.model_version,
-                args.max_staleness,
                 args.heartbeat_stale_after_s,
                 self._metrics["train"],
                 lambda: self.stop_request.requested,
             )
+
+    def _reference(self, model: str) -> Any:
+        """The model of the KL term where all weights are trained, made as `GRPOTrainer` makes its own."""
+        settings = {"dtype": self.model.dtype, **(self.args.model_init_kwargs or {}), "device_map": None}
+        reference = create_model_from_path(model, **settings)
+        add_fused_lm_head(reference, temperature=1.0)
+        if self.is_fsdp_enabled:
+            return prepare_fsdp(reference, self.accelerator)
+        return self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     # Data -----------------------------------------------------------------------------------------
 
@@ -167,8 +186,11 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         if self._reader is not None:
             try:
                 with self._rollout_log.clock.busy(WAIT):
-                    groups = self._reader.take(self._order.groups_per_update, self.state.global_step)
-                if len(groups) == self._order.groups_per_update:
+                    count = self._order.groups_per_update
+                    groups = self._reader.take(
+                        range(self.state.global_step * count, (self.state.global_step + 1) * count)
+                    )
+                if len(groups) == count:
                     self._log_groups(groups)
                     batch = batch_of(groups, self.args)
                     rows, payload = batch.rows, [batch.normalizer]
@@ -203,27 +225,24 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         """TRL's accounting of its stream of micro-batches: there is none."""
 
     def _sync_weight(self) -> None:
+        """Publish the weights as their next version. Servers go on meanwhile with requests for an older adapter."""
         with self._rollout_log.clock.busy(SYNC):
-            super()._sync_weight()
-
-    def _sync_weight_lora(self, t0: float) -> tuple[float, float, float]:
-        """Publish the adapter under the name of its version; requests in flight keep theirs, nothing pauses."""
-        version = self.model_version + 1
-        name = f"{self._lora_name}-v{version}"
-        folder = Path(self._lora_dir) / name
-        model = self.accelerator.unwrap_model(self.model)
-        trl_async.save_lora_adapter(model, self.accelerator, self._adapter_name, str(folder))
-        saved = time.time()
-        outage: OutageError | None = None
-        if self.accelerator.is_main_process:
+            if self._weights is None:
+                super()._sync_weight()
+                return
+            outage: OutageError | None = None
             try:
-                self.weight_transfer.publish(name, folder)
-                self.rollout_worker.update_model_version(version)
+                self._weights.publish(self, None if self._reader is None else self.rollout_worker.runner.agent.policy)
             except OutageError as error:
                 outage = error
-        self.meet(outage)
-        self.model_version = version
-        return t0, t0, saved
+            self.meet(outage)
+            self.model_version += 1
+            if self.rollout_worker is not None:
+                self.rollout_worker.update_model_version(self.model_version)
+
+    def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the event loop that the episodes run in; on the main process."""
+        return self.rollout_worker.loop.spawn(work).result()
 
     # Evaluation -----------------------------------------------------------------------------------
 
@@ -259,58 +278,15 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             broadcast_object_list(payload)
         return report_held_out(self, payload[0], metric_key_prefix)
 
-    # Position -------------------------------------------------------------------------------------
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As TRL's; a resumed run goes on with the groups that the stopped one had not trained on."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        if isinstance(resume_from_checkpoint, str):
-            self._resume_position(Path(resume_from_checkpoint) / ROLLOUT_STATE)
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-    def _resume_position(self, path: Path) -> None:
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read ({error}): resume from another checkpoint.") from error
-        self.model_version = state["model_version"]
-        if self._reader is not None:
-            self._reader.resume_at(state["prompt_index"], state["pending"])
-            self.rollout_worker.resume_at(
-                state["prompt_index"], state["pending"], state["updates"] * self._order.groups_per_update
-            )
-            self.rollout_worker.version = self.model_version
-
-    def save_extra_state(self, folder: Path) -> None:
-        """What the worker has yet to sample, where TRL's own worker would have left it."""
-        if self._reader is not None:
-            following, pending = self._reader.position(self.state.global_step)
-            state = {
-                "prompt_index": following,
-                "pending": pending,
-                "updates": self.state.global_step,
-                "model_version": self.model_version,
-            }
-            (folder / ROLLOUT_STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
-
 
 class _Elsewhere:
-    """The weight transfer of a process that is not the main one: TRL never calls it there."""
+    """TRL's weight transfer where it transfers nothing: on other processes, and where a `WeightSync` does it."""
 
+    def init_weight_transfer(self) -> None:
+        """Called as training begins."""
 
-def _make_worker(sampler: Sampler, tasks: Sequence[Any], args: AsyncTrainConfig, order: TaskOrder) -> RolloutWorker:
-    return RolloutWorker(
-        loop=sampler.loop,
-        runner=sampler.runner,
-        tasks=tasks,
-        order=order,
-        group_size=args.num_generations,
-        groups_per_version=order.groups_per_update * args.weight_sync_steps,
-        max_staleness=args.max_staleness,
-        total=order.groups_per_update * args.max_steps,
-        max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
-    )
+    def destroy(self) -> None:
+        """Called as it ends."""
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from atommem.episode import Episode
 from atommem.train.episode_config import EpisodeConfig
@@ -22,18 +21,11 @@ class Group:
         episodes: With their rewards; a failed one has none.
         versions: For each episode, the version of the weights that each of its steps was sampled from. A step
             that weights were replaced during has the older one.
-        started: The version when the group began.
     """
 
     index: int
     episodes: Sequence[Episode]
     versions: Sequence[Sequence[int]]
-    started: int
-
-    @property
-    def oldest(self) -> int:
-        """The oldest version in the group: it decides whether the group is stale."""
-        return min(chain.from_iterable(self.versions), default=self.started)
 
 
 def batch_of(groups: Sequence[Group], args: EpisodeConfig) -> Batch:

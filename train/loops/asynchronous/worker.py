@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain, count
+from itertools import count
 from typing import Any, TypeVar
 
 from atommem.episode import Episode
@@ -59,6 +61,7 @@ class _TaggedPolicy:
         self._policy = policy
         self._version = version
         self._on_completion = on_completion
+        self.announced = getattr(policy, "announced", nullcontext)
         self.versions: list[int] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -81,8 +84,8 @@ class RolloutWorker:
 
     Weights of version v serve the groups of one update (of `weight_sync_steps` updates). With the first
     weights the worker may start the groups of ``1 + max_staleness`` versions, and with every new version
-    those of one more. So a group is fresh enough when its turn comes, unless others have overtaken it;
-    and with ``max_staleness=0`` the worker waits for every update.
+    those of one more. The trainer takes groups by their number, so each is fresh enough when its turn comes,
+    however long it takes; and with ``max_staleness=0`` the worker waits for every update.
 
     An episode that an outage ended is run again: as long as nothing gets through, for ever (the trainer's
     `check_health` ends a run in which that lasts), else `RERUNS` times. After that it is a failed episode
@@ -97,6 +100,7 @@ class RolloutWorker:
         groups_per_version: Groups that weights of one version are meant for.
         max_staleness: Versions that a group may be older than the weights it is trained on.
         total: Groups that the run trains on.
+        first: Asked for the first of them when the worker starts: those before it were trained on before a resume.
         max_in_flight: Most episodes at the same time; None is no limit.
     """
 
@@ -111,6 +115,7 @@ class RolloutWorker:
         groups_per_version: int,
         max_staleness: int,
         total: int,
+        first: Callable[[], int] = lambda: 0,
         max_in_flight: int | None = None,
     ) -> None:
         self.loop = loop
@@ -123,10 +128,9 @@ class RolloutWorker:
         self.rollout_buffer: queue.Queue[Group] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = 0
-        self.indices: Iterator[int] = count()
         self._total = total
+        self._first = first
         self._limit = 0
-        self._started = 0
         self._completions = 0
         self._progress = time.monotonic()
         self._last_outage: str | None = None
@@ -138,9 +142,13 @@ class RolloutWorker:
 
     def start(self) -> None:
         """Begin to run episodes. Weights have been published before."""
-        self._limit = (1 + self.max_staleness) * self.groups_per_version
+        first = self._first()
+        # The first version serves the rest of the updates that it is meant for.
+        self._limit = first + (1 + self.max_staleness) * self.groups_per_version - first % self.groups_per_version
         self._note_progress()
-        self._running = self.loop.spawn(self._run())
+        # Else Python looks, now and then, for garbage among all objects of the libraries, and every thread waits.
+        gc.freeze()
+        self._running = self.loop.spawn(self._run(first))
 
     def stop(self) -> None:
         """Abandon the episodes in flight, close policy and embedder, and end the thread."""
@@ -153,7 +161,7 @@ class RolloutWorker:
         """Weights of this version have been published: more groups may start."""
         self.version = model_version
         if self._running is not None:
-            self._grant(self.groups_per_version, 0)
+            self.loop.loop.call_soon_threadsafe(self._grant)
 
     def check_health(self, stale_after_s: float) -> None:
         """Raise when no group can be expected any more.
@@ -173,14 +181,6 @@ class RolloutWorker:
             )
 
     # Beyond the protocol --------------------------------------------------------------------------
-
-    def resume_at(self, next_group: int, pending: Iterable[int], trained: int) -> None:
-        """Go on where a run stopped: first with the `pending` groups, then from `next_group` on.
-
-        `trained` groups of the total are done.
-        """
-        self.indices = chain(sorted(pending), count(next_group))
-        self._total -= trained
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """The result of `function`, called in the thread that episodes run in."""
@@ -206,18 +206,10 @@ class RolloutWorker:
         work.cancel()
         return []
 
-    def replace_group(self) -> None:
-        """A group was too old to be trained on: one more may start, with the current weights."""
-        self._grant(1, 1)
-
-    def _grant(self, groups: int, beyond_total: int) -> None:
-        def grant() -> None:
-            self._limit += groups
-            self._total += beyond_total
-            self._note_progress()
-            self._granted.set()
-
-        self.loop.loop.call_soon_threadsafe(grant)
+    def _grant(self) -> None:
+        self._limit += self.groups_per_version
+        self._note_progress()
+        self._granted.set()
 
     def _note_progress(self) -> None:
         self._progress = time.monotonic()
@@ -228,21 +220,20 @@ class RolloutWorker:
 
     # In the loop ----------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    async def _run(self, first: int) -> None:
         try:
             async with asyncio.TaskGroup() as groups:
-                for index in self.indices:
-                    while self._started >= min(self._limit, self._total):
+                for index in range(first, self._total):
+                    while index >= self._limit:
                         self._granted.clear()
                         await self._granted.wait()
-                    self._started += 1
                     groups.create_task(self._run_group(index))
         except BaseExceptionGroup as failures:
             # The first failure is the cause; the rest of the group only repeats it.
             raise failures.exceptions[0] from None
 
     async def _run_group(self, index: int) -> None:
-        started, clock = self.version, time.monotonic()
+        clock = time.monotonic()
         task, seed = self.tasks[self.order.task(index)], self.order.seed(index)
         ended = await asyncio.gather(*(self._run_episode(task, sample, seed) for sample in range(self.group_size)))
         episodes, versions = zip(*ended, strict=True)
@@ -252,7 +243,7 @@ class RolloutWorker:
                 "rollout/groups_waiting": float(self.rollout_buffer.qsize()),
             }
         )
-        self.rollout_buffer.put(Group(index, episodes, versions, started))
+        self.rollout_buffer.put(Group(index, episodes, versions))
 
     async def _run_episode(self, task: Any, sample: int, seed: int) -> tuple[Episode, list[int]]:
         before, own = self._completions, 0

@@ -65,9 +65,7 @@ class FakeRunner:
 
 
 @contextmanager
-def running_worker(
-    runner: FakeRunner, resume_at: tuple[int, list[int], int] | None = None, **settings: Any
-) -> Iterator[RolloutWorker]:
+def running_worker(runner: FakeRunner, **settings: Any) -> Iterator[RolloutWorker]:
     """A started worker with weights of version 1: groups of 2, one group a version, 3 of them, no staleness."""
     defaults = {"group_size": 2, "groups_per_version": 1, "max_staleness": 0, "total": 3}
     worker = RolloutWorker(
@@ -77,8 +75,6 @@ def running_worker(
         order=TaskOrder(8, 1, shuffle=False, seed=0),
         **{**defaults, **settings},
     )
-    if resume_at is not None:
-        worker.resume_at(*resume_at)
     worker.update_model_version(1)
     worker.start()
     try:

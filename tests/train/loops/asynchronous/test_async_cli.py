@@ -36,18 +36,12 @@ def test_fields_of_all_configs_are_flags() -> None:
         (["--log_episodes_steps", "0"], "log_episodes_steps"),
         (["--max_failed_fraction", "2"], "max_failed_fraction is 2.0"),
         (["--episode_max_seconds", "0"], "episode_max_seconds is 0.0"),
-        (["--beta", "0.1"], "beta"),
+        (["--beta", "-0.1"], "beta is -0.1: give 0"),
     ],
 )
 def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_async([*MINIMUM, *flags])
-
-
-def test_full_weights_to_several_servers_are_refused(tmp_path: Path) -> None:
-    urls = ["--use_vllm", "true", "--vllm_server_base_url", "http://a:1,http://b:2"]
-    with pytest.raises(ConfigError, match="full weights go to one server, and vllm_server_base_url names 2"):
-        main(["async", *MINIMUM, *urls])
 
 
 def test_an_adapter_is_refused(tmp_path: Path) -> None:

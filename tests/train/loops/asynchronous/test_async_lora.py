@@ -17,7 +17,7 @@ from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import ServerPool
 from atommem.session import Agent
-from atommem.train.loops.asynchronous.samplers import AdapterTransfer, Sampler
+from atommem.train.loops.asynchronous.samplers import Sampler
 from atommem.train.loops.asynchronous.worker import LoopThread
 from atommem.train.resume.faults import RolloutFailedError
 from tests.fake_vllm import Cluster
@@ -44,7 +44,7 @@ def test_a_copy_samples_from_the_merged_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(copy[name], parameter, atol=1e-6, rtol=0)
 
 
-def server_sampler(cluster: Cluster, kept: int, patience: float = 5.0) -> Any:
+def server_sampler(cluster: Cluster, patience: float = 5.0) -> Any:
     def make(device: Any) -> Sampler:
         loop, tokenizer = LoopThread(), make_element_tokenizer()
         pool = ServerPool(
@@ -60,14 +60,14 @@ def server_sampler(cluster: Cluster, kept: int, patience: float = 5.0) -> Any:
                 sampling=Sampling(temperature=1.0, max_tokens=4),
             )
         )
-        return Sampler(loop, runner, AdapterTransfer(loop, pool, kept))
+        return Sampler(loop, runner, None)
 
     return make
 
 
 def test_every_version_has_its_own_adapter_and_requests_name_it(tmp_path: Path) -> None:
     cluster = Cluster("a", "b")
-    sampler = server_sampler(cluster, kept=2)
+    sampler = server_sampler(cluster)
     trainer = make_trainer(
         save_model(tmp_path), tmp_path / "out", sampler=sampler, peft_config=lora(), use_vllm=True, max_staleness=0
     )
@@ -83,7 +83,7 @@ def test_every_version_has_its_own_adapter_and_requests_name_it(tmp_path: Path) 
             server.asked.index(name) for name in names[:3]
         )
         assert set(server.models) == {"policy", *names[2:]}  # the older ones were unloaded
-    folders = sorted(path.name for path in (tmp_path / "out" / ".vllm_lora").iterdir())
+    folders = sorted(path.name for path in (tmp_path / "out" / "adapters").iterdir())
     assert folders == sorted(names[2:])
 
 
@@ -92,10 +92,10 @@ def test_a_lost_server_does_not_stop_publication_and_the_loss_of_all_ends_the_ru
     cluster["a"].up = False
     model = save_model(tmp_path)
     settings: dict[str, Any] = {"peft_config": lora(), "use_vllm": True, "max_staleness": 0}
-    make_trainer(model, tmp_path / "one", sampler=server_sampler(cluster, kept=2), **settings).train()
+    make_trainer(model, tmp_path / "one", sampler=server_sampler(cluster), **settings).train()
     assert (len(cluster["a"].loads), len(cluster["b"].loads)) == (0, 4)
     cluster["b"].up = False
-    trainer = make_trainer(model, tmp_path / "none", sampler=server_sampler(cluster, kept=2, patience=0.2), **settings)
+    trainer = make_trainer(model, tmp_path / "none", sampler=server_sampler(cluster, patience=0.2), **settings)
     with pytest.raises(RolloutFailedError, match="no server has answered"):
         trainer.train()
 
@@ -103,6 +103,6 @@ def test_a_lost_server_does_not_stop_publication_and_the_loss_of_all_ends_the_ru
 def test_an_adapter_that_servers_cannot_serve_is_refused(tmp_path: Path) -> None:
     adapter = lora()
     adapter.use_dora = True
-    sampler = server_sampler(Cluster("a"), kept=2)
+    sampler = server_sampler(Cluster("a"))
     with pytest.raises(ConfigError, match="vLLM cannot serve this adapter"):
         make_trainer(save_model(tmp_path), tmp_path / "out", sampler=sampler, peft_config=adapter, use_vllm=True)

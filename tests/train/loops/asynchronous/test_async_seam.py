@@ -10,7 +10,7 @@ import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 from atommem.train.async_config import ASYNC_REFUSED
-from atommem.train.loops.asynchronous.samplers import AdapterTransfer, CopyTransfer
+from atommem.train.loops.asynchronous.samplers import CopyTransfer
 from atommem.train.loops.asynchronous.worker import RolloutWorker
 
 
@@ -19,7 +19,7 @@ from atommem.train.loops.asynchronous.worker import RolloutWorker
     [
         (AsyncGRPOTrainer.training_step, ["self", "model", "inputs", "num_items_in_batch"]),
         (AsyncGRPOTrainer._log_step_metrics, ["self"]),
-        (AsyncGRPOTrainer._sync_weight_lora, ["self", "t0"]),
+        (AsyncGRPOTrainer._sync_weight, ["self"]),
         (AsyncGRPOTrainer._save_checkpoint, ["self", "model", "trial"]),
         (trl_async.get_peak_flops_per_device, ["accelerator", "dtype"]),
         (trl_async.save_lora_adapter, ["model", "accelerator", "adapter_name", "dest_dir"]),
@@ -37,7 +37,8 @@ def test_signatures(function: object, parameters: list[str]) -> None:
         (AsyncGRPOTrainer.__init__, "register_tree_attention()"),
         (AsyncGRPOTrainer.__init__, 'outputs=("log_probs", "entropy")'),
         (AsyncGRPOTrainer.__init__, "self.add_callback(StepIntervalCallback(self._log_step_metrics, 1))"),
-        (AsyncGRPOTrainer._sync_weight, "t_pause, t_barrier, t_transfer = self._sync_weight_lora(t0)"),
+        (AsyncGRPOTrainer.__init__, "self.add_callback(StepIntervalCallback(self._sync_weight, "),
+        (trl_async._TrainBeginCallback.on_train_begin, "self._trainer._sync_weight()"),
         (AsyncGRPOTrainer._save_checkpoint, "isinstance(self.rollout_worker, AsyncRolloutWorker)"),
         (trl_async._reduce_metric, "if isinstance(values[0], tuple):"),
     ],
@@ -52,8 +53,7 @@ def test_protocols() -> None:
         assert list(ours.parameters) == list(theirs.parameters)
     for name in ("init_weight_transfer", "pause", "send_weights", "resume", "destroy"):
         theirs = inspect.signature(getattr(trl_async.WeightTransferProtocol, name))
-        for transfer in (CopyTransfer, AdapterTransfer):
-            assert list(inspect.signature(getattr(transfer, name)).parameters) == list(theirs.parameters)
+        assert list(inspect.signature(getattr(CopyTransfer, name)).parameters) == list(theirs.parameters)
 
 
 def test_refused_fields_exist() -> None:

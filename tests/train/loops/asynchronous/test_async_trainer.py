@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, PolicyError
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
-from atommem.train.loops.asynchronous.async_trainer import ROLLOUT_STATE, AsyncMemoryGRPOTrainer
+from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
 from atommem.train.loops.asynchronous.samplers import make_sampler
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.resume.interrupts import TrainingInterrupted
@@ -72,7 +71,7 @@ def make_trainer(
         args,
         make_tasks(),
         tokenizer,
-        sampler or make_sampler(rollouts, str(model), lora=False),
+        sampler or make_sampler(rollouts, str(model)),
         held_out=held_out,
         callbacks=callbacks,
         peft_config=peft_config,
@@ -85,11 +84,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [entry for entry in read_metrics(folder / METRICS_FILE) if "loss" in entry]
 
 
-@pytest.mark.parametrize("normalization", ["token", "trajectory"])
-def test_without_staleness_it_is_on_policy_training(tmp_path: Path, model_folder: Path, normalization: str) -> None:
-    """Same seeds, same episodes, same losses, same parameters after three updates."""
-    shared = {**SHARED, "lr_scheduler_type": "constant", "normalization": normalization}
-    on_policy, _ = make_real_trainer(tmp_path / "on_policy", **shared)
+@pytest.mark.parametrize("shared", [{"normalization": "token"}, {"normalization": "trajectory", "beta": 0.5}])
+def test_without_staleness_it_is_on_policy_training(tmp_path: Path, model_folder: Path, shared: dict[str, Any]) -> None:
+    """Same seeds, same episodes, same losses, same parameters after three updates; with a KL term too."""
+    shared = {**SHARED, "lr_scheduler_type": "constant", **shared}
+    on_policy, _ = make_real_trainer(tmp_path / "on_policy", str(model_folder), **shared)
     on_policy.train()
     on_policy.close()
     trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=0, **shared)
@@ -101,7 +100,7 @@ def test_without_staleness_it_is_on_policy_training(tmp_path: Path, model_folder
     for a, b in zip(expected, found, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4, abs=1e-7)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
-        assert (b["sample/staleness_max"], b["sample/dropped_stale_total"]) == (0, 0)
+        assert b["sample/staleness_max"] == 0
     trained = dict(trainer.model.named_parameters())
     for name, parameter in on_policy.model.named_parameters():
         torch.testing.assert_close(trained[name], parameter, atol=1e-5, rtol=0)
@@ -127,7 +126,7 @@ class SlowTrainer(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         worker = self.trainer.rollout_worker
         allowed = min(1 + args.max_staleness, args.max_steps - state.global_step) * worker.groups_per_version
-        while worker.rollout_buffer.qsize() < allowed:
+        while worker.rollout_buffer.qsize() + len(self.trainer._reader._early) < allowed:
             worker.check_health(30.0)
 
 
@@ -137,7 +136,6 @@ def test_staleness_is_used_and_bounded(tmp_path: Path, model_folder: Path) -> No
     slow.trainer.train()
     entries = metrics(tmp_path / "async")
     assert [entry["sample/staleness_max"] for entry in entries] == [0, 1, 2, 2, 2]
-    assert sum(entry["sample/dropped_stale_total"] for entry in entries) == 0
     assert entries[0]["episodes"] == 8
     assert all(entry[f"seconds/{name}"] >= 0 for entry in entries for name in ("idle", "train", "sync", "generate"))
     # The ratio is against the weights that sampled, so it differs from 1 exactly where these are old.
@@ -164,27 +162,20 @@ def test_a_resumed_run_goes_on_with_the_next_groups(tmp_path: Path, model_folder
     settings: dict[str, Any] = {"max_staleness": 0, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = make_trainer(model_folder, tmp_path / "whole", **settings)
     whole.train()
-    checkpoint = tmp_path / "whole" / "checkpoint-2"
-    state = json.loads((checkpoint / ROLLOUT_STATE).read_text())
-    assert state == {"prompt_index": 4, "pending": [], "updates": 2, "model_version": 3}
-
     resumed = make_trainer(model_folder, tmp_path / "resumed", **settings)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert resumed.state.global_step == 4
-    assert resumed.model_version == 6  # names of versions are not used twice: 3, one at the start, two updates
     parameters = dict(resumed.model.named_parameters())
     for name, parameter in whole.model.named_parameters():
         torch.testing.assert_close(parameters[name], parameter, atol=1e-6, rtol=0)
 
 
-def test_a_run_that_is_stopped_leaves_its_position(tmp_path: Path, model_folder: Path) -> None:
+def test_a_run_that_is_stopped_leaves_a_checkpoint(tmp_path: Path, model_folder: Path) -> None:
     stop = StopIt()
     stop.trainer = make_trainer(model_folder, tmp_path / "async", [stop], max_staleness=1, save_strategy="steps")
     with pytest.raises(TrainingInterrupted, match="stopped before update 2"):
         stop.trainer.train()
-    state = json.loads((tmp_path / "async" / "checkpoint-1" / ROLLOUT_STATE).read_text())
-    assert state["updates"] == 1
-    assert state["prompt_index"] - len(state["pending"]) == 2  # the groups of the first update, whichever ended first
+    assert (tmp_path / "async" / "checkpoint-1").is_dir()
     assert not stop.trainer.rollout_worker.loop.loop.is_running()
 
 

@@ -16,7 +16,7 @@ SETTINGS = EpisodeConfig(normalization="token")
 
 def group(index: int, *rewards: float | None) -> Group:
     episodes = [make_episode(f"t{index}", sample, reward, [(3, 2)]) for sample, reward in enumerate(rewards)]
-    return Group(index, episodes, [[4] for _ in episodes], started=4)
+    return Group(index, episodes, [[4] for _ in episodes])
 
 
 def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
@@ -42,9 +42,6 @@ def test_overlong_episodes_count_in_the_mean_but_are_not_trained_on() -> None:
     assert batch.normalizer == 2.0
 
 
-def test_the_oldest_step_is_the_groups_age() -> None:
-    episodes = [make_episode("t", 0, 1.0, [(2, 1)] * 3), make_episode("t", 1, 0.0, [(2, 1)])]
-    assert Group(0, episodes, [[5, 4, 5], [3]], started=2).oldest == 3
-    failed = Group(0, [Episode("t", 0), Episode("t", 1)], [[], []], started=9)
-    assert failed.oldest == 9
+def test_a_group_without_a_step_brings_nothing() -> None:
+    failed = Group(0, [Episode("t", 0), Episode("t", 1)], [[], []])
     assert batch_of([failed], SETTINGS).rows == []

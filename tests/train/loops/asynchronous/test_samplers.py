@@ -1,19 +1,14 @@
-"""How the sampling side gets new weights: a copy that is exchanged between batches, adapters under versioned names."""
+"""How a copy in the process gets new weights: between two batches."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from atommem.policy.contract import Sampling
-from atommem.policy.server_pool import Adapter
-from atommem.train.loops.asynchronous.samplers import AdapterTransfer, CopyPolicy, CopyTransfer
-from atommem.train.loops.asynchronous.worker import LoopThread
+from atommem.train.loops.asynchronous.samplers import CopyPolicy, CopyTransfer
 from tests.train.toys import make_model, make_tokenizer
 
 GREEDY = Sampling(temperature=0.0, max_tokens=4)
@@ -51,30 +46,3 @@ def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
     transfer.destroy()
     assert asyncio.run(policy.complete([1, 2, 3], GREEDY)).token_ids
     transfer.destroy()  # nothing is held: nothing happens
-
-
-class FakePool:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.used: list[Adapter] = []
-        self.unloaded: list[str] = []
-        self.serving = [SimpleNamespace(control=self)]
-
-    async def use_adapter(self, adapter: Adapter) -> None:
-        self.used.append(adapter)
-
-    async def unload_adapter(self, name: str) -> None:
-        self.unloaded.append(name)
-
-
-def test_adapters_that_no_request_may_name_are_removed(tmp_path: Path) -> None:
-    loop, pool = LoopThread(), FakePool()
-    publisher: Any = AdapterTransfer(loop, pool, kept=2)  # type: ignore[arg-type]
-    for version in (1, 2, 3):
-        (tmp_path / f"v{version}").mkdir()
-        publisher.publish(f"v{version}", tmp_path / f"v{version}")
-    loop.close()
-    assert pool.used == [Adapter(f"v{version}", str(tmp_path / f"v{version}")) for version in (1, 2, 3)]
-    assert pool.unloaded == ["v1"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v2", "v3"]

@@ -32,7 +32,7 @@ def test_without_staleness_it_waits_for_every_version() -> None:
     with running_worker(FakeRunner(right)) as worker:
         for version in (1, 2, 3):
             (group,) = groups(worker, 1)
-            assert (group.index, group.oldest, group.started) == (version - 1, version, version)
+            assert (group.index, group.versions) == (version - 1, ([version], [version]))
             nothing_more(worker)
             worker.update_model_version(version + 1)
         nothing_more(worker)  # that was all
@@ -41,10 +41,10 @@ def test_without_staleness_it_waits_for_every_version() -> None:
 def test_it_runs_ahead_by_the_staleness_and_no_further() -> None:
     with running_worker(FakeRunner(right), max_staleness=2, groups_per_version=2, total=20) as worker:
         ahead = groups(worker, 6)
-        assert {group.oldest for group in ahead} == {1}
+        assert {min(versions) for group in ahead for versions in group.versions} == {1}
         nothing_more(worker)
         worker.update_model_version(2)
-        assert [group.oldest for group in groups(worker, 2)] == [2, 2]
+        assert [group.versions for group in groups(worker, 2)] == [([2], [2])] * 2
         nothing_more(worker)
 
 
@@ -56,14 +56,6 @@ def test_a_group_holds_all_its_episodes_and_their_versions() -> None:
     assert group.versions == ([1], [1], [1])
 
 
-def test_a_group_that_was_too_old_is_replaced_beyond_the_total() -> None:
-    with running_worker(FakeRunner(right), total=1) as worker:
-        groups(worker, 1)
-        nothing_more(worker)
-        worker.replace_group()
-        assert groups(worker, 1)[0].index == 1
-
-
 def test_seeds_are_those_of_the_order() -> None:
     runner = FakeRunner(right)
     with running_worker(runner, max_staleness=1) as worker:
@@ -73,8 +65,13 @@ def test_seeds_are_those_of_the_order() -> None:
 
 
 def test_it_goes_on_where_a_run_stopped() -> None:
-    with running_worker(FakeRunner(right), max_staleness=4, total=7, resume_at=(4, [2, 1], 3)) as worker:
-        assert [group.index for group in groups(worker, 4)] == [1, 2, 4, 5]
+    """After three updates of one group, in the middle of a version that serves two."""
+    settings: dict[str, Any] = {"groups_per_version": 2, "max_staleness": 1, "total": 7, "first": lambda: 3}
+    with running_worker(FakeRunner(right), **settings) as worker:
+        assert [group.index for group in groups(worker, 3)] == [3, 4, 5]
+        nothing_more(worker)
+        worker.update_model_version(2)
+        assert [group.index for group in groups(worker, 1)] == [6]
         nothing_more(worker)
 
 

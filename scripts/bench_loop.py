@@ -1,0 +1,237 @@
+"""Bar: with 256 episodes in flight on an engine in this process, the event loop never stands still for over 50 ms.
+
+    python scripts/bench_loop.py [--tokenizer DIR] [--episodes N] [--runs N] [--quick]
+
+The policy is `VllmEnginePolicy`, tokens are SmolLM2's, episodes are of `longdoc` with prompts of some 1,200 tokens. The
+engine is a double: a step of `BASE` seconds and `PER_PROMPT_TOKEN` for each prompt token that it reads (at most 8,192;
+an 8B model on an H100), of which `IN_PYTHON` seconds hold the interpreter's lock, as vLLM's scheduler does; its real
+kernels, which may hold other locks, are not there. A heartbeat asks the loop for its attention every millisecond; how
+much longer one takes is a stall, whatever the cause: callbacks, the lock, the collector of garbage, or other programs
+on this machine. A process that does nothing else beats beside it (`control_stall_ms`): what the machine alone does; and
+`largest_work_ms` is what the loop's own thread computed at most between two beats.
+
+Prompts are encoded in the loop (as training did), in threads (as it does) and in processes of their own: the choice
+between the two is by these figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import smollm2
+from transformers import AutoTokenizer
+
+from atommem.config import MemoryConfig
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.environment import environment_config, make_environments
+from atommem.envs.synthetic.world import WorldConfig, make_task
+from atommem.episode_runner import EpisodeRunner
+from atommem.policy.contract import Sampling
+from atommem.policy.vllm_engine import VllmEnginePolicy
+from atommem.session import ENCODE_THREADS, Agent
+from atommem.train.rollout.rollout_trainer import no_full_collection
+
+EPISODES, GROUP, MOST_STALL = 256, 16, 0.050
+BASE, PER_PROMPT_TOKEN, IN_PYTHON, BATCHED_TOKENS = 0.015, 1e-5, 0.003, 8192
+CHUNK_TOKENS = 900
+WORLD = WorldConfig(questions=(2, 2), distractors=14, facts_per_document=1, filler=10)
+SMALL_WORLD = WorldConfig(questions=(1, 1), distractors=2, facts_per_document=1, filler=10)
+ENCODINGS = ("loop", "threads", "processes")
+
+
+CONTROL = """
+import signal, time
+largest, stopped = 0.0, []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+while not stopped:
+    before = time.perf_counter()
+    time.sleep(0.001)
+    largest = max(largest, time.perf_counter() - before - 0.001)
+print(largest)
+"""
+
+
+class EngineDouble:
+    """Answers with the given token ids, one token a step of each request, after its prompt has been read."""
+
+    def __init__(self, answers: list[list[int]]) -> None:
+        self.model_config = SimpleNamespace(max_model_len=32_768)
+        self._answers = answers
+        self._requests: dict[str, SimpleNamespace] = {}
+
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
+        """Queue a request."""
+        ids = prompt["prompt_token_ids"]
+        answer = self._answers[int(name) % len(self._answers)]
+        self._requests[name] = SimpleNamespace(ids=ids, unread=len(ids), answer=answer, sampled=0)
+
+    def step(self) -> list[Any]:
+        """One step; those that have ended."""
+        room, read = BATCHED_TOKENS, 0
+        ended: list[Any] = []
+        busy = time.perf_counter() + IN_PYTHON
+        while time.perf_counter() < busy:
+            pass
+        for name, request in list(self._requests.items()):
+            if request.unread:
+                part = min(room, request.unread)
+                request.unread, room, read = request.unread - part, room - part, read + part
+                continue
+            request.sampled += 1
+            if request.sampled == len(request.answer):
+                del self._requests[name]
+                ended.append(self._output(name, request))
+        time.sleep(BASE + PER_PROMPT_TOKEN * read)
+        return ended
+
+    def _output(self, name: str, request: Any) -> Any:
+        sampled = SimpleNamespace(
+            token_ids=request.answer,
+            logprobs=[{token: SimpleNamespace(logprob=-0.25)} for token in request.answer],
+            finish_reason="stop",
+        )
+        return SimpleNamespace(
+            request_id=name, finished=True, prompt_token_ids=request.ids, num_cached_tokens=0, outputs=[sampled]
+        )
+
+
+def answers_of(tokenizer: Any, count: int = 64) -> list[list[int]]:
+    """What the engine answers: notes while it reads, and an answer, which counts once there is a question."""
+    draw = random.Random(0)
+    texts = []
+    for index in range(count):
+        notes = " ".join(f"note {draw.randrange(10_000)}" for _ in range(draw.randrange(1, 5)))
+        texts.append(
+            f"<create_memory>{notes}</create_memory><update_scratchpad>{notes} {index}</update_scratchpad>"
+            f"<read_memory>{notes[:20]}</read_memory><final_answer>\\boxed{{Rome}}</final_answer>"
+        )
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+_BUILD: Callable[..., list[int]]
+
+
+def _in_a_process(folder: str, make: Callable[[Any, Any, int], Agent]) -> None:
+    global _BUILD
+    _BUILD = make(AutoTokenizer.from_pretrained(folder), None, 0).prompts.build
+
+
+def _build(observation: Any, view: Any) -> list[int]:
+    return _BUILD(observation, view)
+
+
+def make_agent(tokenizer: Any, policy: Any, threads: int) -> Agent:
+    """As training makes it."""
+    return Agent(
+        policy=policy,
+        embedder=HashingEmbedder(256),
+        tokenizer=tokenizer,
+        environments=make_environments(
+            environment_config("longdoc", chunking="tokens", chunk_tokens=CHUNK_TOKENS, max_reads=0), tokenizer
+        ),
+        encode_threads=threads,
+        memory=MemoryConfig(),
+        sampling=Sampling(temperature=1.0, seed=0),
+        keep_prompts=True,
+    )
+
+
+async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig) -> dict[str, float]:
+    """Run the episodes; returns the stalls in ms, and what the rollout took."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer)), tokenizer)
+    agent = make_agent(tokenizer, policy, ENCODE_THREADS if encoding == "threads" else 0)
+    if encoding == "processes":
+        pool = ProcessPoolExecutor(ENCODE_THREADS, initializer=_in_a_process, initargs=(str(folder), make_agent))
+        loop = asyncio.get_running_loop()
+        empty = agent.new_memory().view()
+        task = make_task(world, 0, 0)
+        await agent.environments.prepare(task)
+        await loop.run_in_executor(pool, _build, await agent.environments().reset(task), empty)
+        agent._encoded = lambda *step: loop.run_in_executor(pool, _build, *step)  # type: ignore[method-assign,assignment]
+    stalls: list[float] = []
+    work: list[float] = []
+
+    async def heartbeat() -> None:
+        while True:
+            before, computed = time.perf_counter(), time.thread_time()
+            await asyncio.sleep(0.001)
+            stalls.append(time.perf_counter() - before - 0.001)
+            work.append(time.thread_time() - computed)
+
+    beating = asyncio.create_task(heartbeat())
+    await asyncio.sleep(0.05)
+    tasks = [make_task(world, 0, index) for index in range(episodes // GROUP)]
+    control = subprocess.Popen([sys.executable, "-c", CONTROL], stdout=subprocess.PIPE, text=True)
+    await asyncio.sleep(0.2)  # until it has begun
+    stalls.clear()
+    work.clear()
+    began = time.perf_counter()
+    with no_full_collection():
+        done = await EpisodeRunner(agent).run_all([(task, sample) for task in tasks for sample in range(GROUP)])
+    seconds = time.perf_counter() - began
+    control.terminate()
+    beating.cancel()
+    with suppress(asyncio.CancelledError):
+        await beating
+    await policy.close()
+    if encoding == "processes":
+        pool.shutdown()
+    assert not any(episode.failed for episode in done)
+    steps = sum(len(episode.steps) for episode in done)
+    prompts = sum(step.prompt_tokens for episode in done for step in episode.steps)
+    stalls.sort()
+    return {
+        "largest_stall_ms": round(1000 * stalls[-1], 1),
+        "largest_work_ms": round(1000 * max(work), 1),
+        "p99_stall_ms": round(1000 * stalls[int(0.99 * len(stalls))], 1),
+        "control_stall_ms": round(1000 * float(control.communicate()[0]), 1),
+        "seconds": round(seconds, 1),
+        "steps": steps,
+        "prompt_tokens_per_step": round(prompts / steps),
+    }
+
+
+def main() -> int:
+    """Measure, print a line for each run and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
+    parser.add_argument("--episodes", type=int, default=EPISODES)
+    parser.add_argument("--runs", type=int, default=3, help="of each way to encode; the worst one counts")
+    parser.add_argument("--quick", action="store_true", help="one run of 32 short episodes with threads: holds no bar")
+    options = parser.parse_args()
+    smollm2.main([str(options.tokenizer)])
+    vllm: Any = ModuleType("vllm")
+    vllm.SamplingParams = lambda **fields: SimpleNamespace(**fields)
+    sys.modules["vllm"] = vllm
+    world, episodes, runs, encodings = WORLD, options.episodes, options.runs, list(ENCODINGS)
+    if options.quick:
+        world, episodes, runs, encodings = SMALL_WORLD, 32, 1, ["threads"]
+    result: dict[str, Any] = {"episodes": episodes, "load_average": round(os.getloadavg()[0], 1)}
+    for encoding in encodings:
+        found = []
+        for _ in range(runs):
+            found.append(asyncio.run(measure(options.tokenizer, encoding, episodes, world)))
+            print(f"{encoding:<10}{found[-1]}", flush=True)
+        result[encoding] = {name: [one[name] for one in found] for name in found[0]}
+    result["largest_stall_ms"] = max(result["threads"]["largest_stall_ms"])
+    result["holds"] = episodes >= EPISODES and result["largest_stall_ms"] <= 1000 * MOST_STALL
+    print(json.dumps(result))
+    return 0 if result["holds"] or options.quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

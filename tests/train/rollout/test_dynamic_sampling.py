@@ -1,0 +1,86 @@
+"""Groups that teach nothing are replaced while others still run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
+from atommem.errors import ConfigError
+from atommem.train.rollout.dynamic_sampling import GroupPart, replacement_tasks, run_parts
+from tests.train.harness import make_config
+from tests.train.toys import ToyTask
+
+TASKS = [ToyTask(f"t{index}") for index in range(10)]
+
+
+class TimedRunner(EpisodeRunner):
+    """Episodes of t0 last until they are let go; only those of t0 and t3 differ in their rewards."""
+
+    def __init__(self, max_in_flight: int | None = None) -> None:
+        self.max_in_flight = max_in_flight
+        self.agent = None  # type: ignore[assignment]
+        self.started: list[str] = []
+        self.let_go = asyncio.Event()
+        self.running = self.most = 0
+
+    async def run(self, task: Any, sample: int = 0, past: Any = (), kept: Any = None) -> Episode:
+        """As described."""
+        self.started.append(task.id)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await (self.let_go.wait() if task.id == "t0" else asyncio.sleep(0))
+        self.running -= 1
+        return Episode(task.id, sample, reward=float(sample) if task.id in ("t0", "t3") else 1.0)
+
+
+@pytest.mark.parametrize("most", [None, 3])
+async def test_a_replacement_begins_while_other_groups_run(most: int | None) -> None:
+    runner = TimedRunner(most)
+    parts = [GroupPart([TASKS[0], TASKS[9]], range(2)), GroupPart([TASKS[1], TASKS[2], TASKS[3], TASKS[4]], range(2))]
+    work = asyncio.create_task(run_parts(runner, parts, enough=2))
+    while runner.started.count("t3") < 2:
+        await asyncio.sleep(0)
+    assert not work.done()
+    runner.let_go.set()
+    (slow, replaced), left = await work
+    assert left == []
+    assert [episode.task_id for episode in slow.episodes] == ["t0", "t0"]
+    assert (slow.replaced, [episode.task_id for episode in replaced.episodes]) == ([], ["t3", "t3"])
+    assert [episode.task_id for episode in replaced.replaced] == ["t1", "t1", "t2", "t2"]
+    assert runner.most <= (most or 4)
+
+
+async def test_groups_that_were_put_down_have_to_end_in_the_next_update() -> None:
+    runner = TimedRunner()
+    slow, quick, other = (GroupPart([TASKS[index]], range(2), {}) for index in (0, 3, 4))
+    assert await run_parts(runner, [slow, quick], enough=1) == ([quick], [slow])
+    assert (runner.started, slow.carried, quick.carried) == (["t0", "t0", "t3", "t3"], True, False)
+    work = asyncio.create_task(run_parts(runner, [slow, other], enough=1))
+    while "t4" not in runner.started:
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not work.done()  # one has ended, but not the one that was carried
+    runner.let_go.set()
+    assert await work == ([slow], [other])
+
+
+def test_replacements_go_by_the_groups_place() -> None:
+    """No task twice, none of the update's own, the same for all ranks; fewer where tasks run out."""
+    drawn = replacement_tasks(TASKS, {"t0", "t1"}, groups=3, most=2, seed="3/1")
+    ids = [task.id for tasks in drawn for task in tasks]
+    assert len(ids) == len(set(ids)) == 6
+    assert not {"t0", "t1"} & set(ids)
+    assert drawn == replacement_tasks(TASKS, {"t1", "t0"}, groups=3, most=2, seed="3/1")
+    assert drawn != replacement_tasks(TASKS, {"t0", "t1"}, groups=3, most=2, seed="3/2")
+    assert list(map(len, replacement_tasks(TASKS, {"t0", "t1"}, groups=6, most=2, seed="3/1"))) == [2, 2, 1, 1, 1, 1]
+    assert replacement_tasks(TASKS, set(), groups=2, most=0, seed="") == [(), ()]
+
+
+def test_a_group_that_no_process_has_whole_cannot_be_replaced(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="per_device_train_batch_size is 6, and num_generations 4: with dynamic"):
+        make_config(tmp_path, per_device_train_batch_size=6, dynamic_sampling=1)
