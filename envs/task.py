@@ -50,7 +50,7 @@ def describe_task(task: Task) -> TaskDescription:
         QuestionDescription(item.text, item.answers, item.id, str(item.metadata.get("category", "")))
         for item in task.questions
     )
-    return TaskDescription(task.id, task.source, tuple(questions))
+    return TaskDescription(task.id, task.source, tuple(questions), str(task.metadata.get("sample_id", "")))
 
 
 def questions_piece(texts: Sequence[str]) -> Piece:

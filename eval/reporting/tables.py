@@ -39,8 +39,9 @@ FATES = {
 
 SCORES_NOTE = (
     "Percent [95% interval: Wilson, at the effective sample size]. Bold: better than the runner-up of its column, "
-    "exact paired sign test over tasks, Holm-corrected at {alpha:g} over all comparisons of the score. Episodes that "
-    "an outage ended (failed) are in no score."
+    "paired sign-flip test of the difference, Holm-corrected at {alpha:g} over all comparisons of the score. "
+    "Bounds (oracle, no_memory) are not ranked, nor is a cell in which a prompt did not fit (overflow: no score). "
+    "Episodes that an outage ended (failed) are in no score."
 )
 FACTS_NOTE = (
     "Percent [95% interval] of the questions whose answer stands in a sentence of a gold document: a write to memory "
@@ -275,14 +276,15 @@ def _comparison_tables(results: Mapping[str, Any]) -> Iterable[Table]:
                     ends=(item["difference"], item["low"], item["high"]),
                 )
             place = [Value(column_name((item["dataset"], item["documents"])))] if several else []
-            counts = [Value(str(item[name])) for name in ("wins", "losses", "ties")]
+            counts = [Value(str(item[name])) for name in ("questions", "units", "wins", "losses", "ties")]
             p_values = [Value(f"{item['p_value']:.2g}"), Value(f"{item['p_holm']:.2g}", bold=item["significant"])]
             rows.append((f"{item['second']} - {item['first']}", (*place, gap, *counts, *p_values)))
-        names = [*(["on"] if several else []), "points", "better", "worse", "equal", "p", "p (Holm)"]
+        names = [*(["on"] if several else []), "points", "n", "units", "better", "worse", "equal", "p", "p (Holm)"]
         note = (
-            "Difference on the tasks that both have a score of [95%, paired bootstrap over tasks], tasks on which the "
-            f"first one is better, worse, equal, p of the exact sign test. Bold: significant at {results['alpha']:g} "
-            f"after Holm's correction over the {len(items)} comparisons of the score."
+            "Mean difference over the questions that both have a score of [95%], how many (n) and of how many "
+            "independent units, tasks on which the first one is better, worse, equal, p of the sign-flip test of the "
+            f"difference. Bold: significant at {results['alpha']:g} after Holm's correction over the {len(items)} "
+            "comparisons of the score."
         )
         yield Table("comparisons", metric, f"Comparisons: {label(metric)}", note, _plain(names), tuple(rows))
 
@@ -299,6 +301,9 @@ def _filled(table: Table) -> Table:
 
 def _score(cell: Mapping[str, Any], metric: str, *, bold: bool, warning: str = "") -> Value:
     score = score_of(cell, metric)
+    if cell["overflow"]:
+        fits = f"{100 * score['mean']:.1f} in those that fit" if score is not None else ""
+        return Value("overflow", note=fits, warning=", ".join(filter(None, (overflow_note(cell), warning))))
     if score is None:
         return Value("-" if cell["metrics"] else "no score", warning=warning)
     spread = score["between_seeds"]
@@ -312,6 +317,11 @@ def _estimate(score: Mapping[str, Any] | None, **more: Any) -> Value:
         return Value(**more)
     mean, low, high = (float(score[key]) for key in ("mean", "low", "high"))
     return Value(f"{100 * mean:.1f}", f"[{100 * low:.1f}, {100 * high:.1f}]", ends=(mean, low, high), **more)
+
+
+def overflow_note(cell: Mapping[str, Any]) -> str:
+    """In how many of a cell's episodes a prompt did not fit."""
+    return f"{cell['overflow']:,} of {cell['episodes']:,} episodes overflow"
 
 
 def _warning(cell: Mapping[str, Any]) -> str:
