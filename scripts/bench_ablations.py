@@ -36,11 +36,10 @@ from atommem.demo.recipe import FULL, LIMITED, Recipe
 from atommem.demo.run import run_demo
 from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentConfig, make_environments
-from atommem.envs.scoring.records import EvalResult
+from atommem.envs.scoring.records import Comparison, EvalResult, compare
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.episode_runner import EpisodeRunner
-from atommem.envs.scoring.records import Comparison, compare
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy

@@ -264,8 +264,8 @@ def sign_flip_test(differences: Sequence[float] | Array, units: Units, flips: in
     of all assignments of signs to units under which the mean is farther from 0 than it is, and half of those under
     which it is as far (mid-p, Lancaster 1961: sums of exact matches tie often, and counting ties whole makes the
     test reject a true hypothesis at 4% instead of 5%). They are all counted where the sums are whole numbers (exact
-    match; several episodes: of fractions), else `flips` random ones are drawn. Without any difference it is 1. With one difference of -1, 0 or 1 to
-    a unit this is McNemar's mid-p test (Fagerland, Lydersen and Laake 2013).
+    match; several episodes: of fractions), else `flips` random ones are drawn. With one difference of -1, 0 or 1 to
+    a unit this is McNemar's mid-p test (Fagerland, Lydersen and Laake 2013). Without any difference it is 1.
 
     Where groups and questions are crossed, both get signs, and the sum of both is scaled to the variance that the
     differences have (`Units.variance`): no longer exact, but of the right size (scripts/bench_stats.py).

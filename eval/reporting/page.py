@@ -123,7 +123,7 @@ class PageData:
         }
 
     def _scores(self) -> list[dict[str, Any]]:
-        """Of each evaluation the questions (task, place, and the numbers of its group and of itself) with their means."""
+        """Of each evaluation the questions (task, place, numbers of its group and of itself) and their means."""
         numbers: dict[Any, int] = {}
         found = []
         for evaluation in self.evaluations:

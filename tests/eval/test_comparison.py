@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from atommem.cli import main
-from atommem.errors import ConfigError
 from atommem.envs.scoring.records import compare
+from atommem.errors import ConfigError
 from atommem.eval.reporting.comparison import flips
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.runner import evaluate

@@ -1,4 +1,4 @@
-"""What a report ranks, tests and shows: units found in the data, bounds, prompts that do not fit, one test everywhere."""
+"""What a report ranks, tests and shows: units found in the data, bounds, prompts that do not fit, one test."""
 
 from __future__ import annotations
 
