@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ def write_report(
     training: str | Path | None = None,
     max_episodes: int = 300,
     efficiency: bool = False,
+    deltas: bool = False,
+    beside: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Write ``results.json``, ``tables.md``, ``tables.tex``, ``report.html`` and ``plots/``.
 
@@ -43,6 +45,8 @@ def write_report(
         training: A run's ``metrics.jsonl``, or its folder: action rates over training are drawn from it.
         max_episodes: Most episodes to embed in the page; its numbers cover all.
         efficiency: Show wall-clock seconds, which differ from run to run.
+        deltas: Show beside each score how far it is from that of `reference`.
+        beside: Makes published numbers beside ours of the results (`atommem.eval.reproduce.published.beside`).
 
     Returns:
         The contents of ``results.json``.
@@ -58,6 +62,7 @@ def write_report(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
+    results |= {"deltas": deltas, "published": None if beside is None else beside(results)}
     write_results(results, out)
     (out / "tables.md").write_text(clean(markdown_tables(results)), encoding="utf-8")
     (out / "tables.tex").write_text(clean(latex_tables(results)), encoding="utf-8")

@@ -84,7 +84,7 @@ class Table:
     """One table.
 
     Attributes:
-        section: ``scores``, ``facts``, ``categories``, ``lost``, ``costs``, ``rates`` or ``comparisons``.
+        section: ``scores``, ``published``, ``facts``, ``categories``, ``lost``, ``costs``, ``rates``, ``comparisons``.
         key: What tells tables of a section apart: a metric, or a column's name; empty for none.
         title, note: Above and below it.
         headings: Of the columns after the first: group (a data set; empty for none) and name.
@@ -110,7 +110,8 @@ def make_tables(results: Mapping[str, Any]) -> list[Table]:
         cells = [cell for cell in results["cells"] if _column(cell) == column]
         tables += [_lost_table(results, column, cells), _costs_table(results, column, cells)]
         tables.append(_rates_table(results, column, cells))
-    order = ("scores", "facts", "categories", "lost", "costs", "rates")
+    tables += _published_tables(results)
+    order = ("scores", "published", "facts", "categories", "lost", "costs", "rates")
     tables.sort(key=lambda table: order.index(table.section))
     return [table for table in (*map(_filled, tables), *_comparison_tables(results)) if table.rows and table.headings]
 
@@ -168,12 +169,51 @@ def _by_column(results: Mapping[str, Any], metric: str, best: Mapping[Column, st
     for row in rows_of(results):
         found = [(column, cells.get((row, column))) for column in columns]
         values = (
-            Value() if cell is None else _score(cell, metric, bold=best.get(column) == row, warning=_warning(cell))
+            Value()
+            if cell is None
+            else _score(
+                cell, metric, bold=best.get(column) == row, warning=_warning(cell), delta=_delta(results, cell, metric)
+            )
             for column, cell in found
         )
-        rows.append((row, tuple(values)))
+        rows.append((row, (*values, _average(metric, [cell for _, cell in found]))))
     section = "facts" if metric in FACTS else "scores"
-    return Table(section, metric, label(metric), notes[section], tuple(map(_heading, columns)), tuple(rows))
+    return Table(
+        section, metric, label(metric), notes[section], (*map(_heading, columns), ("", "average")), tuple(rows)
+    )
+
+
+def _published_tables(results: Mapping[str, Any]) -> Iterable[Table]:
+    """Published numbers beside ours."""
+    found = results.get("published")
+    if not found:
+        return
+    headings = tuple((column, name) for column in found["columns"] for name in ("paper", "ours", "difference"))
+    rows = []
+    for row in found["rows"]:
+        values: list[Value] = []
+        for value in row["values"]:
+            if value is None:
+                values += [Value()] * 3
+                continue
+            ends = f"[{value['low']:+.1f}, {value['high']:+.1f}]" if "low" in value else ""
+            gap = Value(f"{value['difference']:+.1f}", ends)
+            values += [Value(f"{value['paper']:.1f}"), Value(f"{value['ours']:.1f}"), gap]
+        rows.append((row["name"], tuple(values)))
+    note = (
+        f"Paper: {found['source']}. Difference: ours minus the paper's [95% of ours: how sure the paper's number is, "
+        "is not printed]. What our set-up does otherwise stands in docs/paper.md."
+    )
+    yield Table("published", "", f"Published and ours: {found['title']}", note, headings, tuple(rows))
+
+
+def _average(metric: str, cells: Sequence[Mapping[str, Any] | None]) -> Value:
+    """Over all columns, each counting the same; its interval is the mean of theirs, as if they varied together."""
+    scores = [score_of(cell, metric) for cell in cells if cell is not None and not cell["overflow"]]
+    known = [score for score in scores if score is not None]
+    if len(known) < len(cells):
+        return Value()
+    return _estimate({key: sum(score[key] for score in known) / len(known) for key in ("mean", "low", "high")})
 
 
 def _category_tables(results: Mapping[str, Any]) -> list[Table]:
@@ -299,7 +339,17 @@ def _filled(table: Table) -> Table:
     return Table(table.section, table.key, table.title, table.note, headings, rows)
 
 
-def _score(cell: Mapping[str, Any], metric: str, *, bold: bool, warning: str = "") -> Value:
+def _delta(results: Mapping[str, Any], cell: Mapping[str, Any], metric: str) -> str:
+    """How far a cell's score is from the reference's, on the questions that both have."""
+    for item in results["comparisons"] if results.get("deltas") else ():
+        pair = (item["first"], item["second"])
+        same = item["metric"] == metric and (item["dataset"], item["documents"]) == _column(cell)
+        if same and set(pair) == {cell["row"], results["reference"]} and item["difference"] is not None:
+            return f"({100 * item['difference'] * (1 if pair[1] == cell['row'] else -1):+.1f})"
+    return ""
+
+
+def _score(cell: Mapping[str, Any], metric: str, *, bold: bool, warning: str = "", delta: str = "") -> Value:
     score = score_of(cell, metric)
     if cell["overflow"]:
         fits = f"{100 * score['mean']:.1f} in those that fit" if score is not None else ""
@@ -308,7 +358,7 @@ def _score(cell: Mapping[str, Any], metric: str, *, bold: bool, warning: str = "
         return Value("-" if cell["metrics"] else "no score", warning=warning)
     spread = score["between_seeds"]
     note = f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds" if spread["sd"] is not None else ""
-    return _estimate(score, note=note, warning=warning, bold=bold)
+    return _estimate(score, note=", ".join(filter(None, (delta, note))), warning=warning, bold=bold)
 
 
 def _estimate(score: Mapping[str, Any] | None, **more: Any) -> Value:

@@ -45,9 +45,12 @@ def main(argv: Sequence[str]) -> int:
         names = ", ".join(column.key for column in left_out)
         console.print(f"left out without --benchmarks: {names}", markup=False)
         suite = suite.without(left_out)
+    named = dict(item.partition("=")[::2] for item in given.policies)
     if given.list:
+        suite = suite.with_policies({row.policy: row.policy for row in suite.rows} | named)
         _list_cells(make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds))
         return 0
+    suite = suite.with_policies(named)
     cells = make_cells(suite, flags, given.out, given.seeds)
     for row in suite.rows:
         check_method(row.method)
@@ -92,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="Only these: hotpotqa, hotpotqa-200, ...")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="Only these, by name, method or label.")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=[],
+        metavar="NAME=WHERE",
+        help="Policies that rows name (base, memagent, ...): a folder, a hub name or a URL; --policy is `trained`.",
+    )
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="Sampling seeds, instead of the suite's.")
     parser.add_argument("--training", type=Path, metavar="RUN", help="Training run whose action rates are plotted.")
     parser.add_argument("--list", action="store_true", help="Only list the cells.")
@@ -117,6 +127,9 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
         raise ConfigError("--out is missing: name the folder for cells and report, or give --list.")
     if given.benchmarks is not None and not given.benchmarks.is_dir():
         raise ConfigError(f"benchmarks is {given.benchmarks}: there is no such folder.")
+    for item in given.policies:
+        if not all(item.partition("=")[::2]):
+            raise ConfigError(f"policies has {item!r}: give NAME=WHERE, as base=Qwen/Qwen3-8B.")
     if given.seeds is not None and len(set(given.seeds)) < len(given.seeds):
         raise ConfigError(f"seeds is {given.seeds}: give different ones.")
 
