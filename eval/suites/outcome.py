@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.reporting.results import Column, best_rows, column_name
 from atommem.eval.reporting.scores import main_label, main_score
 from atommem.eval.reporting.tables import overflow_note
-from atommem.eval.reproduce.published import beside, table_of
 from atommem.eval.suites.cells import Cell
 from atommem.eval.suites.suite import Suite
 
@@ -72,7 +70,7 @@ def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None
         training=training,
         efficiency=suite.efficiency,
         deltas=suite.deltas,
-        beside=None if suite.paper is None else partial(beside, table_of(suite.paper)),
+        paper=suite.paper,
     )
     console.print(main_table(results))
     console.print(f"{out / REPORT / 'report.html'}; tables, plots and results.json lie beside it", markup=False)

@@ -14,8 +14,9 @@ from atommem.errors import ConfigError
 from atommem.eval.reporting.markdown import markdown_tables
 from atommem.eval.reporting.results import make_cells as group
 from atommem.eval.reporting.results import make_results
-from atommem.eval.reproduce.published import beside, differences, divergence_lines, published, table_of
+from atommem.eval.reproduce.published import beside, divergence_lines, published, table_of
 from atommem.eval.suites.cells import make_cells
+from atommem.eval.suites.differences import differences
 from atommem.eval.suites.suite_file import load_suite, parse_suite
 from tests.eval.suites.test_config import suite
 from tests.eval.test_report_files import complete_sums, made
