@@ -27,11 +27,13 @@ class TaskDescription:
         id: Tells it from the other tasks of its file.
         source: Where it comes from (``hotpotqa``, ...).
         questions: In the order in which the environment's score answers them; none where nothing is asked.
+        group: What several tasks are about (a conversation), so that their scores vary together; empty for none.
     """
 
     id: str
     source: str = ""
     questions: tuple[QuestionDescription, ...] = ()
+    group: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values: the ``task`` of a trace's header."""

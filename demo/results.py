@@ -117,7 +117,7 @@ def check_bars(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
     bars = [
         ("EM before GRPO is at most 0.50", summary["em_before"] <= 0.50),
         ("EM after GRPO is at least 0.90", after >= 0.90),
-        ("p-value of the paired sign test is below 1e-6", summary["p_value"] < 1e-6),
+        ("p-value of the paired sign-flip test is below 1e-6", summary["p_value"] < 1e-6),
         ("without the store EM is at least 0.30 lower", after - summary["em_store_off"] >= 0.30),
     ]
     for name in ("update", "delete"):
@@ -130,7 +130,7 @@ def print_outcome(summary: Mapping[str, Any], console: Console) -> None:
     """Say in words what the run shows and what it does not."""
     console.print(
         f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} held-out tasks: "
-        f"{summary['better']} became right, {summary['worse']} wrong (sign test p = {summary['p_value']:.1e}).",
+        f"{summary['better']} became right, {summary['worse']} wrong (sign-flip test p = {summary['p_value']:.1e}).",
         soft_wrap=True,
     )
     for claim, holds in check_bars(summary):

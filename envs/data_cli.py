@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from itertools import islice
@@ -23,7 +24,13 @@ def main(argv: list[str] | None = None) -> int:
             environment, arguments = _environment(argv[1:])
             return find_environment(environment).build(arguments)
         args = _parser(argv).parse_args(argv)
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has seen enough (data show | head); what Python would flush at exit has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except AtomMemError as error:
         print(f"atommem data: {error}", file=sys.stderr)
         return 2

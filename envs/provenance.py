@@ -21,6 +21,12 @@ def describe_file(path: str | Path) -> dict[str, Any]:
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
 
 
+def provenance_path(path: str | Path) -> Path:
+    """Where `write_provenance` writes."""
+    path = Path(path)
+    return path.with_name(f"{path.name}.json")
+
+
 def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:
     """Write `values` beside the data file `path`, with the file itself, the time (UTC) and the package's version.
 
@@ -28,7 +34,7 @@ def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:
         The file written.
     """
     path = Path(path)
-    beside = path.with_name(f"{path.name}.json")
+    beside = provenance_path(path)
     everything = {
         **values,
         "output": describe_file(path),

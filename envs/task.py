@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atommem.description import QuestionDescription, TaskDescription
@@ -18,6 +18,10 @@ class Question:
     answers: tuple[str, ...]
     id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    def with_documents(self, places: Iterable[int]) -> Question:
+        """The same question, with the places (from 0) of its gold documents in its task as ``documents``."""
+        return replace(self, metadata={**self.metadata, "documents": sorted(places)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ def describe_task(task: Task) -> TaskDescription:
         QuestionDescription(item.text, item.answers, item.id, str(item.metadata.get("category", "")))
         for item in task.questions
     )
-    return TaskDescription(task.id, task.source, tuple(questions))
+    return TaskDescription(task.id, task.source, tuple(questions), str(task.metadata.get("sample_id", "")))
 
 
 def questions_piece(texts: Sequence[str]) -> Piece:

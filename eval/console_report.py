@@ -63,6 +63,8 @@ def _episodes(columns: Mapping[str, Any]) -> Iterator[list[str]]:
     yield ["tasks / questions scored", *(_counts(main_score(summary)) for summary in columns.values())]
     yield ["episodes", *(str(summary["episodes"]) for summary in columns.values())]
     yield ["  of these failed (not scored)", *(str(summary["failed"]) for summary in columns.values())]
+    if any(summary["overflow"] for summary in columns.values()):
+        yield ["  with a prompt that did not fit (not scored)", *(str(item["overflow"]) for item in columns.values())]
 
 
 def _rates(columns: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ policy is not trained again without the action. Policies that are not there are 
 - a store of three entries in a world with more facts (the policy of `atommem demo --limited`): delete is needed too;
 - the same policy and store where all facts that may matter fit into it: delete is not needed.
 
-Every ablation is compared with the full policy on the same tasks by the exact two-sided sign test; p-values are
+Every ablation is compared with the full policy on the same tasks by the two-sided sign-flip test; p-values are
 corrected (Holm) over all comparisons. The last line is one JSON object; exit status 0 if every action that is needed
 costs EM at 0.01, and no other costs more than 0.02.
 """
@@ -36,11 +36,10 @@ from atommem.demo.recipe import FULL, LIMITED, Recipe
 from atommem.demo.run import run_demo
 from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentConfig, make_environments
-from atommem.envs.scoring.records import EvalResult
+from atommem.envs.scoring.records import Comparison, EvalResult, compare
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.episode_runner import EpisodeRunner
-from atommem.eval.reporting.comparison import Comparison, compare_records
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
@@ -178,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         key: asyncio.run(measure(setting, given.n, given.temperature, given.seed)) for key, setting in every.items()
     }
     compared = {
-        (key, name): compare_records(results["full"].records, result.records)
+        (key, name): compare(results["full"].records, result.records)
         for key, results in measured.items()
         for name, result in results.items()
         if name != "full"

@@ -72,12 +72,24 @@ class Pool:
         self.contexts: list[tuple[int, ...]] = []
         self.skipped = 0
         self._index: dict[tuple[str, str], int] = {}
+        places: dict[str, str] = {}
         for row in rows:
-            if row.answerable:
-                self._add(row)
-            else:
+            if not row.answerable:
                 self.skipped += 1
+                continue
+            if row.id in places:
+                raise DataError(
+                    f"{row.place}: field 'id' is {row.id!r}, as in {places[row.id]}. Give every row once: a "
+                    "question that stands in a pool twice is drawn twice as often."
+                )
+            places[row.id] = row.place
+            self._add(row)
         self.holders = Counter(chain.from_iterable(self.contexts))
+
+    @property
+    def skipped_note(self) -> str:
+        """What to say of `skipped`; empty where there are none."""
+        return f"; {self.skipped} rows left out, as a supporting paragraph is missing" if self.skipped else ""
 
     def _add(self, row: QARow) -> None:
         context: dict[int, bool] = {}
@@ -106,7 +118,7 @@ def build_tasks(pool: Pool, config: BuildConfig, source: str, split: str = "trai
         workers: Processes that draw documents.
 
     Raises:
-        DataError: The pool has too few questions, too few documents, or a task's gold documents exceed N.
+        DataError: The pool has too few questions or documents, or the gold documents of a task may exceed N.
     """
     high = config.questions[1]
     distinct = len({normalize(question.text) for question in pool.questions})
@@ -117,10 +129,17 @@ def build_tasks(pool: Pool, config: BuildConfig, source: str, split: str = "trai
             f"the pool has {len(pool.documents)} different documents, too few for tasks of {config.documents}; "
             "give more input, or ask for fewer documents."
         )
+    most = sum(sorted(map(len, pool.gold), reverse=True)[:high])
+    if most > config.documents:  # whether a draw is that unlucky is the seed's doing
+        raise DataError(
+            f"tasks of {high} questions of this pool may need {most} gold documents, more than the {config.documents} "
+            "documents of a task; ask for more documents, or for fewer questions."
+        )
     gold_documents: dict[int, Document] = {}
     for number, rows, indices in _drawn(_Drawer(pool, config), workers):
         gold = {index for row in rows for index in pool.gold[row]}
         documents = []
+        places = {index: place for place, index in enumerate(indices)}
         for index in indices:
             document = pool.documents[index]
             if index in gold:
@@ -128,7 +147,9 @@ def build_tasks(pool: Pool, config: BuildConfig, source: str, split: str = "trai
             documents.append(document)
         yield Task(
             id=f"{source}-{split}-{number:05d}",
-            questions=tuple(pool.questions[row] for row in rows),
+            questions=tuple(
+                pool.questions[row].with_documents(places[index] for index in pool.gold[row]) for row in rows
+            ),
             documents=tuple(documents),
             source=source,
             metadata={"split": split, "seed": config.seed},
@@ -179,11 +200,6 @@ class _Drawer:
         pool, wanted = self.pool, self.config.documents
         drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
         gold = frozenset(drawn)
-        if len(drawn) > wanted:
-            raise DataError(
-                f"task {number}: its {len(rows)} questions need {len(drawn)} gold documents, more than the {wanted} "
-                "documents of a task; ask for more documents, or for fewer questions."
-            )
         own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
         answers = self._answers(rows)
         rng = Random(f"{self.config.seed}:{number}")

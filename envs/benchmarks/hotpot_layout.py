@@ -23,6 +23,7 @@ def parse_row(row: Row, source: str, separator: str, answers: tuple[str, ...]) -
     Raises:
         DataError: A field is missing or of the wrong form.
     """
+    _check_benchmark(row, source)
     paragraphs = _paragraphs(row)
     facts = _supporting_facts(row)
     titles = {title for title, _ in facts}
@@ -44,7 +45,24 @@ def parse_row(row: Row, source: str, separator: str, answers: tuple[str, ...]) -
         source=source,
         answerable=titles <= lengths.keys(),
         metadata=metadata,
+        place=row.place,
     )
+
+
+_ONLY = {"hotpotqa": ("level", "bridge"), "2wikimultihopqa": ("evidences", "compositional", "inference")}
+"""Fields and types of questions that one of the two has, and the other has not."""
+
+
+def _check_benchmark(row: Row, source: str) -> None:
+    """Raise if `row` is of the other benchmark: their layouts are the same, their scores are not."""
+    for other, signs in _ONLY.items():
+        found = [sign for sign in signs if sign in row.values or row.values.get("type") == sign]
+        if other != source and found and not any(sign in row.values for sign in _ONLY[source]):
+            raise row.error(
+                found[0] if found[0] in row.values else "type",
+                f"is one of {other}, but the benchmark is {source}",
+                f"Give --benchmark {other}, or another file",
+            )
 
 
 def _paragraphs(row: Row) -> list[tuple[str, list[str]]]:

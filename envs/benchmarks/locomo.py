@@ -9,6 +9,7 @@ beginning.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,15 +50,18 @@ def parse_locomo(row: Row, questions: int = QUESTIONS) -> Iterator[Task]:
     """The tasks of one conversation: ``locomo-SAMPLE-NUMBER``."""
     sample = row.text("sample_id")
     turns = _turns(row)
-    asked = [_question(row, i, item, sample) for i, item in enumerate(row.check_list("qa", row.get("qa")))]
+    asked = [_question(row, i, item, sample, turns) for i, item in enumerate(row.check_list("qa", row.get("qa")))]
     if not asked:
         raise row.error("qa", "has no question")
     for number, start in enumerate(range(0, len(asked), questions)):
         group = tuple(asked[start : start + questions])
         evidence = {turn for question in group for turn in question.metadata["evidence"]}
+        places = {name: place for place, name in enumerate(turns)}
         yield Task(
             id=f"{LOCOMO_SOURCE}-{sample}-{number:03d}",
-            questions=group,
+            questions=tuple(
+                question.with_documents(places[turn] for turn in {*question.metadata["evidence"]}) for question in group
+            ),
             documents=tuple(Document(date, text, name in evidence) for name, (date, text) in turns.items()),
             source=LOCOMO_SOURCE,
             metadata={"sample_id": sample},
@@ -89,7 +93,7 @@ def _turns(row: Row) -> dict[str, tuple[str, str]]:
     return turns
 
 
-def _question(row: Row, index: int, item: Any, sample: str) -> Question:
+def _question(row: Row, index: int, item: Any, sample: str, turns: Mapping[str, Any]) -> Question:
     name = f"qa[{index}]"
     if not isinstance(item, dict):
         raise row.error(name, f"is {item!r}, expected an object")
@@ -97,14 +101,27 @@ def _question(row: Row, index: int, item: Any, sample: str) -> Question:
     if number not in CATEGORIES:
         raise row.error(f"{name}.category", f"is {number!r}, expected one of 1 to 5")
     category = CATEGORIES[number]
-    evidence = [turn for text in row.texts(f"{name}.evidence", item.get("evidence", [])) for turn in _turn_ids(text)]
-    metadata: dict[str, Any] = {"category": category, "evidence": evidence}
+    named = [
+        turn
+        for text in row.texts(f"{name}.evidence", item.get("evidence", []))
+        for turn in _turn_ids(text) or [text.strip()]
+    ]
+    metadata: dict[str, Any] = {"category": category, "evidence": [turn for turn in named if turn in turns]}
+    if unknown := [turn for turn in named if turn not in turns]:
+        # The official file has some: they are said and kept, as refusing the file would be no help.
+        metadata["evidence_without_turn"] = unknown
+        warnings.warn(
+            f"{row.place}: field '{name}.evidence' names {', '.join(unknown)}, which is no turn of the conversation: "
+            "the oracle does not show it. Mend the row if it is yours.",
+            stacklevel=2,
+        )
     if category == "adversarial":
         answer = ABSTENTION
         metadata["adversarial_answer"] = str(item.get("adversarial_answer", ""))
     else:
         # Years and counts are numbers in the file.
-        answer = row.check_text(f"{name}.answer", str(item.get("answer", "")))
+        given = item.get("answer", "")
+        answer = row.check_text(f"{name}.answer", str(given) if type(given) in (int, float) else given)
         if category == "open_domain":
             answer = answer.split(";")[0].strip()
     text = row.check_text(f"{name}.question", item.get("question")).strip()

@@ -41,6 +41,7 @@ def _parse(row: Row) -> QARow:
         paragraphs=unique_paragraphs(paragraphs),
         source=SOURCE,
         answerable=answerable,
+        place=row.place,
         metadata={
             "type": identifier.partition("__")[0],
             "hops": len(row.check_list("question_decomposition", row.decoded("question_decomposition"))),

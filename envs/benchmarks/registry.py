@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,24 +28,48 @@ class Benchmark:
     files: Mapping[str, tuple[str, ...]]
 
     def find(self, split: str, path: str | Path) -> list[Path]:
-        """The files of `split`: `path` itself if it is a file, else what lies in the folder or its subfolder `name`.
+        """The files of `split`: `path` itself if it is a file, else what lies in its folder `name` or in it.
+
+        The subfolder comes first: dev.json and train.json are names that any benchmark may have.
 
         Raises:
-            DataError: There is none; the message lists what was looked for.
+            DataError: There is none, and the message lists what was looked for; or a shard is missing.
         """
         path = Path(path)
         if path.is_file():
             return [path]
         patterns = self.files[split]
-        for folder in (path, path / self.name):
+        for folder in (path / self.name, path):
             for pattern in patterns:
                 if found := sorted(file for file in folder.glob(pattern) if file.is_file()):
+                    _check_shards(found)
                     return found
         if not path.is_dir():
             raise DataError(f"{path}: no such file or folder.")
         raise DataError(
             f"{path}: found no {split} file of {self.name} here or in the folder {self.name}/; looked for "
             f"{', '.join(patterns)}. Give the file itself, or the folder that it lies in."
+        )
+
+
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
+
+
+def _check_shards(files: Sequence[Path]) -> None:
+    """Raise if files named ``NAME-00000-of-00002.parquet`` are not all there, or are of several downloads."""
+    shards = [match for file in files if (match := _SHARD.fullmatch(file.name))]
+    if not shards:
+        return
+    (name, _, count, suffix), folder = shards[0].groups(), files[0].parent
+    wanted = [f"{name}-{number:0{len(count)}d}-of-{count}{suffix}" for number in range(int(count))]
+    found = [file.name for file in files]
+    if missing := [item for item in wanted if item not in found]:
+        raise DataError(
+            f"{folder}: lacks {', '.join(missing)} beside {', '.join(found)}. Get all shards of one release."
+        )
+    if extra := [item for item in found if item not in wanted]:
+        raise DataError(
+            f"{folder}: holds {', '.join(extra)} beside {', '.join(wanted)}. Keep the shards of one release."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from atommem.envs.task import Document
 from atommem.errors import DataError
 from atommem.untrusted import clean
 
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -25,6 +27,7 @@ class QARow:
         paragraphs: Without repetitions; `gold` marks the supporting ones.
         source: The benchmark's name.
         answerable: Whether every supporting paragraph stands among `paragraphs`.
+        place: File and row, for messages.
         metadata: ``type``, ``hops`` (the supporting steps), ``supporting`` (pairs of a title and a sentence index;
             the index is None where the file names no sentence, or one that its paragraph does not have), and what
             else the benchmark says of a question.
@@ -37,6 +40,7 @@ class QARow:
     source: str
     answerable: bool = True
     metadata: dict[str, Any] = field(default_factory=dict)
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,14 @@ class Row:
     number: int
     values: dict[str, Any]
 
-    def error(self, name: str, problem: str) -> DataError:
+    @property
+    def place(self) -> str:
+        """File and row."""
+        return f"{self.path}: row {self.number}"
+
+    def error(self, name: str, problem: str, remedy: str = "Mend the row, or get the file again") -> DataError:
         """The error to raise for the field `name`."""
-        return DataError(f"{self.path}: row {self.number}: field {name!r} {problem}.")
+        return DataError(f"{self.place}: field {name!r} {problem}. {remedy}.")
 
     def get(self, *names: str) -> Any:
         """The value of the first of `names` that the row has.
@@ -108,17 +117,25 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            head = file.read(4096).lstrip()
+            head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}.") from error
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror or error}. Check the name, and who may read it."
+        ) from error
+    if kind := next((name for start, name in _PACKED.items() if head.startswith(start)), None):
+        raise DataError(f"{path}: is packed ({kind}). Unpack it, and give the file inside.")
     if head.startswith(b"PAR1"):
         return _parquet_rows(path)
     if head.startswith(b"["):
         return _json_rows(path)
     if head.startswith(b"{"):
         return _json_lines(path)
-    shown = repr(head[:20].decode("utf-8", "replace")) if head else "nothing"
-    raise DataError(f"{path}: expected a JSON list, JSON Lines or parquet file, but it starts with {shown}.")
+    if not head:
+        raise DataError(f"{path}: is empty. Get the file again.")
+    raise DataError(
+        f"{path}: expected a JSON list, JSON Lines or parquet file, but it starts with "
+        f"{head[:20].decode('utf-8', 'replace')!r}. Give the benchmark's own file."
+    )
 
 
 def unique_paragraphs(documents: list[Document]) -> tuple[Document, ...]:
@@ -170,9 +187,25 @@ def _json_lines(path: Path) -> Iterator[Row]:
             try:
                 value = load_json(text)
             except json.JSONDecodeError as error:
+                if number == 1 and (names := _one_object(path)) is not None:
+                    raise DataError(
+                        f"{path}: is one JSON object with the fields {', '.join(map(repr, names))}, expected a list of "
+                        "rows or JSON Lines. Save the list of rows inside of it as a file of its own."
+                    ) from error
                 where = f"{error.msg} at character {error.pos} of the line"
-                raise DataError(f"{path}: row {number} is not JSON: {where}. Is the file truncated?") from error
+                raise DataError(
+                    f"{path}: row {number} is not JSON: {where}. Is the file truncated? Get it again."
+                ) from error
             yield _row(path, number, value)
+
+
+def _one_object(path: Path) -> list[str] | None:
+    """The names of its fields, if a file is a single JSON object over several lines."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError:
+        return None
+    return list(value) if isinstance(value, dict) else None
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -220,14 +253,18 @@ def _cleaned(value: Any) -> Any:
 
 def _decode(path: Path, data: bytes, where: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: {where} is not UTF-8: {error.reason} at byte {error.start}.") from error
+        raise DataError(
+            f"{path}: {where} is not UTF-8: {error.reason} at byte {error.start}. Save the file as UTF-8."
+        ) from error
 
 
 def _row(path: Path, number: int, value: Any) -> Row:
     if not isinstance(value, dict):
-        raise DataError(f"{path}: row {number} is {shown(value)}, expected an object with named fields.")
+        raise DataError(
+            f"{path}: row {number} is {shown(value)}, expected an object with named fields. Give a list of such rows."
+        )
     return Row(path, number, value)
 
 

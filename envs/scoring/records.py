@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from atommem.description import TaskDescription
-from atommem.envs.scoring.statistics import clustered_estimate, sign_test
+from atommem.envs.scoring.statistics import Difference, clustered_estimate, paired_difference
 from atommem.episode import Episode
 from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import DataError
@@ -35,6 +36,11 @@ class QuestionRecord:
         return self.metrics.get(metric)
 
     @property
+    def label(self) -> Hashable:
+        """What tells it from other questions, in whichever task it stands; None where it has no id."""
+        return (self.id, self.question, self.golds) if self.id else None
+
+    @property
     def right(self) -> bool | None:
         """Whether it was answered right, by exact match; None in an environment without it."""
         return bool(self.metrics["em"]) if "em" in self.metrics else None
@@ -53,6 +59,7 @@ class EpisodeRecord:
         sums: `atommem.episode_stats.episode_sums` of this episode.
         seconds: Wall-clock of the whole episode.
         prompt_tokens, completion_tokens: Of every call whose answer arrived, also if the episode failed later.
+        group: What its task shares with others (`atommem.description.TaskDescription`).
     """
 
     task_id: str
@@ -67,6 +74,7 @@ class EpisodeRecord:
     seconds: float
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    group: str = ""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -79,16 +87,38 @@ class EpisodeRecord:
         return self.stop_reason == StopReason.FAILED
 
     @property
+    def overflowed(self) -> bool:
+        """Whether a prompt did not fit the policy's window: that says nothing of its answers, and is no score."""
+        return self.stop_reason == StopReason.CONTEXT_OVERFLOW
+
+    @property
     def right(self) -> bool | None:
         """Whether its main score (`main_metric`) is full, in every question that has one; None where none has."""
         scores = self.scores(main_metric([self]))
         return all(score >= 1 for score in scores) if scores else None
 
     def scores(self, metric: str) -> list[float]:
-        """Those of its questions, or else of the episode (`metrics`, ``reward``) as one; empty when failed."""
-        found = [question.metrics[metric] for question in self.questions if metric in question.metrics]
+        """Those of its questions, or else of the episode (`metrics`, ``reward``) as one.
+
+        None when failed, or when prompts did not fit.
+        """
+        return [score for _, _, score in self.placed(metric)]
+
+    def placed(self, metric: str) -> list[tuple[int, Hashable, float]]:
+        """`scores`, each with its place among the questions and with what is the same where the question comes again.
+
+        That is its id, text and gold answers; a question without an id does not come again. The place of an episode's
+        own score is -1.
+        """
+        if self.overflowed:
+            return []
+        found: list[tuple[int, Hashable, float]] = [
+            (place, question.label or (self.task_id, place), question.metrics[metric])
+            for place, question in enumerate(self.questions)
+            if metric in question.metrics
+        ]
         own = self.reward if metric == "reward" else self.metrics.get(metric)
-        return found or ([] if own is None else [own])
+        return found or ([] if own is None else [(-1, self.task_id, own)])
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -153,6 +183,7 @@ def record_of(
         seconds=episode.seconds,
         prompt_tokens=sum(step.prompt_tokens for step in episode.steps),
         completion_tokens=sum(step.completion_tokens for step in episode.steps),
+        group=task.group,
     )
 
 
@@ -201,7 +232,7 @@ class EvalResult:
 
     @property
     def em(self) -> float:
-        """Exact match: the mean over all questions of the episodes that did not fail; NaN if all failed."""
+        """Exact match: the mean over all questions of the episodes that did not fail, and whose prompts fit; or NaN."""
         return self.mean("em")
 
     @property
@@ -231,6 +262,7 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
 
     Returns:
         episodes, failed: counts; failed episodes are in neither score nor mean.
+        overflow: Episodes with a prompt that did not fit the policy's window: they are in no score.
         metric: The main score's name (`main_metric`).
         metrics: By name (`metric_names`), `atommem.envs.scoring.statistics.Estimate` as a dict (mean, low, high, n,
             clusters, effective_n); scores that nothing has are not there.
@@ -252,6 +284,7 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "episodes": len(items),
         "failed": sum(record.failed for record in items),
+        "overflow": sum(record.overflowed for record in items),
         "metric": main_metric(items),
         "metrics": _estimates(items, names),
         "means": rates,
@@ -273,9 +306,19 @@ def _of_category(records: Sequence[EpisodeRecord], category: str) -> list[Episod
     ]
 
 
-def _estimates(records: Iterable[EpisodeRecord], metrics: Iterable[str]) -> dict[str, dict[str, float]]:
-    clusters = {name: list(task_scores(records, name).values()) for name in metrics}
-    return {name: asdict(clustered_estimate(found)) for name, found in clusters.items() if found}
+def _estimates(records: Sequence[EpisodeRecord], metrics: Iterable[str]) -> dict[str, dict[str, float]]:
+    found = {}
+    for metric in metrics:
+        placed = [(record, *item) for record in records for item in record.placed(metric)]
+        if placed:
+            scores, groups = [item[3] for item in placed], [_group(item[0]) for item in placed]
+            found[metric] = asdict(clustered_estimate(scores, groups, [item[2] for item in placed]))
+    return found
+
+
+def _group(record: EpisodeRecord) -> str:
+    """What its scores vary together with: its conversation, or else its task alone."""
+    return f"group {record.group}" if record.group else f"task {record.task_id}"
 
 
 def task_scores(records: Iterable[EpisodeRecord], metric: str = "em") -> dict[str, list[float]]:
@@ -288,46 +331,85 @@ def task_scores(records: Iterable[EpisodeRecord], metric: str = "em") -> dict[st
     return scores
 
 
-@dataclass(frozen=True, slots=True)
-class PairedComparison:
-    """Two evaluations on the same tasks: who is better how often.
+@dataclass(frozen=True)
+class Comparison:
+    """Two evaluations on the questions that both have a score of.
 
     Attributes:
+        metric: The score (`EpisodeRecord.scores`).
         wins, losses, ties: Tasks on which the second one's mean score is higher, lower, equal.
-        p_value: Of the exact two-sided sign test.
+        difference: Second minus first, over questions, with its interval and test; None without a common question.
+        changes: By task id, the mean over its questions of second minus first, exactly 0 where they are equal; in
+            the order of the first one's records.
+        left_out: Tasks with a score on one side only (failed or absent on the other, or prompts did not fit).
     """
 
+    metric: str
     wins: int
     losses: int
     ties: int
-    p_value: float
+    difference: Difference | None
+    changes: dict[str, float]
+    left_out: int
+
+    @property
+    def p_value(self) -> float:
+        """Of the sign-flip test of `difference`; 1 where there is none."""
+        return 1.0 if self.difference is None else self.difference.p_value
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the tasks, as JSON values."""
+        nothing = {"difference": None, "low": None, "high": None, "questions": 0, "units": 0, "p_value": 1.0}
+        return {
+            "metric": self.metric,
+            "tasks": len(self.changes),
+            "left_out": self.left_out,
+            "wins": self.wins,
+            "losses": self.losses,
+            "ties": self.ties,
+            **(nothing if self.difference is None else asdict(self.difference)),
+        }
 
 
-def compare(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord], metric: str = "em") -> PairedComparison:
-    """Pair the tasks of two evaluations and test whether one is better.
+def compare(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord], metric: str = "em") -> Comparison:
+    """Pair the questions of two evaluations, and test whether one is better.
 
-    The unit is the task: its score is the mean over its questions and episodes. Tasks without a score in one of
-    the two (failed there, or absent) are left out.
+    A question's score is the mean over its episodes; every question counts the same, as in the means that tables show.
+    Questions without a score in one of the two are left out.
 
     Args:
-        before, after: `EvalResult.records` of the two.
+        before, after: Records of the two. Where their tasks may differ under the same ids, give
+            `atommem.eval.reporting.evaluations.Evaluation.paired_records`.
         metric: Any score (`EpisodeRecord.scores`).
     """
-    changes = task_changes(task_scores(before, metric), task_scores(after, metric))
+    sides = [question_scores(records, metric) for records in (before, after)]
+    labels = {key: value[:2] for key, value in sides[0].items() if key in sides[1]}
+    # Means of the same scores added up in another order may differ in the last bit.
+    gaps = {key: round(fmean(sides[1][key][2]) - fmean(sides[0][key][2]), 9) for key in labels}
+    by_task: dict[str, list[float]] = {}
+    for (task, _), gap in gaps.items():
+        by_task.setdefault(task, []).append(gap)
+    changes = {task: round(fmean(found), 9) + 0.0 for task, found in by_task.items()}
     wins = sum(change > 0 for change in changes.values())
     losses = sum(change < 0 for change in changes.values())
-    return PairedComparison(wins, losses, len(changes) - wins - losses, sign_test(wins, losses))
+    groups, questions = [group for group, _ in labels.values()], [question for _, question in labels.values()]
+    return Comparison(
+        metric=metric,
+        wins=wins,
+        losses=losses,
+        ties=len(changes) - wins - losses,
+        difference=paired_difference(list(gaps.values()), groups, questions) if gaps else None,
+        changes=changes,
+        left_out=len({task for side in sides for task, _ in side} - changes.keys()),
+    )
 
 
-def task_changes(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """By task that both have: its mean score in `after` minus that in `before`, exactly 0 where they are equal.
-
-    The tasks are in the order of `before`.
-    """
-    changes = {}
-    for task, scores in before.items():
-        if task in after:
-            change = sum(after[task]) / len(after[task]) - sum(scores) / len(scores)
-            # Means of the same scores added up in another order may differ in the last bit.
-            changes[task] = change if abs(change) > 1e-9 else 0.0
-    return changes
+def question_scores(
+    records: Iterable[EpisodeRecord], metric: str
+) -> dict[tuple[str, int], tuple[str, Hashable, list[float]]]:
+    """By task id and place among its questions: what a question varies together with, what it is, and its scores."""
+    found: dict[tuple[str, int], tuple[str, Hashable, list[float]]] = {}
+    for record in records:
+        for place, question, score in record.placed(metric):
+            found.setdefault((record.task_id, place), (_group(record), question, []))[2].append(score)
+    return found

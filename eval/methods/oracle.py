@@ -10,10 +10,7 @@ from atommem.eval.methods.baseline import Baseline, Recorder
 
 
 class Oracle(Baseline):
-    """Asks each question with the documents that are marked gold and that the question's supporting facts name.
-
-    Where a question names none (or none that the task has), it gets all gold documents of its task.
-    """
+    """Asks each question with its own gold documents (`gold_documents`), and without any text where it has none."""
 
     name = "oracle"
 
@@ -25,10 +22,10 @@ class Oracle(Baseline):
         """
         for index, question in enumerate(task.questions):
             documents = gold_documents(task, question)
-            if not documents:
+            if not documents and "documents" not in question.metadata:
                 raise DataError(
                     f"task {task.id!r} marks no document as gold: the method oracle needs tasks of "
                     "`atommem data build`, of the synthetic world, or of LoCoMo."
                 )
             text = "\n\n".join(document_text(document, number) for number, document in enumerate(documents, start=1))
-            await record.answer(index, text)
+            await record.answer(index, text or None)

@@ -5,90 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from atommem.envs.scoring.records import EpisodeRecord, main_metric, metric_names, task_changes, task_scores
-from atommem.envs.scoring.statistics import Difference, bootstrap_difference, sign_test
+from atommem.envs.scoring.records import Comparison, EpisodeRecord, compare, main_metric, metric_names, task_scores
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.scores import label, ordered
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two evaluations on the tasks that both have a score of.
-
-    Attributes:
-        metric: The score (`atommem.envs.scoring.records.EpisodeRecord.scores`).
-        wins, losses, ties: Tasks on which the second one's mean score is higher, lower, equal.
-        p_value: Of the exact two-sided sign test over tasks (McNemar's exact test where a task has one score).
-        difference: Second minus first with the interval of the paired bootstrap; None without a common task.
-        changes: By task id, second minus first.
-        left_out: Tasks with a score on one side only (failed or absent on the other).
-    """
-
-    metric: str
-    wins: int
-    losses: int
-    ties: int
-    p_value: float
-    difference: Difference | None
-    changes: dict[str, float]
-    left_out: int
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the tasks, as JSON values."""
-        return {
-            "metric": self.metric,
-            "tasks": len(self.changes),
-            "left_out": self.left_out,
-            "wins": self.wins,
-            "losses": self.losses,
-            "ties": self.ties,
-            "p_value": self.p_value,
-            **(
-                {key: value for key, value in asdict(self.difference).items() if key != "tasks"}
-                if self.difference is not None
-                else {"difference": None, "low": None, "high": None}
-            ),
-        }
-
-
-def compare_records(
-    first: Sequence[EpisodeRecord], second: Sequence[EpisodeRecord], metric: str = "em", resamples: int = 10_000
-) -> Comparison:
-    """Pair the tasks of two evaluations by their ids.
-
-    Args:
-        first, second: Records of the two. Where their tasks may differ under the same ids, give
-            `Evaluation.paired_records`.
-        metric: Any score (`EpisodeRecord.scores`); tasks without it are left out.
-        resamples: Of the bootstrap.
-    """
-    one, two = task_scores(first, metric), task_scores(second, metric)
-    changes = task_changes(one, two)
-    wins = sum(change > 0 for change in changes.values())
-    losses = sum(change < 0 for change in changes.values())
-    difference = None
-    if changes:
-        difference = bootstrap_difference(
-            [one[task] for task in changes], [two[task] for task in changes], resamples=resamples
-        )
-    return Comparison(
-        metric=metric,
-        wins=wins,
-        losses=losses,
-        ties=len(changes) - wins - losses,
-        p_value=sign_test(wins, losses),
-        difference=difference,
-        changes=changes,
-        left_out=len(one.keys() ^ two.keys()),
-    )
 
 
 def flips(first: Evaluation, second: Evaluation, comparison: Comparison) -> list[dict[str, Any]]:
@@ -146,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         known = ordered([*metric_names(side.records), "reward"])
         if metric not in known and not all(record.failed for record in side.records):
             raise ConfigError(f"metric is {metric!r}: {side.folder} has {', '.join(known)}.")
-    comparison = compare_records(first.records, second.records, metric)
+    comparison = compare(first.records, second.records, metric)
     found = flips(first, second, comparison)
     if given.json:
         content = {
@@ -181,11 +107,11 @@ def _print(
         console.print("No task has a score in both: there is nothing to compare.")
         return
     gap = comparison.difference
-    console.print(f"B - A: {gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (95%, paired bootstrap over tasks)")
     console.print(
-        f"B is better on {comparison.wins} tasks, worse on {comparison.losses}, equal on {comparison.ties}: "
-        f"p = {comparison.p_value:.2g} (exact two-sided sign test)"
+        f"B - A: {gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (95%, over {gap.questions} questions of "
+        f"{gap.units} independent units), p = {comparison.p_value:.2g} (two-sided sign-flip test of this difference)"
     )
+    console.print(f"B is better on {comparison.wins} tasks, worse on {comparison.losses}, equal on {comparison.ties}")
     if comparison.left_out:
         console.print(f"{comparison.left_out} tasks have a score on one side only and are left out.")
     for heading, rows in (

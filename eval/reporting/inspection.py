@@ -6,9 +6,11 @@ Answers that no text can be expected to hold (yes, no) are not located: their qu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
@@ -68,6 +70,7 @@ class Inspection:
             question (located ones only).
         operations, writes: Memory actions of the policy that had an effect, and operations that wrote a text.
         sizes, steps: By step index, the sum of store sizes and the number of episodes that took the step.
+        ended: By number of steps, the sum of store sizes of the episodes that ended with it.
         episodes: Episodes looked at: those that did not fail and have a trace.
         missing: Episodes that did not fail but whose trace is not there.
     """
@@ -78,6 +81,7 @@ class Inspection:
     writes: int = 0
     sizes: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    ended: Counter[int] = field(default_factory=Counter)
     episodes: int = 0
     missing: int = 0
 
@@ -87,6 +91,12 @@ class Inspection:
         return self.relevant / self.retrieved if self.retrieved else None
 
     @property
+    def store_size_by_step(self) -> list[float]:
+        """The mean over all episodes; one that has ended keeps its size, as else the mean would be of the long ones."""
+        after = accumulate(self.ended[step] for step in range(len(self.sizes)))
+        return [(size + kept) / self.episodes for size, kept in zip(self.sizes, after, strict=True)]
+
+    @property
     def only_retrieves(self) -> bool:
         """Whether its memory is the documents themselves (RAG): entries were shown that nothing wrote."""
         return self.retrieved > 0 and self.writes == 0
@@ -94,6 +104,8 @@ class Inspection:
     def add(self, episode: Episode, record: EpisodeRecord) -> None:
         """Count one episode that did not fail."""
         self.episodes += 1
+        if episode.steps:
+            self.ended[len(episode.steps)] += episode.steps[-1].store_size
         for step in episode.steps:
             if step.index >= len(self.sizes):
                 self.sizes.append(0)

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from atommem.envs.scoring.records import EpisodeRecord, metric_names, task_scores
+from atommem.envs.scoring.records import EpisodeRecord, metric_names, question_scores
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.compared_settings import setting_charts, to_json
 from atommem.eval.reporting.evaluations import Evaluation
@@ -115,11 +116,32 @@ class PageData:
             "tables": [table.to_json() for table in make_tables(results)],
             "settings": [to_json(chart) for chart in setting_charts(results)],
             "training": [_training_entry(entry) for entry in training],
-            "scores": [_scores(evaluation) for evaluation in self.evaluations],
+            "scores": self._scores(),
             "episodes": self.episodes,
             "texts": list(self._texts),
             "total_episodes": self.total,
         }
+
+    def _scores(self) -> list[dict[str, Any]]:
+        """Of each evaluation the questions (task, place, numbers of its group and of itself) and their means."""
+        numbers: dict[Any, int] = {}
+        found = []
+        for evaluation in self.evaluations:
+            names = [name for name in ordered(metric_names(evaluation.records)) if name in METRICS]
+            scores = {name: question_scores(evaluation.records, name) for name in names}
+            places = {key: value[:2] for side in scores.values() for key, value in side.items()}
+            found.append(
+                {
+                    "places": [
+                        [*key, *(numbers.setdefault(x, len(numbers)) for x in of)] for key, of in places.items()
+                    ],
+                    **{
+                        name: [round(fmean(side[key][2]), 6) if key in side else None for key in places]
+                        for name, side in scores.items()
+                    },
+                }
+            )
+        return found
 
     def _episode(
         self,
@@ -298,18 +320,6 @@ def _status(record: EpisodeRecord) -> str:
     if record.right is None:
         return "unscored"
     return "right" if record.right else "wrong"
-
-
-def _scores(evaluation: Evaluation) -> dict[str, Any]:
-    """By metric, the mean score of each task, for comparisons on the page; null where a task has none."""
-    names = [name for name in ordered(metric_names(evaluation.records)) if name in METRICS]
-    tasks = list(task_scores(evaluation.records, "reward"))
-    found: dict[str, Any] = {"tasks": tasks}
-    for metric in names:
-        scores = task_scores(evaluation.records, metric)
-        means = ((sum(scores[task]) / len(scores[task]) if task in scores else None) for task in tasks)
-        found[metric] = [None if mean is None else round(mean, 6) for mean in means]
-    return found
 
 
 def _training_entry(entry: Mapping[str, Any]) -> dict[str, Any]:

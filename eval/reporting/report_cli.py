@@ -15,6 +15,7 @@ from atommem.eval.reporting.markdown import markdown_tables
 from atommem.eval.reporting.page import PageData, write_page
 from atommem.eval.reporting.plots import write_plots
 from atommem.eval.reporting.results import RESULTS, make_cells, make_results, write_results
+from atommem.eval.reproduce.published import beside, table_of
 from atommem.untrusted import clean
 
 _LABELS = ("method", "dataset", "setting", "documents", "seed", "parameters")
@@ -29,6 +30,8 @@ def write_report(
     training: str | Path | None = None,
     max_episodes: int = 300,
     efficiency: bool = False,
+    deltas: bool = False,
+    paper: str | None = None,
 ) -> dict[str, Any]:
     """Write ``results.json``, ``tables.md``, ``tables.tex``, ``report.html`` and ``plots/``.
 
@@ -43,6 +46,8 @@ def write_report(
         training: A run's ``metrics.jsonl``, or its folder: action rates over training are drawn from it.
         max_episodes: Most episodes to embed in the page; its numbers cover all.
         efficiency: Show wall-clock seconds, which differ from run to run.
+        deltas: Show beside each score how far it is from that of `reference`.
+        paper: Published table to show ours beside (`atommem.eval.reproduce.published`).
 
     Returns:
         The contents of ``results.json``.
@@ -58,6 +63,7 @@ def write_report(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
+    results |= {"deltas": deltas, "published": None if paper is None else beside(table_of(paper), results)}
     write_results(results, out)
     (out / "tables.md").write_text(clean(markdown_tables(results)), encoding="utf-8")
     (out / "tables.tex").write_text(clean(latex_tables(results)), encoding="utf-8")
@@ -131,6 +137,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", required=True, help="Folder for report.html, tables, plots and results.json.")
     parser.add_argument("--title", default="Evaluation", help="Of tables and page (default: %(default)s).")
     parser.add_argument("--reference", help="Row that every other one is tested against.")
+    parser.add_argument("--paper", help="Published table whose numbers are shown beside: table1, table2, ...")
+    parser.add_argument("--deltas", action="store_true", help="Show beside scores how far they are from --reference.")
     parser.add_argument("--training", help="metrics.jsonl of a training run, or its folder.")
     parser.add_argument(
         "--max_episodes", type=int, default=300, help="Most episodes to embed in the page (default: %(default)s)."
@@ -151,6 +159,8 @@ def main(argv: Sequence[str]) -> int:
         training=given.training,
         max_episodes=given.max_episodes,
         efficiency=given.efficiency,
+        deltas=given.deltas,
+        paper=given.paper,
     )
     print(f"{Path(given.out) / 'report.html'}; tables.md, tables.tex, results.json and plots/ lie beside it")
     return 0

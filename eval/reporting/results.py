@@ -9,18 +9,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.scoring.records import EpisodeRecord, summarize
+from atommem.envs.scoring.records import EpisodeRecord, compare, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
-from atommem.eval.reporting.comparison import compare_records
 from atommem.eval.reporting.evaluations import Evaluation, joined_records
 from atommem.eval.reporting.fates import Losses
 from atommem.eval.reporting.inspection import Inspection
 from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of, score_of
 
 RESULTS = "results.json"
-FORMAT = 2
+FORMAT = 3
 ALPHA = 0.05
+
+BOUNDS = ("no_memory", "oracle")
+"""Methods that say how low and how high a score can be. They compete with nothing: not tested, and never bold."""
 
 Column = tuple[str, int | None]
 
@@ -49,6 +51,12 @@ class Cell:
         counts = [item.planned for item in self.evaluations]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
+
+    @property
+    def bound(self) -> bool:
+        """Whether its method is one of `BOUNDS`, by whatever name its row goes."""
+        names = (item.manifest.get("method", {}).get("name", item.method) for item in self.evaluations)
+        return any(name in BOUNDS for name in names)
 
     @property
     def keeps_memory(self) -> bool:
@@ -94,7 +102,8 @@ def make_results(
     Args:
         cells: From `make_cells`; where `Cell.inspection` is set, its numbers are included.
         title: Of tables and report.
-        reference: A row that all others of its column are tested against, besides best against runner-up.
+        reference: A row that all others of its column are tested against, besides best against runner-up. Bounds, and
+            cells with prompts that did not fit, are in no test.
         base: Folder that the evaluations' paths are given relative to.
         efficiency: With wall-clock seconds: then no two runs give the same results.
 
@@ -145,7 +154,7 @@ def _evaluation(item: Evaluation, base: Path | None) -> dict[str, Any]:
         "seed": item.seed,
         "tasks_sha256": item.tasks_digest,
         "planned": item.planned,
-        **{key: summary[key] for key in ("episodes", "failed", "metric", "metrics")},
+        **{key: summary[key] for key in ("episodes", "failed", "overflow", "metric", "metrics")},
     }
 
 
@@ -164,6 +173,7 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
         "documents": first.documents,
         "seeds": [item.seed for item in cell.evaluations],
         "planned": cell.planned,
+        "bound": cell.bound,
         **summary,
         "episode_metrics": episode_metrics(records),
     }
@@ -176,7 +186,7 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
     if cell.inspection is not None:
         found = cell.inspection
         result["retrieval_precision"] = found.retrieval_precision
-        result["store_size_by_step"] = [total / count for total, count in zip(found.sizes, found.steps, strict=True)]
+        result["store_size_by_step"] = found.store_size_by_step
         result["episodes_by_step"] = found.steps
         result["traces_missing"] = found.missing
     return result
@@ -193,10 +203,10 @@ def _comparisons(
     for metric in (name for name in metrics_of(results) if name in METRICS):
         family: list[dict[str, Any]] = []
         for column, members in columns.items():
-            scores = {row: score_of(result, metric) for row, (_, result) in members.items()}
+            scores = {row: score_of(result, metric) for row, (_, result) in members.items() if competes(result)}
             means = {row: float(score["mean"]) for row, score in scores.items() if score is not None}
             for second, first in _pairs(means, reference):
-                comparison = compare_records(members[first][0], members[second][0], metric)
+                comparison = compare(members[first][0], members[second][0], metric)
                 family.append(
                     {
                         "dataset": column[0],
@@ -223,6 +233,11 @@ def _pairs(means: Mapping[str, float], reference: str | None) -> list[tuple[str,
     return pairs
 
 
+def competes(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell of ``results.json`` takes part in tests and ranking: no bound, and all of its prompts fit."""
+    return not cell["bound"] and not cell["overflow"]
+
+
 def best_rows(results: Mapping[str, Any], metric: str) -> dict[Column, str]:
     """By column, the row whose number may be set bold: the best one, if a corrected test says so.
 
@@ -232,7 +247,7 @@ def best_rows(results: Mapping[str, Any], metric: str) -> dict[Column, str]:
     columns: dict[Column, list[tuple[float, str]]] = {}
     for cell in results["cells"]:
         score = score_of(cell, metric)
-        if score is not None:
+        if score is not None and competes(cell):
             columns.setdefault((cell["dataset"], cell["documents"]), []).append((-score["mean"], cell["row"]))
     for column, scored in columns.items():
         if len(scored) < 2:
@@ -244,7 +259,7 @@ def best_rows(results: Mapping[str, Any], metric: str) -> dict[Column, str]:
                 and (item["dataset"], item["documents"]) == column
                 and {item["first"], item["second"]} == {first, second}
                 and item["significant"]
-                and (item["wins"] > item["losses"]) == (item["second"] == first)
+                and (item["difference"] > 0) == (item["second"] == first)
             ):
                 best[column] = first
     return best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from atommem.envs.scoring.records import EpisodeRecord, metric_names
@@ -41,8 +42,11 @@ def score_of(item: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
 
 
 def main_score(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The estimate of the score that stands for all (`atommem.envs.scoring.records.main_metric`), likewise."""
-    return score_of(item, item["metric"])
+    """The estimate of the score that stands for all (`atommem.envs.scoring.records.main_metric`), likewise.
+
+    None too where prompts did not fit: then it is that of some episodes only.
+    """
+    return None if item["overflow"] else score_of(item, item["metric"])
 
 
 def main_label(items: Iterable[Mapping[str, Any]]) -> str:
@@ -68,13 +72,8 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, dict[str, Any
     names = sorted({name for record in records for name in record.metrics} - (of_questions or {*metric_names(records)}))
     found = {}
     for name in names:
-        clusters: dict[str, list[float]] = {}
-        for record in records:
-            if name in record.metrics:
-                clusters.setdefault(record.task_id, []).append(record.metrics[name])
-        if all(0 <= value <= 1 for values in clusters.values() for value in values):
-            estimate = clustered_estimate(list(clusters.values()))
-            found[name] = {
-                key: getattr(estimate, key) for key in ("mean", "low", "high", "n", "clusters", "effective_n")
-            }
+        having = [record for record in records if name in record.metrics]
+        if all(0 <= record.metrics[name] <= 1 for record in having):
+            groups = [record.group or record.task_id for record in having]
+            found[name] = asdict(clustered_estimate([record.metrics[name] for record in having], groups))
     return found

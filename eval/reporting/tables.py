@@ -39,8 +39,9 @@ FATES = {
 
 SCORES_NOTE = (
     "Percent [95% interval: Wilson, at the effective sample size]. Bold: better than the runner-up of its column, "
-    "exact paired sign test over tasks, Holm-corrected at {alpha:g} over all comparisons of the score. Episodes that "
-    "an outage ended (failed) are in no score."
+    "paired sign-flip test of the difference, Holm-corrected at {alpha:g} over all comparisons of the score. "
+    "Bounds (oracle, no_memory) are not ranked, nor is a cell in which a prompt did not fit (overflow: no score). "
+    "Episodes that an outage ended (failed) are in no score."
 )
 FACTS_NOTE = (
     "Percent [95% interval] of the questions whose answer stands in a sentence of a gold document: a write to memory "
@@ -83,7 +84,7 @@ class Table:
     """One table.
 
     Attributes:
-        section: ``scores``, ``facts``, ``categories``, ``lost``, ``costs``, ``rates`` or ``comparisons``.
+        section: ``scores``, ``published``, ``facts``, ``categories``, ``lost``, ``costs``, ``rates``, ``comparisons``.
         key: What tells tables of a section apart: a metric, or a column's name; empty for none.
         title, note: Above and below it.
         headings: Of the columns after the first: group (a data set; empty for none) and name.
@@ -109,7 +110,8 @@ def make_tables(results: Mapping[str, Any]) -> list[Table]:
         cells = [cell for cell in results["cells"] if _column(cell) == column]
         tables += [_lost_table(results, column, cells), _costs_table(results, column, cells)]
         tables.append(_rates_table(results, column, cells))
-    order = ("scores", "facts", "categories", "lost", "costs", "rates")
+    tables += _published_tables(results)
+    order = ("scores", "published", "facts", "categories", "lost", "costs", "rates")
     tables.sort(key=lambda table: order.index(table.section))
     return [table for table in (*map(_filled, tables), *_comparison_tables(results)) if table.rows and table.headings]
 
@@ -167,12 +169,51 @@ def _by_column(results: Mapping[str, Any], metric: str, best: Mapping[Column, st
     for row in rows_of(results):
         found = [(column, cells.get((row, column))) for column in columns]
         values = (
-            Value() if cell is None else _score(cell, metric, bold=best.get(column) == row, warning=_warning(cell))
+            Value()
+            if cell is None
+            else _score(
+                cell, metric, bold=best.get(column) == row, warning=_warning(cell), delta=_delta(results, cell, metric)
+            )
             for column, cell in found
         )
-        rows.append((row, tuple(values)))
+        rows.append((row, (*values, _average(metric, [cell for _, cell in found]))))
     section = "facts" if metric in FACTS else "scores"
-    return Table(section, metric, label(metric), notes[section], tuple(map(_heading, columns)), tuple(rows))
+    return Table(
+        section, metric, label(metric), notes[section], (*map(_heading, columns), ("", "average")), tuple(rows)
+    )
+
+
+def _published_tables(results: Mapping[str, Any]) -> Iterable[Table]:
+    """Published numbers beside ours."""
+    found = results.get("published")
+    if not found:
+        return
+    headings = tuple((column, name) for column in found["columns"] for name in ("paper", "ours", "difference"))
+    rows = []
+    for row in found["rows"]:
+        values: list[Value] = []
+        for value in row["values"]:
+            if value is None:
+                values += [Value()] * 3
+                continue
+            ends = f"[{value['low']:+.1f}, {value['high']:+.1f}]" if "low" in value else ""
+            gap = Value(f"{value['difference']:+.1f}", ends)
+            values += [Value(f"{value['paper']:.1f}"), Value(f"{value['ours']:.1f}"), gap]
+        rows.append((row["name"], tuple(values)))
+    note = (
+        f"Paper: {found['source']}. Difference: ours minus the paper's [95% of ours: how sure the paper's number is, "
+        "is not printed]. What our set-up does otherwise stands in docs/paper.md."
+    )
+    yield Table("published", "", f"Published and ours: {found['title']}", note, headings, tuple(rows))
+
+
+def _average(metric: str, cells: Sequence[Mapping[str, Any] | None]) -> Value:
+    """Over all columns, each counting the same; its interval is the mean of theirs, as if they varied together."""
+    scores = [score_of(cell, metric) for cell in cells if cell is not None and not cell["overflow"]]
+    known = [score for score in scores if score is not None]
+    if len(known) < len(cells):
+        return Value()
+    return _estimate({key: sum(score[key] for score in known) / len(known) for key in ("mean", "low", "high")})
 
 
 def _category_tables(results: Mapping[str, Any]) -> list[Table]:
@@ -275,14 +316,15 @@ def _comparison_tables(results: Mapping[str, Any]) -> Iterable[Table]:
                     ends=(item["difference"], item["low"], item["high"]),
                 )
             place = [Value(column_name((item["dataset"], item["documents"])))] if several else []
-            counts = [Value(str(item[name])) for name in ("wins", "losses", "ties")]
+            counts = [Value(str(item[name])) for name in ("questions", "units", "wins", "losses", "ties")]
             p_values = [Value(f"{item['p_value']:.2g}"), Value(f"{item['p_holm']:.2g}", bold=item["significant"])]
             rows.append((f"{item['second']} - {item['first']}", (*place, gap, *counts, *p_values)))
-        names = [*(["on"] if several else []), "points", "better", "worse", "equal", "p", "p (Holm)"]
+        names = [*(["on"] if several else []), "points", "n", "units", "better", "worse", "equal", "p", "p (Holm)"]
         note = (
-            "Difference on the tasks that both have a score of [95%, paired bootstrap over tasks], tasks on which the "
-            f"first one is better, worse, equal, p of the exact sign test. Bold: significant at {results['alpha']:g} "
-            f"after Holm's correction over the {len(items)} comparisons of the score."
+            "Mean difference over the questions that both have a score of [95%], how many (n) and of how many "
+            "independent units, tasks on which the first one is better, worse, equal, p of the sign-flip test of the "
+            f"difference. Bold: significant at {results['alpha']:g} after Holm's correction over the {len(items)} "
+            "comparisons of the score."
         )
         yield Table("comparisons", metric, f"Comparisons: {label(metric)}", note, _plain(names), tuple(rows))
 
@@ -297,13 +339,26 @@ def _filled(table: Table) -> Table:
     return Table(table.section, table.key, table.title, table.note, headings, rows)
 
 
-def _score(cell: Mapping[str, Any], metric: str, *, bold: bool, warning: str = "") -> Value:
+def _delta(results: Mapping[str, Any], cell: Mapping[str, Any], metric: str) -> str:
+    """How far a cell's score is from the reference's, on the questions that both have."""
+    for item in results["comparisons"] if results.get("deltas") else ():
+        pair = (item["first"], item["second"])
+        same = item["metric"] == metric and (item["dataset"], item["documents"]) == _column(cell)
+        if same and set(pair) == {cell["row"], results["reference"]} and item["difference"] is not None:
+            return f"({100 * item['difference'] * (1 if pair[1] == cell['row'] else -1):+.1f})"
+    return ""
+
+
+def _score(cell: Mapping[str, Any], metric: str, *, bold: bool, warning: str = "", delta: str = "") -> Value:
     score = score_of(cell, metric)
+    if cell["overflow"]:
+        fits = f"{100 * score['mean']:.1f} in those that fit" if score is not None else ""
+        return Value("overflow", note=fits, warning=", ".join(filter(None, (overflow_note(cell), warning))))
     if score is None:
         return Value("-" if cell["metrics"] else "no score", warning=warning)
     spread = score["between_seeds"]
     note = f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds" if spread["sd"] is not None else ""
-    return _estimate(score, note=note, warning=warning, bold=bold)
+    return _estimate(score, note=", ".join(filter(None, (delta, note))), warning=warning, bold=bold)
 
 
 def _estimate(score: Mapping[str, Any] | None, **more: Any) -> Value:
@@ -312,6 +367,11 @@ def _estimate(score: Mapping[str, Any] | None, **more: Any) -> Value:
         return Value(**more)
     mean, low, high = (float(score[key]) for key in ("mean", "low", "high"))
     return Value(f"{100 * mean:.1f}", f"[{100 * low:.1f}, {100 * high:.1f}]", ends=(mean, low, high), **more)
+
+
+def overflow_note(cell: Mapping[str, Any]) -> str:
+    """In how many of a cell's episodes a prompt did not fit."""
+    return f"{cell['overflow']:,} of {cell['episodes']:,} episodes overflow"
 
 
 def _warning(cell: Mapping[str, Any]) -> str:

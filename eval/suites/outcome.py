@@ -16,6 +16,7 @@ from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.reporting.results import Column, best_rows, column_name
 from atommem.eval.reporting.scores import main_label, main_score
+from atommem.eval.reporting.tables import overflow_note
 from atommem.eval.suites.cells import Cell
 from atommem.eval.suites.suite import Suite
 
@@ -68,6 +69,8 @@ def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None
         reference=suite.reference if suite.reference in rows else None,
         training=training,
         efficiency=suite.efficiency,
+        deltas=suite.deltas,
+        paper=suite.paper,
     )
     console.print(main_table(results))
     console.print(f"{out / REPORT / 'report.html'}; tables, plots and results.json lie beside it", markup=False)
@@ -98,7 +101,9 @@ def main_table(results: Mapping[str, Any]) -> Table:
 def _score(cell: Mapping[str, Any], bold: bool) -> Text:
     score = main_score(cell)
     text = Text("no score")
-    if score is not None:
+    if cell["overflow"]:
+        text = Text(overflow_note(cell), "bold red")
+    elif score is not None:
         text = Text(f"{100 * score['mean']:.1f}", "bold" if bold else "")
         text.append(f" [{100 * score['low']:.1f}, {100 * score['high']:.1f}]", "dim")
     if cell["failed"]:

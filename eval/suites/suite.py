@@ -13,6 +13,9 @@ from atommem.errors import ConfigError
 
 _Item = TypeVar("_Item")
 
+TRAINED = "trained"
+"""The policy of ``--policy``, as rows call it."""
+
 
 @dataclass(frozen=True)
 class BenchmarkData:
@@ -77,12 +80,14 @@ class Row:
         label: What sets it apart from other rows of its method; may be empty.
         settings: What it changes of the suite's settings.
         parameters: What `label` is made of where it is a point of a grid.
+        policy: Name of what answers: ``trained`` (the same as none) is ``--policy``, others are in `Suite.policies`.
     """
 
     method: str
     label: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, str | float] = field(default_factory=dict)
+    policy: str = ""
 
     @property
     def name(self) -> str:
@@ -106,6 +111,9 @@ class Suite:
         settings: Shared by all rows.
         reference: Name of the row that every other one is tested against.
         efficiency: Whether the report is about costs, seconds included.
+        policies: Folders, hub names or URLs of the policies that rows name.
+        paper: Name of the published table that the report shows beside ours; None for none.
+        deltas: Whether tables show how far every row is from `reference`.
     """
 
     title: str
@@ -115,6 +123,31 @@ class Suite:
     settings: Mapping[str, Any] = field(default_factory=dict)
     reference: str | None = None
     efficiency: bool = False
+    policies: Mapping[str, str] = field(default_factory=dict)
+    paper: str | None = None
+    deltas: bool = False
+
+    def with_policies(self, given: Mapping[str, str]) -> Suite:
+        """With the policy of each row among its settings.
+
+        Args:
+            given: Wins over `policies`.
+
+        Raises:
+            ConfigError: A row names one that neither has.
+        """
+        known = {**self.policies, **given}
+        rows = []
+        for row in self.rows:
+            if row.policy not in ("", TRAINED):
+                if row.policy not in known:
+                    raise ConfigError(
+                        f"row {row.name!r} is answered by the policy {row.policy!r}: say what that is with --policies "
+                        f"{row.policy}=FOLDER_OR_URL, or choose other --rows."
+                    )
+                row = replace(row, settings={**row.settings, "policy": known[row.policy]})
+            rows.append(row)
+        return replace(self, rows=tuple(rows))
 
     def select(self, columns: Sequence[str] | None = None, rows: Sequence[str] | None = None) -> Suite:
         """Only the columns (by name, or name-documents) and rows (by name, method or label) that are named.

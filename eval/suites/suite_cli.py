@@ -14,8 +14,11 @@ from rich.table import Table
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
 from atommem.eval.methods import check_method
+from atommem.eval.reproduce.published import table_of
 from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell, make_cells
+from atommem.eval.suites.differences import differences
+from atommem.eval.suites.estimate import estimate
 from atommem.eval.suites.outcome import exit_status, report
 from atommem.eval.suites.suite import Column, Suite
 from atommem.eval.suites.suite_file import load_suite
@@ -45,12 +48,20 @@ def main(argv: Sequence[str]) -> int:
         names = ", ".join(column.key for column in left_out)
         console.print(f"left out without --benchmarks: {names}", markup=False)
         suite = suite.without(left_out)
+    named = dict(item.partition("=")[::2] for item in given.policies)
     if given.list:
-        _list_cells(make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds))
+        suite = suite.with_policies({row.policy: row.policy for row in suite.rows} | named)
+        listed = make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds)
+        _list_cells(listed)
+        print(estimate(listed).text(given.throughput))
+        for difference in differences(table_of(suite.paper), suite, listed) if suite.paper is not None else ():
+            print(f"not as published: {difference}")
         return 0
+    suite = suite.with_policies(named)
     cells = make_cells(suite, flags, given.out, given.seeds)
     for row in suite.rows:
         check_method(row.method)
+    console.print(estimate(cells).text(given.throughput), markup=False)
     budget = cells[0].configs[0].make_budget()
     tasks = cache.load(suite.columns, str(suite.settings.get("environment", DEFAULT_ENVIRONMENT)))
     try:
@@ -92,9 +103,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="Only these: hotpotqa, hotpotqa-200, ...")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="Only these, by name, method or label.")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=[],
+        metavar="NAME=WHERE",
+        help="Policies that rows name (base, memagent, ...): a folder, a hub name or a URL; --policy is `trained`.",
+    )
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="Sampling seeds, instead of the suite's.")
     parser.add_argument("--training", type=Path, metavar="RUN", help="Training run whose action rates are plotted.")
-    parser.add_argument("--list", action="store_true", help="Only list the cells.")
+    parser.add_argument(
+        "--throughput",
+        type=float,
+        metavar="N",
+        help="Tokens a second of all servers, prompts and completions: the estimate before the run then has hours.",
+    )
+    parser.add_argument("--list", action="store_true", help="Only list the cells, and what they may cost.")
     return parser
 
 
@@ -117,6 +141,11 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
         raise ConfigError("--out is missing: name the folder for cells and report, or give --list.")
     if given.benchmarks is not None and not given.benchmarks.is_dir():
         raise ConfigError(f"benchmarks is {given.benchmarks}: there is no such folder.")
+    for item in given.policies:
+        if not all(item.partition("=")[::2]):
+            raise ConfigError(f"policies has {item!r}: give NAME=WHERE, as base=Qwen/Qwen3-8B.")
+    if given.throughput is not None and given.throughput <= 0:
+        raise ConfigError(f"throughput is {given.throughput:g}: give tokens a second, above 0.")
     if given.seeds is not None and len(set(given.seeds)) < len(given.seeds):
         raise ConfigError(f"seeds is {given.seeds}: give different ones.")
 

@@ -21,7 +21,19 @@ from atommem.eval.suites.checks import check_fields, check_settings, fits
 from atommem.eval.suites.suite import BenchmarkData, Column, FileData, Row, Suite, SyntheticData
 from atommem.shipped import find_file
 
-_SUITE = ("title", "settings", "data", "rows", "grid", "seeds", "reference", "efficiency")
+_SUITE = (
+    "title",
+    "settings",
+    "data",
+    "rows",
+    "grid",
+    "seeds",
+    "reference",
+    "efficiency",
+    "policies",
+    "paper",
+    "deltas",
+)
 _BENCHMARK = (
     "name",
     "benchmark",
@@ -35,7 +47,7 @@ _BENCHMARK = (
 )
 _SYNTHETIC = ("name", "synthetic", "n", "seed", "optional")
 _FILE = ("name", "file", "documents", "optional")
-_ROW = ("method", "label", "settings")
+_ROW = ("method", "label", "settings", "policy")
 _GRID = ("method", "settings", "axes")
 # All rows of a suite are compared on the same tasks, and run side by side.
 _NOT_OF_A_ROW = (
@@ -83,8 +95,20 @@ def parse_suite(values: Any) -> Suite:
     reference = values.get("reference")
     if reference is not None:
         check_choice("reference", reference, tuple(row.name for row in rows))
+    policies = values.get("policies", {})
+    if not isinstance(policies, Mapping) or not all(fits(item, str) for pair in policies.items() for item in pair):
+        raise ConfigError(f"policies is {policies!r}: give a mapping from names to folders, hub names or URLs.")
     return Suite(
-        values["title"], tuple(columns), tuple(rows), tuple(seeds), settings, reference, values.get("efficiency", False)
+        values["title"],
+        tuple(columns),
+        tuple(rows),
+        tuple(seeds),
+        settings,
+        reference,
+        values.get("efficiency", False),
+        policies,
+        _value("the suite", values, "paper", str | None, None),
+        _value("the suite", values, "deltas", bool, False),
     )
 
 
@@ -152,7 +176,10 @@ def _row(item: Any, environment: str) -> Row:
     where = f"rows, {item.get('label') or item['method']}"
     settings = item.get("settings", {})
     check_settings(where, settings, environment, _NOT_OF_A_ROW)
-    return Row(item["method"], _value(where, item, "label", str, ""), settings)
+    policy = _value(where, item, "policy", str, "")
+    if policy and "policy" in settings:
+        raise ConfigError(f"{where}: policy stands beside settings and in them: give one of them.")
+    return Row(item["method"], _value(where, item, "label", str, ""), settings, policy=policy)
 
 
 def _grid(item: Any, environment: str) -> list[Row]:

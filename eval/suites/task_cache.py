@@ -92,9 +92,7 @@ class TaskCache:
                 f"the files of {benchmark.name} are needed: give --benchmarks the folder that holds "
                 f"one of {looked_for}."
             )
-        # In its own folder first: dev.json and train.json are names that any benchmark may have.
-        own = self.benchmarks / benchmark.name
-        files = benchmark.find(data.split, own if own.is_dir() else self.benchmarks)
+        files = benchmark.find(data.split, self.benchmarks)
         read = benchmark.read
         aliases = files[0].with_name(ALIASES) if data.benchmark == TWOWIKI else None
         if aliases is not None and aliases.is_file():
@@ -114,6 +112,8 @@ class TaskCache:
             if self._pool is None or self._pool[0] != inputs:
                 # The columns of one benchmark follow one another: one pool is kept.
                 self._pool = (inputs, Pool(row for file in files for row in read(file)))
+                if note := self._pool[1].skipped_note:
+                    self._say(f"{column.key}{note}")
             return build_tasks(self._pool[1], data.build, benchmark.name, data.split)
 
         return self._built(column, settings, tasks)

@@ -33,7 +33,7 @@ def evaluation(right: int, n: int = 200) -> EvalResult:
     records = []
     for index in range(n):
         em = float(index < right)
-        question = QuestionRecord("q", "Where?", "Oakrest", ("Oakrest",), metrics={"em": em, "f1": em})
+        question = QuestionRecord(f"q{index}", "Where?", "Oakrest", ("Oakrest",), metrics={"em": em, "f1": em})
         sums = {**episode_sums([]), "episodes": 1.0, "steps": 5.0, "actions/create": 2.0}
         records.append(
             EpisodeRecord(f"t{index}", 0, "synthetic", StopReason.ANSWERED, None, em, {}, (question,), sums, 0.1)
@@ -57,7 +57,7 @@ def test_the_summary_has_the_fields_that_are_promised(tmp_path: Path) -> None:
     assert (summary["em_before"], summary["em_after"], summary["n"]) == (0.3, 0.95, 200)
     assert (summary["em_store_off"], summary["em_scratchpad_off"], summary["em_update_off"]) == (0.02, 0.1, 0.45)
     assert (summary["better"], summary["worse"]) == (130, 0)
-    assert summary["p_value"] == pytest.approx(2 * 0.5**130)
+    assert summary["p_value"] == pytest.approx(0.5**130)
     assert (summary["seconds_total"], summary["seconds_sft"], summary["seconds_grpo"]) == (270.0, 90.5, 150.0)
     assert summary["actions_after"]["create"] == 0.4
     path = write_summary(summary, tmp_path)

@@ -235,7 +235,7 @@ def test_truncated_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "starts with nothing"),
+        (b"", "is empty. Get the file again"),
         (b"<html>", "starts with '<html>'"),
         (b"[1]", r"row 1 is 1 \(int\), expected an object"),
         (b'["' + b"x" * 99 + b'"]', r"row 1 is 'x+\.\.\. \(str\), expected an object"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,9 @@ def test_gold_documents_stay_though_they_hold_the_answer() -> None:
 
 
 def test_too_many_gold_documents() -> None:
-    with pytest.raises(DataError, match=r"task 0: its 3 questions need 6 gold documents, more than the 5 documents"):
+    with pytest.raises(
+        DataError, match=r"tasks of 3 questions of this pool may need 6 gold documents, more than the 5"
+    ):
         build(ROWS, BuildConfig(documents=5, n=1, questions=(3, 3)))
 
 
@@ -155,7 +158,7 @@ def test_too_few_documents(workers: int) -> None:
 
 def test_too_few_questions() -> None:
     with pytest.raises(DataError, match="the pool has 2 different questions, too few for tasks of 3"):
-        build([qa_row(0), qa_row(1), qa_row(1)], BuildConfig(documents=2, n=1, questions=(1, 3)))
+        build([qa_row(0), qa_row(1), replace(qa_row(1), id="again")], BuildConfig(documents=2, n=1, questions=(1, 3)))
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,10 @@ def test_an_evaluation_file_without_shared_questions_is_fine(data: Path, capsys:
     ("arguments", "message"),
     [
         (("--docs", 100), "the pool has 40 different documents, too few for tasks of 100"),
-        (("--docs", 3, "--questions", 2), "need 4 gold documents, more than the 3"),
+        (
+            ("--docs", 3, "--questions", 2),
+            "tasks of 2 questions of this pool may need 4 gold documents, more than the 3",
+        ),
         (("--questions", "3-2"), "questions is 3-2"),
         (("--out", "x.txt"), "x.txt: the name must end in .parquet or .jsonl"),
         (("--input", "nowhere"), "nowhere: no such file or folder"),

@@ -118,7 +118,9 @@ def made(
     for number, given in enumerate(scores):
         metrics = dict(given)
         em = metrics["em"]
-        question = QuestionRecord("q", "?", "a", ("b",), categories[number % len(categories)], {"f1": em, **metrics})
+        question = QuestionRecord(
+            f"q{number}", "?", "a", ("b",), categories[number % len(categories)], {"f1": em, **metrics}
+        )
         sums = {"episodes": 1.0, "failed": 0.0, "reward_squared": 0.0}
         records.append(
             EpisodeRecord(f"t{number}", 0, dataset, "answered", None, em, dict(episode or {}), (question,), sums, 1.0)

@@ -1,13 +1,26 @@
 // Two evaluations on the same tasks.
-/** Exact two-sided sign test: twice the smaller tail of a fair binomial, at most 1. */
-function signTest(wins, losses) {
-  const n = wins + losses;
-  let term = -n * Math.LN2, sum = 0;
-  for (let k = 0; k <= Math.min(wins, losses); k += 1) {
-    sum += Math.exp(term);
-    term += Math.log(n - k) - Math.log(k + 1);
+/** Two-sided sign-flip test of a mean difference, by random signs; as sign_flip_test of envs/scoring/statistics.py. */
+function signFlipTest(items) {
+  const sums = (keyOf) => { const found = new Map(); for (const item of items) found.set(keyOf(item), (found.get(keyOf(item)) || 0) + item.gap); return [...found.values()]; };
+  const squares = (values) => values.reduce((sum, value) => sum + value * value, 0);
+  const groups = sums((item) => item.group), questions = sums((item) => item.question), both = sums((item) => `${item.group} ${item.question}`);
+  const ways = both.length === questions.length ? [groups] : both.length === groups.length ? [questions] : [groups, questions];
+  const all = ways.flat().filter((value) => Math.abs(value) > 1e-6);
+  if (!all.length) return 1;
+  const most = Math.max(...ways.map(squares)), crossed = squares(groups) + squares(questions) - squares(both);
+  const scale = Math.sqrt((ways.length > 1 ? Math.max(most, crossed) : most) / squares(all));
+  const observed = Math.abs(items.reduce((sum, { gap }) => sum + gap, 0)), flips = 9999;
+  let state = 1, far = 0.5;
+  for (let flip = 0; flip < flips; flip += 1) {
+    let sum = 0;
+    for (const value of all) {
+      state ^= state << 13; state ^= state >>> 17; state ^= state << 5;  // xorshift
+      sum += state < 0 ? -value : value;
+    }
+    const gap = scale * Math.abs(sum) - observed;
+    far += gap > 1e-6 ? 1 : gap >= -1e-6 ? 0.5 : 0;
   }
-  return n === 0 ? 1 : Math.min(1, 2 * sum);
+  return far / (flips + 1);
 }
 
 function drawCompare() {
@@ -35,17 +48,19 @@ function drawCompare() {
 }
 
 function comparison(a, b, metric) {
-  const scoresOf = (index) => new Map(data.scores[index].tasks.map((task, place) => [task, data.scores[index][metric]?.[place] ?? null]).filter(([, score]) => score !== null));
+  const scoresOf = (index) => new Map(data.scores[index].places.map((place, at) => [`${place[1]} ${place[0]}`, { task: place[0], group: place[2], question: place[3], score: data.scores[index][metric]?.[at] ?? null }]).filter(([, { score }]) => score !== null));
   const [one, two] = [scoresOf(a), scoresOf(b)];
-  const changes = [...one.keys()].filter((task) => two.has(task)).map((task) => ({ task, change: two.get(task) - one.get(task) }));
+  const items = [...one].filter(([key]) => two.has(key)).map(([key, item]) => ({ ...item, gap: two.get(key).score - item.score }));
+  if (!items.length) return [el("p", {}, "No question has a score in both.")];
+  const gaps = new Map();
+  for (const { task, gap } of items) gaps.set(task, [...(gaps.get(task) || []), gap]);
+  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+  const changes = [...gaps].map(([task, found]) => ({ task, change: mean(found) }));
   const better = changes.filter((item) => item.change > 1e-6).sort((x, y) => y.change - x.change);
   const worse = changes.filter((item) => item.change < -1e-6).sort((x, y) => x.change - y.change);
-  if (!changes.length) return [el("p", {}, "No task has a score in both.")];
-  const gap = changes.reduce((sum, item) => sum + item.change, 0) / changes.length;
-  const p = signTest(better.length, worse.length);
   return [
     el("p", {}, "B is ", el("strong", {}, `better on ${better.length}`), ", ", el("strong", {}, `worse on ${worse.length}`),
-      ` and equal on ${changes.length - better.length - worse.length} of ${plural(changes.length, "task")}; mean change per task ${signed(gap)} points; exact sign test p = ${p.toPrecision(2)} (of this pair alone, not corrected for looking at several).`),
+      ` and equal on ${changes.length - better.length - worse.length} of ${plural(changes.length, "task")}; mean difference over ${plural(items.length, "question")} ${signed(mean(items.map(({ gap }) => gap)))} points; sign-flip test p = ${signFlipTest(items).toPrecision(2)} (of this pair alone, not corrected for looking at several).`),
     el("div", { class: "columns" }, flipTable(`Better in B (${better.length})`, better, a, b), flipTable(`Worse in B (${worse.length})`, worse, a, b)),
   ];
 }

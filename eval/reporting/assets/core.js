@@ -96,6 +96,7 @@ function drawScores() {
   if (columns.length === 1) {
     section.append(el("div", { class: "tables" }, tablesOf("scores", "facts").map((given) => el("div", {}, resultTable(given), el("p", { class: "note" }, given.note)))));
   } else section.append(...choice("score", "score", tablesOf("scores", "facts").map(byScore)).flat(9).filter(Boolean));
+  for (const given of tablesOf("published")) section.append(el("h3", {}, given.title), resultTable(given), el("p", { class: "note" }, given.note));
   const apart = tablesOf("categories");
   if (apart.length) section.append(...choice("category", "by category", apart).flat(9).filter(Boolean));
   const compared = tablesOf("comparisons").map(byScore);

@@ -45,6 +45,7 @@ def test_a_description_says_what_scores_and_traces_need() -> None:
     assert json.loads(json.dumps(found.to_json())) == {
         "id": "t",
         "source": "locomo",
+        "group": "",
         "questions": [
             {"text": "Where?", "golds": ["Port", "Harbour"], "id": "q", "category": "temporal"},
             {"text": "Who?", "golds": ["Orla"], "id": "", "category": ""},

@@ -1,18 +1,22 @@
-"""Statistics against scipy, hand-computed numbers and simulation."""
+"""Statistics against hand-computed numbers, brute force and simulation."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from atommem.envs.scoring.statistics import (
-    bootstrap_difference,
+    Units,
     clustered_estimate,
     effective_sample_size,
     holm,
+    paired_difference,
     seed_spread,
-    sign_test,
+    sign_flip_test,
     wilson_interval,
 )
 
@@ -41,24 +45,99 @@ def test_wilson_refuses_impossible_arguments(successes: float, n: float, confide
         wilson_interval(successes, n, confidence)
 
 
-@pytest.mark.parametrize(("wins", "losses"), [(0, 0), (5, 0), (0, 5), (3, 3), (12, 4), (150, 10), (1, 2000)])
-def test_sign_test(wins: int, losses: int) -> None:
-    # Twice the smaller tail of a fair binomial, at most 1.
-    n = wins + losses
-    expected = min(1.0, 2 * float(stats.binom.cdf(min(wins, losses), n, 0.5))) if n else 1.0
-    assert sign_test(wins, losses) == pytest.approx(expected, rel=1e-9)
-    assert sign_test(wins, losses) == sign_test(losses, wins)
+def flat(clusters: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
+    """Scores and the task of each."""
+    return [x for scores in clusters for x in scores], [n for n, scores in enumerate(clusters) for _ in scores]
 
 
-def test_sign_test_by_hand() -> None:
-    assert sign_test(5, 0) == pytest.approx(2 / 32)
-    with pytest.raises(ValueError, match="negative"):
-        sign_test(-1, 2)
+def effective_size(clusters: Sequence[Sequence[float]]) -> float:
+    scores, groups = flat(clusters)
+    return effective_sample_size(scores, Units(groups))
+
+
+@pytest.mark.parametrize(
+    ("groups", "questions", "names", "count"),
+    [
+        ("aabbcc", "uvwxyz", ("group",), 3),  # each question in one task
+        ("aabb", "uuvv", ("group",), 2),  # several episodes of tasks of one question
+        ("abcdef", "uuvvww", ("question",), 3),  # tasks of one question that comes again
+        ("aabb", "uvuw", ("group", "question"), 2),
+        ("abc", None, ("group",), 3),
+    ],
+)
+def test_the_unit_is_what_repeats(groups: str, questions: str | None, names: tuple[str, ...], count: int) -> None:
+    units = Units(groups, questions)
+    assert (units.names, units.count) == (names, count)
+
+
+def every_sign(differences: list[float], groups: Sequence[int]) -> float:
+    """Brute force over all assignments of signs to groups; ties count half."""
+    sums = [sum(d for d, g in zip(differences, groups, strict=True) if g == group) for group in set(groups)]
+    observed = abs(sum(sums))
+    flipped = [
+        abs(sum(s * d for s, d in zip(signs, sums, strict=True))) for signs in product((1, -1), repeat=len(sums))
+    ]
+    return sum(1.0 if x > observed + 1e-9 else 0.5 if x > observed - 1e-9 else 0.0 for x in flipped) / len(flipped)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3])
+def test_signs_of_whole_numbers_are_all_counted(scale: int) -> None:
+    rng = np.random.default_rng(scale)
+    for _ in range(30):
+        groups = np.sort(rng.integers(0, 9, 25)).tolist()
+        differences = (rng.integers(-scale, scale + 1, 25) / scale).tolist()
+        assert sign_flip_test(differences, Units(groups)) == pytest.approx(every_sign(differences, groups), abs=1e-12)
+
+
+def test_other_signs_are_drawn() -> None:
+    rng = np.random.default_rng(0)
+    differences = rng.normal(0.2, 0.5, 12).tolist()
+    units = Units(range(12))
+    assert sign_flip_test(differences, units) == pytest.approx(every_sign(differences, range(12)), abs=0.015)
+    assert sign_flip_test(differences, units) == sign_flip_test(differences, units)
+
+
+def test_sign_flips_by_hand() -> None:
+    # Five tasks better by one: 2 / 32 assignments are as far, none is farther; McNemar's mid-p.
+    assert sign_flip_test([1.0] * 5 + [0.0] * 3, Units(range(8))) == pytest.approx(1 / 32)
+    # What is tested is the mean: one task of ten questions against three of one question.
+    assert sign_flip_test([-1.0] * 10 + [1.0] * 3, Units([0] * 10 + [1, 2, 3])) == pytest.approx(15 / 16)
+    assert sign_flip_test([0.0, 0.0], Units([1, 2])) == 1.0
+
+
+def test_page_table_and_test_speak_of_one_mean() -> None:
+    """Unequal tasks: the difference is that of the means over questions, not the mean over tasks."""
+    first, groups = flat([[1.0], [1.0], [0.0] * 10])
+    second, _ = flat([[0.0], [0.0], [1.0] * 4 + [0.0] * 6])
+    found = paired_difference([b - a for a, b in zip(first, second, strict=True)], groups)
+    assert found.difference == pytest.approx(np.mean(second) - np.mean(first)) == pytest.approx(2 / 12)
+    assert (found.questions, found.units) == (12, 3)
+
+
+def test_a_difference_is_paired_and_bounded() -> None:
+    # Every task is better by exactly 0.5, however hard it is: no spread at all.
+    found = paired_difference([0.5] * 30, range(30))
+    assert (found.difference, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    alone = paired_difference([1.0, 0.0], "aa")
+    assert (alone.low, alone.high) == (-0.5, 1.0), "one task says nothing about how tasks differ"
+    with pytest.raises(ValueError, match="no question"):
+        paired_difference([], [])
+
+
+def test_a_question_that_comes_again_is_one() -> None:
+    """149 questions in 400 tasks of one: the interval is that of 149, four and five times as sure of each."""
+    rng = np.random.default_rng(1)
+    asked = rng.integers(0, 149, 400)
+    scores = (rng.random(149) < 0.3).astype(float)[asked].tolist()
+    apart, together = clustered_estimate(scores, range(400)), clustered_estimate(scores, range(400), asked.tolist())
+    assert (apart.unit, together.unit, together.clusters) == ("group", "question", len(set(asked.tolist())))
+    assert together.high - together.low > 1.4 * (apart.high - apart.low)
+    assert together.effective_n < 149
 
 
 def test_one_score_per_task_is_the_plain_wilson_interval() -> None:
     scores = [1.0] * 37 + [0.0] * 63
-    estimate = clustered_estimate([[score] for score in scores])
+    estimate = clustered_estimate(scores, range(100))
     assert estimate.effective_n == 100
     assert (estimate.low, estimate.high) == wilson_interval(37, 100)
     assert (estimate.mean, estimate.n, estimate.clusters) == (0.37, 100, 100)
@@ -67,12 +146,12 @@ def test_one_score_per_task_is_the_plain_wilson_interval() -> None:
 def test_identical_scores_within_a_task_count_once() -> None:
     # Ten copies of each of 50 scores say what 50 scores say: deff = 50/49 * 10 * (499/500).
     clusters = [[float(index % 2)] * 10 for index in range(50)]
-    assert effective_sample_size(clusters) == pytest.approx(500 / (50 / 49 * 10 * 499 / 500))
-    assert effective_sample_size(clusters) == pytest.approx(50, rel=0.03)
+    assert effective_size(clusters) == pytest.approx(500 / (50 / 49 * 10 * 499 / 500))
+    assert effective_size(clusters) == pytest.approx(50, rel=0.03)
 
 
 def test_negative_correlation_does_not_narrow_the_interval() -> None:
-    assert effective_sample_size([[0.0, 1.0]] * 20) == 40
+    assert effective_size([[0.0, 1.0]] * 20) == 40
 
 
 @pytest.mark.parametrize(
@@ -80,18 +159,18 @@ def test_negative_correlation_does_not_narrow_the_interval() -> None:
     [([], 0), ([[], []], 0), ([[1.0, 0.0, 1.0]], 1), ([[0.0] * 5] * 4, 4), ([[1.0] * 5, []], 1)],
 )
 def test_effective_size_where_nothing_can_be_estimated(clusters: list[list[float]], expected: float) -> None:
-    assert effective_sample_size(clusters) == expected
+    assert effective_size(clusters) == expected
 
 
 def test_all_wrong_still_has_an_interval() -> None:
-    estimate = clustered_estimate([[0.0] * 3] * 10)
+    estimate = clustered_estimate(*flat([[0.0] * 3] * 10))
     assert (estimate.mean, estimate.low) == (0.0, 0.0)
-    assert estimate.high == wilson_interval(0, 10)[1]
+    assert estimate.high == wilson_interval(0, 10, degrees=9)[1]
 
 
 def test_no_score_is_no_mean() -> None:
     with pytest.raises(ValueError, match="no score"):
-        clustered_estimate([[], []])
+        clustered_estimate([], [])
 
 
 @pytest.mark.parametrize("partial", [False, True], ids=["em", "f1"])
@@ -105,7 +184,7 @@ def test_interval_covers_the_truth_in_correlated_samples(partial: bool) -> None:
         correct = rng.random((60, 8)) < ease[:, None]
         scores = correct * np.where(rng.random((60, 8)) < 0.3, 0.5, 1.0) if partial else correct.astype(float)
         truth = 0.6 * 0.85 if partial else 0.6
-        estimate = clustered_estimate(scores.tolist())
+        estimate = clustered_estimate(*flat(scores.tolist()))
         covered += estimate.low <= truth <= estimate.high
         low, high = wilson_interval(scores.sum(), scores.size)
         naive += low <= truth <= high
@@ -127,49 +206,9 @@ def test_agrees_with_the_cluster_bootstrap() -> None:
         method="percentile",
         rng=rng,
     ).confidence_interval
-    estimate = clustered_estimate(clusters)
+    estimate = clustered_estimate(*flat(clusters))
     assert estimate.low == pytest.approx(bootstrap.low, abs=0.01)
     assert estimate.high == pytest.approx(bootstrap.high, abs=0.01)
-
-
-def test_bootstrap_equals_scipy_with_the_same_draws() -> None:
-    rng = np.random.default_rng(3)
-    counts = rng.integers(1, 6, size=40)
-    first = [rng.integers(0, 2, size=count).astype(float).tolist() for count in counts]
-    second = [rng.integers(0, 2, size=count).astype(float).tolist() for count in counts]
-    sums = [np.array([sum(scores) for scores in side]) for side in (first, second)]
-    expected = stats.bootstrap(
-        (*sums, counts),
-        lambda a, b, n, axis=-1: (b.sum(axis=axis) - a.sum(axis=axis)) / n.sum(axis=axis),
-        paired=True,
-        method="percentile",
-        n_resamples=999,
-        rng=np.random.default_rng(7),
-    ).confidence_interval
-    found = bootstrap_difference(first, second, resamples=999, seed=7)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
-    assert found.difference == pytest.approx((sums[1].sum() - sums[0].sum()) / counts.sum())
-    assert found.tasks == 40
-
-
-def test_bootstrap_in_batches_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = [[float(index % 3 == 0)] for index in range(25)], [[float(index % 2)] for index in range(25)]
-    whole = bootstrap_difference(first, second, resamples=500)
-    monkeypatch.setattr("atommem.envs.scoring.statistics._BATCH", 25 * 7)
-    assert bootstrap_difference(first, second, resamples=500) == whole
-
-
-def test_bootstrap_pairs_tasks() -> None:
-    # Every task is better by exactly 0.5, however hard it is: a paired difference has no spread at all.
-    first = [[0.1 * (index % 5)] for index in range(30)]
-    found = bootstrap_difference(first, [[score + 0.5] for (score,) in first])
-    assert (found.difference, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
-
-
-@pytest.mark.parametrize(("first", "second"), [([], []), ([[1.0]], [[1.0], [0.0]]), ([[1.0]], [[]])])
-def test_bootstrap_refuses_what_is_not_paired(first: list[list[float]], second: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="task"):
-        bootstrap_difference(first, second)
 
 
 def test_holm_by_hand() -> None:

@@ -56,6 +56,14 @@ async def test_what_each_question_is_asked_with(name: str, first: list[str], sec
     assert ["Where does Bran live ?" in prompt for prompt in policy.prompts] == [True, False]
 
 
+async def test_the_oracle_asks_without_text_where_a_question_has_no_evidence() -> None:
+    setup, policy = make_setup()
+    bare, other = TASK.questions
+    task = replace(TASK, questions=(bare.with_documents(()), other.with_documents([1])))
+    await make_method("oracle", setup).run(task)
+    assert [shown_documents(prompt) for prompt in policy.prompts] == [[], ["Orla"]]
+
+
 async def test_rag_finds_whole_documents_by_the_question() -> None:
     setup, policy = make_setup()
     episode = await make_method("rag", setup).run(TASK)

@@ -27,8 +27,7 @@ def rows(answer: str = "A") -> str:
                 "answer": answer,
                 "supporting_facts": [[f"Page {number}", 0]],
                 "context": [[f"Page {number}", [f"He is {answer}."]], [f"Other {number}", ["Nothing."]]],
-                "type": "bridge",
-                "level": "hard",
+                "type": "comparison",
                 "answer_id": "Q1",
             }
             for number in range(6)

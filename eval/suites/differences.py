@@ -1,0 +1,45 @@
+"""In what a suite differs from the published table that it repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from atommem.eval.reproduce.published import published
+from atommem.eval.suites.cells import Cell
+from atommem.eval.suites.suite import TRAINED, BenchmarkData, Suite
+
+
+def differences(table: Mapping[str, Any], suite: Suite, cells: Sequence[Cell]) -> Iterator[str]:
+    """Each way in which a suite is not the table, as ``divergences`` of the file names it.
+
+    Args:
+        table: Of `atommem.eval.reproduce.published`.
+        suite: Ours.
+        cells: All of its cells, with their settings.
+    """
+    paper = published()
+    name = table["suite"]
+    rows = {row["row"]: row for row in table["rows"]}
+    columns = table.get("columns", [])
+    yield from (f"{name}: no row {row}" for row in rows if row not in {own.name for own in suite.rows})
+    yield from (f"{name}: row {row.name} is ours" for row in suite.rows if row.name not in rows)
+    yield from (f"{name}: no column {column}" for column in columns if column not in {c.key for c in suite.columns})
+    yield from (f"{name}: column {column.key} is ours" for column in suite.columns if column.key not in columns)
+    for row in suite.rows:
+        if row.name in rows and (row.policy or TRAINED) != rows[row.name]["policy"]:
+            yield f"{name}: policy of {row.name} is {row.policy or TRAINED}"
+    found = set()
+    for column in suite.columns:
+        if isinstance(column.data, BenchmarkData):
+            low, high = column.data.build.questions
+            found |= {("n", column.data.build.n), ("questions", f"{low}-{high}"), ("split", column.data.split)}
+    expected = {**paper["settings"], **paper["code"], "questions": paper["questions"], "split": "dev"}
+    for cell in cells:
+        if cell.row.name in rows:
+            config, memory, embedder, environment = cell.configs
+            values = {**vars(config), **vars(memory), **vars(embedder), **vars(environment)}
+            found |= {(key, values[key]) for key in expected if key in values}
+    for key, value in sorted(found, key=str):
+        if value != expected[key] and key not in table.get("varies", ()):
+            yield f"{name}: {key} is {value}"

@@ -1,0 +1,91 @@
+"""What a report ranks, tests and shows: units found in the data, bounds, prompts that do not fit, one test."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+from rich.console import Console
+
+from atommem.envs.scoring.statistics import paired_difference
+from atommem.eval.console_report import report_table
+from atommem.eval.reporting.evaluations import Evaluation
+from atommem.eval.reporting.markdown import markdown_tables
+from atommem.eval.reporting.results import best_rows, make_cells
+from atommem.eval.suites.outcome import main_table
+from tests.eval.test_report_files import made, results_of
+
+
+def test_bounds_are_in_no_test_and_never_bold() -> None:
+    oracle = made("oracle", [{"em": 1.0}] * 20)
+    best = made("ours", [{"em": float(n < 15)} for n in range(20)])
+    other = made("rag", [{"em": 0.0}] * 20)
+    low = made("no_memory", [{"em": 0.0}] * 20)
+    results = results_of(oracle, low, best, other, reference="ours")
+    pairs = {(item["first"], item["second"]) for item in results["comparisons"]}
+    assert pairs == {("rag", "ours")}
+    assert best_rows(results, "em") == {("toy", None): "ours"}
+    assert "| oracle | 100.0 [" in markdown_tables(results)
+    # By whatever name its row goes: the method stands in run.json.
+    named = replace(oracle, method="gold", manifest={**oracle.manifest, "method": {"name": "oracle"}})
+    assert make_cells([named])[0].bound
+
+
+def test_prompts_that_do_not_fit_are_no_score(capsys: pytest.CaptureFixture[str]) -> None:
+    def overflowing(row: str, count: int) -> Evaluation:
+        whole = made(row, [{"em": 0.0 if n < count else 1.0} for n in range(16)])
+        records = (replace(r, stop_reason="context_overflow") if r.reward == 0 else r for r in whole.records)
+        return replace(whole, records=tuple(records))
+
+    ours = made("ours", [{"em": float(n < 4)} for n in range(16)])
+    results = results_of(ours, overflowing("mem0", 16), overflowing("some", 2))
+    _, none, some = results["cells"]
+    assert (none["overflow"], none["metrics"], some["overflow"]) == (16, {}, 2)
+    assert (some["metrics"]["em"]["mean"], some["metrics"]["em"]["n"]) == (1.0, 14)
+    assert results["comparisons"] == []
+    assert best_rows(results, "em") == {}
+    text = markdown_tables(results)
+    assert "| mem0 | overflow **16 of 16 episodes overflow** |" in text
+    assert "| some | overflow, 100.0 in those that fit **2 of 16 episodes overflow** |" in text
+    Console(width=200).print(main_table(results))
+    assert "16 of 16 episodes overflow" in capsys.readouterr().out
+    cells = [str(cell) for column in report_table(none).columns for cell in column.cells]
+    assert "no score" in cells
+    assert "  with a prompt that did not fit (not scored)" in cells
+
+
+def test_the_unit_is_found_in_the_records() -> None:
+    """Questions that come again are one unit; so are the tasks of one conversation."""
+    evaluation = made("a", [{"em": float(n % 2)} for n in range(20)])
+    assert results_of(evaluation)["cells"][0]["metrics"]["em"]["unit"] == "group"
+    again = tuple(
+        replace(record, questions=(replace(record.questions[0], id=f"q{number % 5}"),))
+        for number, record in enumerate(evaluation.records)
+    )
+    found = results_of(replace(evaluation, records=again))["cells"][0]["metrics"]["em"]
+    assert (found["unit"], found["clusters"], found["n"]) == ("question", 5, 20)
+    talks = tuple(replace(record, group=f"talk {number % 2}") for number, record in enumerate(evaluation.records))
+    found = results_of(replace(evaluation, records=talks))["cells"][0]["metrics"]["em"]
+    assert (found["unit"], found["clusters"]) == ("group", 2)
+
+
+def test_the_pages_test_is_that_of_the_tables() -> None:
+    """compare.js runs in node on unequal tasks and on questions that come again."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    script = (files("atommem.eval.reporting") / "assets" / "compare.js").read_text()
+    rng = random.Random(0)
+    for crossed in (False, True):
+        groups = [group for group in range(30) for _ in range(1 + group % 5)]
+        questions = [rng.randrange(40) if crossed else number for number in range(len(groups))]
+        gaps = [rng.choice((-1, 0, 1, 1)) for _ in groups]
+        items = [{"gap": a, "group": b, "question": c} for a, b, c in zip(gaps, groups, questions, strict=True)]
+        code = f"{script}\nconsole.log(signFlipTest({json.dumps(items)}))"
+        out = subprocess.run([node, "-e", code], capture_output=True, text=True, check=True).stdout
+        assert float(out) == pytest.approx(paired_difference(gaps, groups, questions).p_value, abs=0.01)
