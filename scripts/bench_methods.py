@@ -46,7 +46,7 @@ from atommem.envs.data_cli import main as data
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.eval.eval_cli import main as evaluate
-from atommem.eval.methods import METHODS, check_method
+from atommem.eval.methods import METHODS
 from atommem.eval.output import parse_records, trace_path
 from atommem.memory.contents import Contents
 from atommem.trace import read_trace
@@ -260,8 +260,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="NAME")
     parser.add_argument("--out", type=Path, help="keep traces and the server's log here")
     arguments = parser.parse_args(argv)
-    for method in arguments.methods:
-        check_method(method)
     smollm2.main([str(arguments.model)])
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
-from atommem.eval.methods import check_method
 from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell, make_cells
 from atommem.eval.suites.outcome import exit_status, report
@@ -49,8 +48,6 @@ def main(argv: Sequence[str]) -> int:
         _list_cells(make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds))
         return 0
     cells = make_cells(suite, flags, given.out, given.seeds)
-    for row in suite.rows:
-        check_method(row.method)
     budget = cells[0].configs[0].make_budget()
     tasks = cache.load(suite.columns, str(suite.settings.get("environment", DEFAULT_ENVIRONMENT)))
     try:
