@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ Found = Sequence[tuple[int, float]]
 """Ids of entries and their scores, best first."""
 
 _REPLY = ActionSpec("reply", Body.TEXT)
-_FENCED = re.compile(r"```[a-zA-Z0-9]*\s*(.*?)\s*```", re.DOTALL)
 
 
 class Notebook:
@@ -89,11 +87,10 @@ def reading(label: str, *pieces: Piece) -> Observation:
 
 
 def read_object(record: Recorder, step: Step) -> dict[str, Any]:
-    """The JSON object that a reply is, or holds between fences or braces; without one {}, and a problem of the step."""
+    """The JSON object that a reply is, or holds between its outermost braces; without one {}, and a problem."""
     parsed = record.parse(step, _REPLY)
     text = parsed[0].text if parsed else ""
-    fenced = _FENCED.search(text)
-    for candidate in (text, fenced[1] if fenced else text[text.find("{") : text.rfind("}") + 1]):
+    for candidate in (text, text[text.find("{") : text.rfind("}") + 1]):
         try:
             value = json.loads(candidate, strict=False)
         except (ValueError, RecursionError):
