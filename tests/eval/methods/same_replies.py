@@ -80,7 +80,7 @@ def make_case(method: str, seed: int, size: int) -> dict[str, Any]:
             replies.append(reply)
             if "{" in reply and any(isinstance(fact, str) or "other" not in fact for fact in shaped):
                 decided = [_decision(draw, f"{old(known)} {old(known)}") for _ in range(draw.randint(0, 9))]
-                broken = draw.choice([None, {}, "q", 3, decided[:1] and decided[0]])
+                broken: Any = draw.choice([None, {}, "q", 3, decided[:1] and decided[0]])
                 replies.append(_worded(draw, {"memory": broken if draw.random() < 0.1 else decided}))
         else:
             replies.append(" ".join(new(1, 12)))
