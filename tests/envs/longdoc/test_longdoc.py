@@ -55,6 +55,37 @@ async def test_chunks_then_the_questions_in_turn() -> None:
     assert (score.reward, score.answers) == (0.5, ("roma", "41"))
 
 
+@pytest.mark.parametrize(
+    ("written", "answers"),
+    [
+        (["roma", "42"], ("roma", "42")),
+        (["so", "roma", "42"], ("roma", "42")),
+        (["roma"], ("roma", None)),
+        (["", "42"], (None, "42")),
+    ],
+)
+async def test_questions_asked_at_once_take_the_last_answers_in_order(
+    written: list[str], answers: tuple[str | None, ...]
+) -> None:
+    env = environment(at_once=10)
+    seen = await play(env, [[], [], [Action(READ, "q")], [Action(ANSWER, text) for text in written]])
+    assert [asked(o) for o in seen[2:4]] == [["First?", "Second?"]] * 2
+    assert [list(o.asked) for o in seen[1:4] if isinstance(o, Observation)] == [[], [0, 1], [0, 1]]
+    assert isinstance(seen[2], Observation)
+    assert seen[2].label == "questions 1-2/2, 2 reads left"
+    assert seen[4] == (StopReason.UNANSWERED if None in answers else StopReason.ANSWERED)
+    assert (await env.score()).answers == answers
+
+
+async def test_no_more_than_so_many_questions_are_asked_at_once() -> None:
+    questions = tuple(Question(f"{number}?", (str(number),)) for number in range(5))
+    env = environment(at_once=2)
+    replies = [[Action(ANSWER, str(number)) for number in pair] for pair in ((0, 1), (2, 3), (9, 4))]
+    seen = await play(env, replies, Task("t", questions))
+    assert [list(o.asked) for o in seen if isinstance(o, Observation)] == [[0, 1], [2, 3], [4]]
+    assert (await env.score()).reward == 1.0
+
+
 async def test_reads_before_an_answer_are_bounded() -> None:
     env = environment()
     seen = await play(env, [[], [], [Action(READ, "q")], [], [Action(READ, "q")], answer("42")])
@@ -157,6 +188,7 @@ async def test_chunks_are_cut_in_a_thread_once_for_all_that_wait() -> None:
         ({"reward": "bleu"}, "reward is 'bleu'"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0"),
         ({"max_reads": -1}, "max_reads is -1"),
+        ({"at_once": 0}, "at_once is 0: give at least 1"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_value(settings: dict[str, object], message: str) -> None:
