@@ -1,14 +1,17 @@
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from atommem.actions import Action
+from atommem.description import TaskShape
 from atommem.environment import Turn
 from atommem.envs.longdoc.environment import LongDocEnvironment, LongDocEnvironments
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.observation import Observation, StopReason
 from tests.fakes import WordTokenizer
@@ -194,3 +197,14 @@ async def test_chunks_are_cut_in_a_thread_once_for_all_that_wait() -> None:
 def test_a_wrong_setting_is_refused_with_its_value(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LongDocConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_questions_asked_at_once_are_one_step_of_a_task_s_shape(tmp_path: Path) -> None:
+    save_tasks([TASK], tmp_path / "tasks.jsonl")
+    supposed = TaskShape("", 1, 200, 0, 0, 5.5, 0, 0)
+    cases = ((1, "", 5.5), (2, "", 2.75), (10, "", 1), (1, "tasks.jsonl", 2), (10, "tasks.jsonl", 1))
+    for at_once, path, questions in cases:
+        factory = LongDocEnvironments(LongDocConfig(at_once=at_once), WordTokenizer())
+        shape = factory.shape(str(tmp_path / path) if path else None, supposed)
+        assert shape.questions == questions
+        assert shape.questions * shape.question_tokens == (2 if path else 5.5 * 25)
