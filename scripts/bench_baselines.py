@@ -13,8 +13,8 @@ their authors' own code; what every prompt shows, what the answer is given from 
 the same. Without `--authors`, what their code made of `RECORDED` streams of each was recorded before
 (tests/eval/methods/authors.json); with it, their code runs, on more streams. FOLDER holds
 
-- ``A-mem/memory_layer.py`` of github.com/WujiangXu/A-mem (0c8039f),
-- ``MemAgent/taskutils/memory_eval/utils/`` of github.com/BytedTsinghua-SIA/MemAgent (76b7a65),
+- ``A-mem/memory_layer.py`` of WujiangXu/A-mem (0c8039f),
+- ``MemAgent/taskutils/memory_eval/utils/`` of BytedTsinghua-SIA/MemAgent (76b7a65),
 - ``mem0/``: ``pip install --no-deps --target FOLDER/mem0 mem0ai==1.0.11``, and its requirements where Python finds them
   (qdrant-client, openai, posthog, pytz, sqlalchemy).
 
