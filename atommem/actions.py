@@ -29,6 +29,8 @@ class Body(StrEnum):
     """Such a number, then text."""
     BOX = "box"
     r"""Text with ``\\boxed{...}``, whose content counts."""
+    BOXES = "boxes"
+    """Text with any number of boxes, each of which is an action of its own, an empty one too."""
     ARGUMENTS = "arguments"
     """A JSON object that fits the action's schema."""
 
@@ -74,6 +76,8 @@ MEMORY_KINDS = tuple(spec.name for spec in MEMORY_ACTIONS)
 
 ANSWER_ACTION = ActionSpec(ANSWER, Body.BOX)
 """The answer as environments that ask questions take it; every dialect has a tag for it."""
+ANSWERS_ACTION = ActionSpec(ANSWER, Body.BOXES)
+"""The answers where several questions are asked at once."""
 
 
 class ProblemReason(StrEnum):
@@ -161,3 +165,9 @@ _REFUSED_CALLS = (ProblemReason.NOT_JSON, ProblemReason.UNKNOWN_TOOL, ProblemRea
 def first(actions: Sequence[Action], kind: str) -> Action | None:
     """The first action of `kind`, or None."""
     return next((action for action in actions if action.kind == kind), None)
+
+
+def answers_in(actions: Sequence[Action], count: int) -> list[str | None]:
+    """The answers to `count` questions asked at once: the last boxes written, in their order; None: none was given."""
+    texts = [action.text or None for action in actions if action.kind == ANSWER][-count:]
+    return [*texts, *[None] * (count - len(texts))]

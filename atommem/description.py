@@ -49,7 +49,7 @@ class TaskShape:
         tasks: In the file.
         documents: Of a task, where that is all that is known of its stream.
         stream_steps, stream_tokens: Steps at which something new is shown, and its tokens at each.
-        questions, question_tokens: Of a task.
+        questions, question_tokens: Of a task. Questions that are asked at one step count as one.
         reads: Further steps that a question may take before it must be answered.
     """
 

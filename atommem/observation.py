@@ -46,6 +46,7 @@ class Observation:
         closing: What to do now; stands last.
         label: Where this is, for people (``chunk 3/10``).
         question: Index of the question that is asked at this step; None while none is.
+        questions: How many are asked, from that one on.
         origin: Where what is shown comes from (a chunk, an address): kept with the entries written at this step.
     """
 
@@ -56,6 +57,12 @@ class Observation:
     label: str = ""
     question: int | None = None
     origin: str | None = None
+    questions: int = 1
+
+    @property
+    def asked(self) -> range:
+        """Indices of the questions that are asked at this step."""
+        return range(0) if self.question is None else range(self.question, self.question + self.questions)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

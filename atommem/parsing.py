@@ -33,7 +33,8 @@ Handles
     `MISSING_HANDLE`. An update with a handle and no text is `EMPTY`.
 Answers
     The content of the last ``\boxed{...}``, stripped: of the boxes whose braces balance, the one
-    that opens last. No such box is `NO_BOX`, a box without content `EMPTY`.
+    that opens last. No such box is `NO_BOX`, a box without content `EMPTY`. Where several questions are asked at
+    once, every box that holds no other is an answer, in their order; an empty one holds its place.
 Tools
     The body of an action with arguments is a JSON object that fits its schema; a tool is called as
     ``{"name": ..., "arguments": {...}}`` in the dialect's tag for calls. Otherwise `NOT_JSON`, `UNKNOWN_TOOL` or
@@ -54,6 +55,8 @@ from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemRe
 from atommem.untrusted import clean
 
 THINK = "think"
+_Item = Action | tuple[Action, ...] | Problem
+"""What an element is."""
 _DEEPEST = 64
 """How deeply the arguments of a call may be nested."""
 
@@ -183,7 +186,7 @@ class Grammar:
                 problems.append(Problem(ProblemReason.UNCLOSED, tag.name, tag.start, len(text)))
         return Parsed(tuple(actions), tuple(problems))
 
-    def _element(self, spec: ActionSpec, tag: str, body: str, start: int, end: int) -> Action | Problem:
+    def _element(self, spec: ActionSpec, tag: str, body: str, start: int, end: int) -> _Item:
         """What a closed element is."""
         if tag == self.call_tag:
             return _call(self.tools, tag, body, start, end)
@@ -215,19 +218,19 @@ def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
     if not body:
         return Parsed((), tuple(problems) or (Problem(ProblemReason.EMPTY, spec.name, 0, len(text)),))
     item = _element(spec, spec.name, body, 0, len(text))
-    if isinstance(item, Action):
-        return Parsed((item,), tuple(problems))
-    return Parsed((), (item, *problems))
+    if isinstance(item, Problem):
+        return Parsed((), (item, *problems))
+    return Parsed((item,) if isinstance(item, Action) else item, tuple(problems))
 
 
 _THINKING = re.compile(f"<(/?){THINK}>", re.IGNORECASE | re.ASCII)
 
 
-def _add(item: Action | Problem, actions: list[Action], problems: list[Problem]) -> None:
-    if isinstance(item, Action):
-        actions.append(item)
-    else:
+def _add(item: _Item, actions: list[Action], problems: list[Problem]) -> None:
+    if isinstance(item, Problem):
         problems.append(item)
+    else:
+        actions.extend((item,) if isinstance(item, Action) else item)
 
 
 def _closers(tags: list[_Tag]) -> list[int | None]:
@@ -249,8 +252,8 @@ def _closers(tags: list[_Tag]) -> list[int | None]:
     return closers
 
 
-def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> Action | Problem:
-    """The action of a closed element with the stripped `body`, or why it is none."""
+def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> _Item:
+    """The action of a closed element with the stripped `body` (or one a box), or why it is none."""
     if spec.body is Body.NOTE:
         return Action(spec.name, body, start=start, end=end)
     if not body:
@@ -261,11 +264,13 @@ def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> Ac
         if wrong:
             return Problem(ProblemReason.NOT_JSON, name, start, end, wrong)
         return _with_arguments(spec, name, loaded, body, start, end)
-    if spec.body is Body.BOX:
-        box = _last_box(body)
-        if box is None:
+    if spec.body in (Body.BOX, Body.BOXES):
+        boxes = _boxes(body)
+        if not boxes:
             return Problem(ProblemReason.NO_BOX, name, start, end)
-        body = box
+        if spec.body is Body.BOXES:
+            return tuple(Action(spec.name, box, start=start, end=end) for box in boxes)
+        body = boxes[-1]
     elif spec.body in (Body.HANDLE, Body.HANDLE_TEXT):
         match = _HANDLE.match(body)
         if match is None or not _names_an_entry(match, spec.body is Body.HANDLE):
@@ -359,14 +364,14 @@ def _finite(literal: str) -> float:
     return number if isfinite(number) else _refuse(literal)
 
 
-def _last_box(body: str) -> str | None:
-    r"""The content of the last balanced ``\boxed{...}``, stripped, or None.
+def _boxes(body: str) -> list[str]:
+    r"""The contents of the balanced ``\boxed{...}`` that hold no other, stripped, in the order in which they stand.
 
     One pass with a stack of the braces still open: searching each box for its end would take
     quadratic time on ``\boxed{\boxed{\boxed{``.
     """
     open_boxes: list[int | None] = []  # where a box's content begins; None for any other brace
-    last: tuple[int, int] | None = None
+    spans: list[tuple[int, int]] = []  # in the order of their ends, and of their beginnings: none holds another
     for match in _BRACE.finditer(body):
         if match[0] == "{":
             open_boxes.append(None)
@@ -374,6 +379,6 @@ def _last_box(body: str) -> str | None:
             open_boxes.append(match.end())
         elif open_boxes:
             begin = open_boxes.pop()
-            if begin is not None and (last is None or begin > last[0]):
-                last = (begin, match.start())
-    return None if last is None else body[last[0] : last[1]].strip()
+            if begin is not None and not (spans and begin < spans[-1][0]):
+                spans.append((begin, match.start()))
+    return [body[begin:end].strip() for begin, end in spans]

@@ -15,7 +15,6 @@ from atommem.environment import find_environment
 from atommem.eval.budget import BudgetSpentError
 from atommem.eval.console_report import report_table
 from atommem.eval.eval_config import Configs, parse_arguments
-from atommem.eval.methods import check_method
 from atommem.eval.output import EPISODES, SUMMARY, TRACES
 from atommem.eval.runner import evaluate
 from atommem.eval.workbench import Workbench
@@ -60,7 +59,6 @@ def _main(argv: list[str]) -> int:
         return run_suite(argv)
     configs = parse_arguments(argv)
     config = configs[0]
-    check_method(config.method)
     try:
         result = asyncio.run(_run(configs))
     except KeyboardInterrupt:

@@ -18,9 +18,7 @@ one vLLM server with SmolLM2-135M-Instruct that serves nothing else meanwhile. F
 Last, every request of one evaluation is refused, because prompt and completion do not fit the context window: neither
 side may count a call or a token then, and every episode has to end as ``context_overflow``.
 
-Mem0's own prompt has some 8,500 of SmolLM2's tokens, which was made for 8,192. So the server stretches the positions by
-the factor `YARN` (YaRN, arXiv 2309.00071), for all methods. What the model writes is not judged here.
-Completions are short: the server runs on two cores.
+What the model writes is not judged here. Completions are short: the server runs on two cores.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from atommem.envs.data_cli import main as data
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.eval.eval_cli import main as evaluate
-from atommem.eval.methods import METHODS, check_method
+from atommem.eval.methods import METHODS
 from atommem.eval.output import parse_records, trace_path
 from atommem.memory.contents import Contents
 from atommem.trace import read_trace
@@ -56,21 +54,9 @@ BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique")
 TASKS, DOCUMENTS, QUESTIONS = 2, 6, 2
 CHUNK_TOKENS, MAX_TOKENS, MAX_READS = 600, 40, 1
 NOTE_TOKENS = 120
-"""Longest completion of A-Mem and of Generative Agents: a shorter one ends before its first note does."""
-MEM0_TOKENS = 12
-"""Of Mem0: with its prompt, every token means reading some 400 MB of keys and values."""
-WINDOW, YARN, TRAINED_WINDOW = 12_288, 2.0, 8192
+"""Longest completion of the methods that reply in JSON: a shorter one ends before its object does."""
+WINDOW = 8192
 MODEL_NAME = "policy"
-STRETCHED = {
-    "max_position_embeddings": int(YARN * TRAINED_WINDOW),  # with YaRN, vLLM takes it as scaled already
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "factor": YARN,
-        "original_max_position_embeddings": TRAINED_WINDOW,
-        "rope_theta": 100_000.0,
-    },
-}
-"""The model's config with YaRN."""
 
 
 @dataclass
@@ -229,10 +215,8 @@ def run(server: VllmServer, tasks: Path, model: Path, methods: list[str], out: P
     print(f"{'method':<18} episodes calls prompt tokens sampled refused entries seconds", flush=True)
     ended = {"answered", "unanswered"}
     own = {
-        "full_context": ["--context_tokens", str(WINDOW), "--yarn_factor", str(YARN)],
-        "generative_agents": ["--max_tokens", str(NOTE_TOKENS)],
-        "a_mem": ["--max_tokens", str(NOTE_TOKENS)],
-        "mem0": ["--max_tokens", str(MEM0_TOKENS)],
+        "full_context": ["--context_tokens", str(WINDOW)],
+        **{method: ["--max_tokens", str(NOTE_TOKENS)] for method in ("generative_agents", "a_mem", "mem0")},
     }
     # Completions as long as the window leave no room for a prompt; the client, which was given the model's name, does
     # not ask for the window and so finds out by being refused.
@@ -260,15 +244,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="NAME")
     parser.add_argument("--out", type=Path, help="keep traces and the server's log here")
     arguments = parser.parse_args(argv)
-    for method in arguments.methods:
-        check_method(method)
     smollm2.main([str(arguments.model)])
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         out = arguments.out or Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
         tasks = build_tasks(arguments.benchmarks, out)
-        flags = ["--max-model-len", str(WINDOW), "--hf-overrides", json.dumps(STRETCHED)]
+        flags = ["--max-model-len", str(WINDOW)]
         env = {"VLLM_CPU_KVCACHE_SPACE": "2"}
         server = VllmServer(arguments.model, out / "server.log", *flags, env=env, served_model_name=MODEL_NAME)
         with server:

@@ -115,4 +115,4 @@ def reading(*questions: str, chunk: str = "", index: int = 0, count: int = 1) ->
 
 def answering(question: str, reads_left: int = 0) -> Observation:
     """An observation of it while a question is asked."""
-    return question_observation(Task("t", (Question(question, ()),)), 0, reads_left)
+    return question_observation(Task("t", (Question(question, ()),)), range(1), reads_left)

@@ -74,10 +74,12 @@ def check_observation(
         return findings.expect(False, where, f"an observation is {observation!r}", "Give an Observation.")
     detail = f"phase {observation.phase!r} is not among {', '.join(kind.phases)}"
     good = findings.expect(observation.phase in kind.phases, where, detail, "Declare it in `phases`.")
-    index = observation.question
-    detail = f"question {index!r} is asked, and describe() has {questions}"
-    remedy = "`question` is the index of one of the description's questions, or None."
-    good &= findings.expect(index is None or index in range(questions), where, detail, remedy)
+    index, count = observation.question, observation.questions
+    detail = f"question {index!r} is asked{f' with {count - 1} more' * (count != 1)}, and describe() has {questions}"
+    remedy = "`question` is the index of one of the description's questions, or None; `questions` are asked from it on."
+    good &= findings.expect(
+        index is None or (index in range(questions) and 1 <= count <= questions - index), where, detail, remedy
+    )
     for place in ("task", "stream", "closing"):
         pieces = getattr(observation, place)
         if findings.expect(isinstance(pieces, tuple), where, f"{place} is {pieces!r}", "Give a tuple of pieces."):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from atommem.actions import ANSWER, ANSWER_ACTION, READ, ActionSpec, first
+from atommem.actions import ANSWER, ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec, answers_in, first
 from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, Score, StepResult, Turn
 from atommem.envs.longdoc.chunking import chunk_task, chunk_text
@@ -27,6 +27,9 @@ from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.observation import Observation, Piece, StopReason
 from atommem.tokens import Tokenizer
+
+MOST_AT_ONCE = 10
+"""Questions that methods without reads are asked at one step: all of a task of arXiv 2601.08323."""
 
 
 class LongDocEnvironments(EnvironmentFactory):
@@ -59,8 +62,8 @@ class LongDocEnvironments(EnvironmentFactory):
 
     @property
     def actions(self) -> Sequence[ActionSpec]:
-        """The answer."""
-        return (ANSWER_ACTION,)
+        """The answer, or the answers."""
+        return (ANSWERS_ACTION if self.config.at_once > 1 else ANSWER_ACTION,)
 
     read_tasks = staticmethod(load_tasks)
     describe = staticmethod(describe_task)
@@ -92,7 +95,7 @@ class LongDocEnvironments(EnvironmentFactory):
     def blank(self, phase: str) -> Observation:
         """An empty chunk, or an empty question."""
         task = Task("", (Question("", ()),))
-        return chunk_observation(task, [""], 0) if phase == "reading" else question_observation(task, 0)
+        return chunk_observation(task, [""], 0) if phase == "reading" else question_observation(task, range(1))
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
         """Means over the first tasks of the file, or what is supposed where there is none."""
@@ -101,8 +104,8 @@ class LongDocEnvironments(EnvironmentFactory):
         return measured_shape(path, self.config, self.tokenizer)
 
     def without_reads(self) -> LongDocEnvironments:
-        """The same for a policy that has nothing to look up: every question is answered at once."""
-        environments = LongDocEnvironments(replace(self.config, max_reads=0), self.tokenizer)
+        """The same for a policy that has nothing to look up: up to `MOST_AT_ONCE` questions are asked at one step."""
+        environments = LongDocEnvironments(replace(self.config, max_reads=0, at_once=MOST_AT_ONCE), self.tokenizer)
         environments.judge = self.judge
         return environments
 
@@ -153,9 +156,9 @@ class LongDocEnvironment:
     """One episode on one document.
 
     Reading takes one step per chunk; answers written there do not count. Then each question is asked
-    in turn: a step with an answer moves on to the next question, a step without one (a read, as a
-    rule) uses up one of `max_reads`, and the step after the last of these must answer. So an episode
-    has at most ``chunks + questions * (max_reads + 1)`` steps.
+    in turn (or `at_once` so many together): a step with an answer moves on to the next question, a step without
+    one (a read, as a rule) uses up one of `max_reads`, and the step after the last of these must answer. So an
+    episode has at most ``chunks + questions * (max_reads + 1)`` steps.
     """
 
     def __init__(self, shared: LongDocEnvironments) -> None:
@@ -192,8 +195,11 @@ class LongDocEnvironment:
         answer = first(turn.actions, ANSWER)
         if answer is None and self._reads_left > 0:
             self._reads_left -= 1
-            return StepResult(question_observation(task, len(self._answers), self._reads_left))
-        self._answers.append(None if answer is None else answer.text)
+            return StepResult(question_observation(task, self._asked(), self._reads_left))
+        if self._shared.config.at_once > 1:
+            self._answers += answers_in(turn.actions, len(self._asked()))
+        else:
+            self._answers.append(None if answer is None else answer.text)
         if len(self._answers) < len(task.questions):
             return StepResult(self._ask())
         complete = all(given is not None for given in self._answers)
@@ -206,10 +212,16 @@ class LongDocEnvironment:
         return await self._shared.score(self._task, [*self._answers, *[None] * missing])
 
     def _ask(self) -> Observation:
-        """The next question."""
+        """The next question, or the next few."""
         assert self._task is not None
         self._reads_left = self._shared.config.max_reads
-        return question_observation(self._task, len(self._answers), self._reads_left)
+        return question_observation(self._task, self._asked(), self._reads_left)
+
+    def _asked(self) -> range:
+        """Indices of the questions that are asked now."""
+        assert self._task is not None
+        at = len(self._answers)
+        return range(at, min(at + self._shared.config.at_once, len(self._task.questions)))
 
 
 def chunk_observation(task: Task, chunks: Sequence[str], index: int) -> Observation:
@@ -226,13 +238,19 @@ def chunk_observation(task: Task, chunks: Sequence[str], index: int) -> Observat
     )
 
 
-def question_observation(task: Task, index: int, reads_left: int = 0) -> Observation:
-    """Question `index`, to be answered within so many more steps."""
+def question_observation(task: Task, asked: range, reads_left: int = 0) -> Observation:
+    """The questions `asked`, to be answered within so many more steps."""
     notice = Piece("read_notice", {"reads_left": reads_left}, needs=READ)
     return Observation(
         phase="answering",
-        task=(questions_piece([task.questions[index].text]),),
+        task=(questions_piece([task.questions[index].text for index in asked]),),
         closing=(Piece("answering", {"read_notice": notice, "reads_left": reads_left}),),
-        label=f"question {index + 1}/{len(task.questions)}, {reads_left} read{'s' * (reads_left != 1)} left",
-        question=index,
+        label=f"{questions_label(asked, len(task.questions))}, {reads_left} read{'s' * (reads_left != 1)} left",
+        question=asked.start,
+        questions=len(asked),
     )
+
+
+def questions_label(asked: range, count: int) -> str:
+    """Which of `count` questions are asked, for people (``question 3/10``, ``questions 1-10/10``)."""
+    return f"question{f's {asked.start + 1}-' if len(asked) > 1 else ' '}{asked.stop}/{count}"

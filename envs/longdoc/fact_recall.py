@@ -93,7 +93,7 @@ def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
         shown = [
             text
             for step in episode.steps
-            if step.observation.question == index
+            if index in step.observation.asked
             for text in (step.view.scratchpad, *(item.text for item in step.view.retrieved))
         ]
         recall = {

@@ -23,6 +23,10 @@ class LongDocConfig(JudgeConfig, EnvironmentConfig):
     max_reads: int = field(
         default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
     )
+    at_once: int = field(
+        default=1,
+        metadata={"help": "Questions asked at one step, at most (the templates memagent are worded for several)."},
+    )
     reward: str = field(default="em", metadata={"help": "em, f1 or judge: the mean over a task's questions."})
 
     def __post_init__(self) -> None:
@@ -31,7 +35,8 @@ class LongDocConfig(JudgeConfig, EnvironmentConfig):
         check_reward(self.reward)
         if self.reward == "judge" and self.judge_url is None:
             raise ConfigError("reward is judge: give judge_url and judge_model as well.")
-        if self.chunk_tokens < 1:
-            raise ConfigError(f"chunk_tokens is {self.chunk_tokens}: give at least 1.")
+        for name in ("chunk_tokens", "at_once"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
         if self.max_reads < 0:
             raise ConfigError(f"max_reads is {self.max_reads}: give 0 or more.")

@@ -26,7 +26,8 @@ def supposed_shape(config: LongDocConfig, supposed: TaskShape) -> TaskShape:
         supposed,
         stream_steps=chunks,
         stream_tokens=tokens / chunks,
-        question_tokens=QUESTION_TOKENS,
+        questions=supposed.questions / (together := min(config.at_once, supposed.questions)),
+        question_tokens=QUESTION_TOKENS * together,
         reads=config.max_reads,
     )
 
@@ -48,14 +49,15 @@ def measured_shape(path: str, config: LongDocConfig, tokenizer: Tokenizer) -> Ta
             tokens_of.append(sum(len(tokenizer.encode(piece, add_special_tokens=False)) for piece in pieces))
             chunks_of.append(len(pieces))
         questions += [len(tokenizer.encode(item.text, add_special_tokens=False)) for item in task.questions]
+    asked = sum(-(-len(task.questions) // config.at_once) for task in tasks)  # at so many steps
     return TaskShape(
         source=f"the first {len(tasks)} tasks of {path}",
         tasks=_count(path, len(tasks)),
         documents=sum(len(task.documents) for task in tasks) / len(tasks),
         stream_steps=sum(chunks_of) / len(tasks),
         stream_tokens=sum(tokens_of) / max(1, sum(chunks_of)),
-        questions=len(questions) / len(tasks),
-        question_tokens=sum(questions) / max(1, len(questions)),
+        questions=asked / len(tasks),
+        question_tokens=sum(questions) / max(1, asked),
         reads=config.max_reads,
     )
 

@@ -1,156 +1,137 @@
 """A-Mem (Xu et al. 2025, arXiv 2502.12110): notes with keywords, context and tags, which link and change one another.
 
-Section 3: a note is written with its attributes (3.1); the model links it to some of its nearest notes (3.2) and
-rewrites the context and tags of those neighbours (3.3); a question gets the nearest notes and what is linked to them
-(3.4).
+Section 3: the model gives a note its attributes (3.1); it links it to some of its nearest notes and rewrites the
+context and tags of those neighbours (3.2, 3.3); a question gets the nearest notes and what they are linked to (3.4). As
+in the authors' code a note is a text as it came, here a document, and takes two calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from atommem.dialects.templates import fill
+from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
-from atommem.eval.methods.baseline import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
-from atommem.eval.methods.notes import Notebook, clean_text, clean_texts, read_objects
-from atommem.memory.entries import MemoryView
-from atommem.observation import Observation
+from atommem.eval.methods.baseline import Baseline, Recorder
+from atommem.eval.methods.notes import Found, Notebook, clean_text, clean_texts, read_object, reading
+from atommem.observation import Piece
 
 NEIGHBOURS = 5
 """How many of the nearest notes a new one is compared with (the default of the authors' code)."""
-
-WRITE_SYSTEM = "You keep notes about a long text that you read part by part."
-WRITE = """Part of the text:
-{chunk}
-
-Write notes on what this part says, each of which can be understood without the text, with keywords (from the most to \
-the least important), one sentence of context, and tags for its topics. Reply with a JSON list and nothing else:
-[{"content": "...", "keywords": ["..."], "context": "...", "tags": ["..."]}, ...]"""
-EVOLVE = """A new note:
-{note}
-
-The notes that are nearest to it:
-{neighbours}
-
-Decide which of these the new note should be linked to, which tags the new note should have, and, where the new note \
-changes how a neighbour is understood, what that neighbour's context and tags should be. Reply with a JSON object and \
-nothing else:
-{"links": [1], "tags": ["..."], "neighbours": [{"number": 1, "context": "...", "tags": ["..."]}]}"""
+EVOLUTIONS = 100
+"""After so many notes that changed something, all notes are embedded anew; until then they are found as they were."""
+NO_CONTEXT = "General"
 
 
 @dataclass
 class Note:
-    """One note; `links` are the entry ids of others."""
+    """One note; `links` are ids of others."""
 
     content: str
     keywords: list[str] = field(default_factory=list)
-    context: str = ""
+    context: str = NO_CONTEXT
     tags: list[str] = field(default_factory=list)
     links: list[int] = field(default_factory=list)
 
     def text(self) -> str:
         """What is embedded and shown: the content with its attributes (equation 3)."""
-        parts = [self.content]
-        if self.context:
-            parts.append(f"context: {self.context}")
-        if self.keywords:
-            parts.append(f"keywords: {', '.join(self.keywords)}")
-        if self.tags:
-            parts.append(f"tags: {', '.join(self.tags)}")
-        return "; ".join(parts)
+        keywords, tags = ", ".join(self.keywords), ", ".join(self.tags)
+        return f"{self.content}\ncontext: {self.context}; keywords: {keywords}; tags: {tags}"
 
 
 class AMem(Baseline):
-    """Writes notes on every chunk, lets them evolve, and answers from the nearest ones and their links."""
+    """Makes a note of every document, lets notes evolve, and answers from the nearest ones and their links."""
 
     name = "a_mem"
-    prompts = (*Baseline.prompts, REMEMBERED, NOTHING_REMEMBERED, WRITE_SYSTEM, WRITE, EVOLVE)
+    pieces: ClassVar = {
+        "note": "A new note:\n{note}",
+        "context": "Its context: {context}",
+        "keywords": "Its keywords: {keywords}",
+        "describe": "Describe the new note: its keywords (three or more, names and terms rather than common words, the "
+        "most important first), its context (one sentence: what it is about, what it says of it, what it is good for) "
+        "and its tags (three or more broad topics under which one would look for it). Reply with a JSON object and "
+        'nothing else:\n{"keywords": ["..."], "context": "...", "tags": ["..."]}',
+        "evolve": "Above are also the {count} notes that are nearest to the new one. Decide whether the new note "
+        "changes anything (should_evolve), and what. The action strengthen links it to some of them, by their numbers "
+        "(suggested_connections), and gives it better tags (tags_to_update). The action update_neighbor gives the "
+        "nearest notes a context and tags that fit what is known now: one of each for every one of them, in the order "
+        "above, the old ones where nothing changes (new_context_neighborhood, new_tags_neighborhood). Reply with a "
+        'JSON object and nothing else:\n{"should_evolve": true, "actions": ["strengthen", "update_neighbor"], '
+        '"suggested_connections": [0], "tags_to_update": ["..."], "new_context_neighborhood": ["..."], '
+        '"new_tags_neighborhood": [["..."]]}',
+    }
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Read chunk by chunk, then answer."""
+        """Read document by document, then answer."""
         book = Notebook(record, self.setup.embedder)
         notes: dict[int, Note] = {}
-        chunks = await self.chunks(task)
-        async for step in record.read(chunks, WRITE_SYSTEM, WRITE):
-            written = parse_notes(read_objects(step))
-            for entry_id, note in zip(await book.create(step, [note.text() for note in written]), written, strict=True):
-                await self._evolve(record, book, notes, entry_id, note, step.observation)
-                notes[entry_id] = note
-        for index, question in enumerate(task.questions):
-            (query,) = await self.setup.embedder.embed([question.text], "query")
-            found = dict(await book.index.find(query, self.setup.memory.retrieve_k))
-            for entry_id in list(found):
-                for linked in notes[entry_id].links:
-                    found.setdefault(linked, float(book.vector(linked) @ query))
-            await book.answer(index, list(found.items()))
+        evolved = 0
+        texts = await self.texts(task)
+        for number, text in enumerate(texts, start=1):
+            label, shown = f"note {number}/{len(texts)}", Piece("note", {"note": text})
+            step = await record.ask(reading(label, shown, Piece("describe")))
+            reply = read_object(record, step)
+            keywords, tags = clean_texts(reply.get("keywords")), clean_texts(reply.get("tags"))
+            note = Note(text, keywords, clean_text(reply.get("context")) or NO_CONTEXT, tags)
+            changed: list[int] = []
+            if notes:
+                (vector,) = await book.embed([text])
+                found = await book.index.find(vector, NEIGHBOURS)
+                about = (
+                    Piece("context", {"context": note.context}),
+                    Piece("keywords", {"keywords": ", ".join(note.keywords)}),
+                )
+                ask = Piece("evolve", {"count": len(found)})
+                view = book.view(text, found, lambda entry_id: entry_id - 1)
+                step = await record.ask(reading(label, shown, *about, ask), view)
+                record.note_query(step, text)
+                reply = read_object(record, step)
+                changed = evolve(reply, note, notes, [entry_id for entry_id, _ in found])
+                evolved += bool(reply.get("should_evolve"))
+            for entry_id in changed:
+                book.update(step, entry_id, notes[entry_id].text())
+            notes[book.create(step, note.text(), (await book.embed([note.text()]))[0])] = note
+            if evolved == EVOLUTIONS:
+                evolved = 0
+                vectors = await book.embed([note.text() for note in notes.values()])
+                for entry_id, vector in zip(notes, vectors, strict=True):
+                    book.index.put(entry_id, vector)
 
-    async def _evolve(
-        self,
-        record: Recorder,
-        book: Notebook,
-        notes: dict[int, Note],
-        entry_id: int,
-        note: Note,
-        observation: Observation,
-    ) -> None:
-        """Link a new note, and change its nearest neighbours among `notes`."""
-        found = await book.index.find(book.vector(entry_id), NEIGHBOURS + len(book.entries) - len(notes))
-        neighbours = [(near_id, score) for near_id, score in found if near_id in notes][:NEIGHBOURS]
-        if not neighbours:
-            return
-        retrieved = book.retrieved(neighbours)
-        shown = "\n".join(f"{item.handle}. {item.text}" for item in retrieved)
-        messages = record.messages(WRITE_SYSTEM, fill(EVOLVE, {"note": note.text(), "neighbours": shown}))
-        view = MemoryView(query=note.text(), retrieved=retrieved, size=len(book.entries))
-        step = await record.ask(messages, observation, view)
-        record.note_query(step, note.text())
-        for reply in read_objects(step)[:1]:
-            seen = {item.handle: (item.entry_id, notes[item.entry_id]) for item in retrieved}
-            await book.update(step, evolve(reply, entry_id, note, seen))
+        async def find(question: str, vector: Vectors) -> Found:
+            """The nearest notes, each followed by what it is linked to."""
+            found: dict[int, float] = {}
+            for entry_id, _ in await book.index.find(vector, self.setup.memory.retrieve_k):
+                for near_id in (entry_id, *notes[entry_id].links[: self.setup.memory.retrieve_k + 1]):
+                    found.setdefault(near_id, float(book.index.vector(near_id) @ vector))
+            return list(found.items())
+
+        await book.answer(find)
 
 
-def evolve(reply: Mapping[str, Any], entry_id: int, note: Note, seen: Mapping[int, tuple[int, Note]]) -> dict[int, str]:
+def evolve(reply: Mapping[str, Any], note: Note, notes: Mapping[int, Note], near: Sequence[int]) -> list[int]:
     """Change a new note and its neighbours as a reply says (sections 3.2, 3.3).
 
     Args:
         reply: The object that the model wrote; what has the wrong form in it is passed over.
-        entry_id, note: The new note, which gets its links and tags.
-        seen: Ids and notes of the neighbours, by the number under which the model saw them.
+        note: The new note, which gets its links and tags.
+        notes: All others by id; the model knows them by their number, which is one less.
+        near: Ids of the neighbours, in the order in which the model saw them.
 
     Returns:
-        The new texts of the notes that changed, by entry id.
+        Ids of the neighbours whose text changed.
     """
-    before = {near_id: near.text() for near_id, near in [(entry_id, note), *seen.values()]}
-    note.links = [seen[number][0] for number in _numbers(reply.get("links")) if number in seen]
-    note.tags = clean_texts(reply.get("tags")) or note.tags
-    changes = reply.get("neighbours")
-    for change in changes if isinstance(changes, list) else []:
-        number = change.get("number") if isinstance(change, dict) else None
-        if type(number) is int and number in seen:
-            near = seen[number][1]
-            near.context = clean_text(change.get("context")) or near.context
-            near.tags = clean_texts(change.get("tags")) or near.tags
-    after = {near_id: near.text() for near_id, near in [(entry_id, note), *seen.values()]}
-    return {near_id: text for near_id, text in after.items() if text != before[near_id]}
-
-
-def parse_notes(replies: Sequence[dict[str, Any]]) -> list[Note]:
-    """The notes of a reply; those without content are left out, and attributes of the wrong form."""
-    return [
-        Note(
-            clean_text(item["content"]),
-            clean_texts(item.get("keywords")),
-            clean_text(item.get("context")),
-            clean_texts(item.get("tags")),
-        )
-        for item in replies
-        if clean_text(item.get("content"))
-    ]
-
-
-def _numbers(value: Any) -> list[int]:
-    """The whole numbers in a list from a reply, each once."""
-    items = value if isinstance(value, list) else []
-    return list(dict.fromkeys(item for item in items if type(item) is int))
+    actions = reply.get("actions") if reply.get("should_evolve") else None
+    before = {entry_id: notes[entry_id].text() for entry_id in near}
+    if isinstance(actions, list) and "strengthen" in actions:
+        numbers = reply.get("suggested_connections")
+        linked = [number + 1 for number in numbers if type(number) is int] if isinstance(numbers, list) else []
+        note.links = [entry_id for entry_id in linked if entry_id in notes]
+        note.tags = clean_texts(reply.get("tags_to_update"))
+    if isinstance(actions, list) and "update_neighbor" in actions:
+        contexts, tags = reply.get("new_context_neighborhood"), reply.get("new_tags_neighborhood")
+        for at, (entry_id, given) in enumerate(zip(near, tags if isinstance(tags, list) else [], strict=False)):
+            notes[entry_id].tags = clean_texts(given)
+            if isinstance(contexts, list) and at < len(contexts):
+                notes[entry_id].context = clean_text(contexts[at])
+    return [entry_id for entry_id in near if notes[entry_id].text() != before[entry_id]]

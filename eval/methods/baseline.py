@@ -2,47 +2,54 @@
 
 `atommem.episode_runner.EpisodeRunner` is a `Method` as it is. A `Baseline` asks the same policy with prompts of its
 own; every call is a step of the episode, so that counts of calls and tokens, traces and outages are those of the loop.
+What each one does as its authors do, and what it does not, is told in docs/methods.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from atommem.actions import ANSWER_ACTION
+from atommem.actions import ANSWERS_ACTION, Action, ActionSpec, answers_in
 from atommem.config import MemoryConfig
-from atommem.dialects.templates import fill
+from atommem.dialects import Dialect, Section, Templates
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Score
+from atommem.envs.longdoc.chunking import document_text
+from atommem.envs.longdoc.environment import MOST_AT_ONCE, questions_label
 from atommem.envs.task import Task
 from atommem.episode import Episode, Step
 from atommem.episode_runner import run_jobs, set_score
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.memory.contents import Contents
-from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.entries import MemoryView
 from atommem.memory.operations import Operation
 from atommem.observation import Observation, Piece, StopReason
-from atommem.parsing import THINK, parse_whole
+from atommem.parsing import parse_whole
 from atommem.policy.contract import Completion, Policy, Sampling
-from atommem.prompts import render_chat
+from atommem.prompts import PromptBuilder
 from atommem.session import request_sampling
 from atommem.tokens import Tokenizer
-from atommem.untrusted import PromptGuard, clean, forms_in, guard_text
+from atommem.untrusted import clean
 
-SYSTEM = "You answer questions. Give the shortest wording that is complete, and end with it in a box: \\boxed{answer}"
-ANSWER_FROM_TEXT = "{text}\n\nQuestion:\n{question}\n\nAnswer the question from the text above, in a box."
-ANSWER = "Question:\n{question}\n\nAnswer the question, in a box."
-REMEMBERED = "What you remember of a long text:\n{entries}"
-NOTHING_REMEMBERED = "(nothing is remembered)"
-
-Messages = list[dict[str, str]]
-"""Chat messages, each a ``role`` and its ``content``."""
+SYSTEM = "You work on a long text, of which you see what is shown to you here. Do what is asked last, and nothing else."
+NOTHING = "(nothing)"
+MEMORY: dict[str, Any] = {"memory": "What you remember of the text:\n{entries}", "entry": "Memory {handle}: {text}"}
+"""How entries are shown; the pieces of a method say what is asked of them."""
+ANSWERING = {
+    "document": "The text:\n{document}",
+    "questions": "Questions:\n{questions}",
+    "question_line": "{number}. {question}",
+    "answer": "Answer every question, in their order: each with the shortest wording that is complete, in a box of its "
+    "own: \\boxed{answer}",
+}
+_HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
+"""How MemAgent's files, and our own joined text, begin a document."""
 
 
 @runtime_checkable
@@ -119,12 +126,6 @@ class Setup:
     yarn_factor: float | None = None
     encode_threads: int = 0
 
-    @cached_property
-    def guard(self) -> PromptGuard:
-        """Breaks the control tokens in what prompts quote."""
-        frame = render_chat(self.tokenizer, [{"role": "user", "content": ""}], self.chat_template_kwargs)
-        return PromptGuard(self.tokenizer, forms=forms_in(frame))
-
 
 def documents(setup: Setup, method: str) -> Documents:
     """The environment of `setup`, where it has documents.
@@ -145,46 +146,66 @@ class Baseline(ABC):
 
     Attributes:
         name: What ``--method`` calls it.
-        prompts: All wording that it uses; its digest is part of what a continued evaluation must agree in.
+        pieces: Templates of what it shows and asks, beside `ANSWERING` and `MEMORY`; their digest is part of what a
+            continued evaluation must agree in.
+        inside: For a piece that stands in another's placeholder, the name of that other.
     """
 
     name: ClassVar[str]
-    prompts: ClassVar[tuple[str, ...]] = (SYSTEM, ANSWER_FROM_TEXT, ANSWER)
+    pieces: ClassVar[Mapping[str, str]] = {}
+    inside: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.documents = documents(setup, self.name)
+        self.plain, self.remembering = self._prompts({}), self._prompts(MEMORY)
+
+    def _prompts(self, memory: Mapping[str, Any]) -> PromptBuilder:
+        """The loop's own rendering, so that text from outside is data here too."""
+        dialect = Dialect("baseline", {}, replace(Templates(SYSTEM, empty=NOTHING), **memory))
+        return PromptBuilder(
+            self.setup.tokenizer,
+            dialect,
+            MemoryConfig(),
+            Section({**ANSWERING, **self.pieces}),
+            (),
+            self.setup.chat_template_kwargs,
+            numbers=("number", "count"),
+            inside={"question_line": "questions", **self.inside},
+        )
 
     @property
     def environments(self) -> EnvironmentFactory:
         """What the tasks come from."""
         return self.setup.environments
 
-    @classmethod
-    def require(cls) -> None:
-        """Make sure that what the method needs is installed. Cheap: asked before any model is loaded.
-
-        Raises:
-            ConfigError: It is not; the message has the command that installs it.
-        """
-        return
-
     async def chunks(self, task: Task) -> Sequence[str]:
         """The pieces in which `task` is read."""
         await self.setup.environments.prepare(task)
         return self.documents.chunks(task)
 
+    async def texts(self, task: Task) -> Sequence[str]:
+        """The documents of `task`, each whole. Text that comes joined is split where a document begins ("Document 7:");
+        one without such headings, into chunks.
+        """
+        if task.context is None:
+            return [document_text(document, number) for number, document in enumerate(task.documents, start=1)]
+        starts = [match.start() for match in _HEADING.finditer(task.context)]
+        if not starts:
+            return await self.chunks(task)
+        return [task.context[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
+
     def settings(self) -> dict[str, Any]:
         """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
         return {
             "method": {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k},
-            "prompts_sha256": hashlib.sha256(repr(self.prompts).encode()).hexdigest(),
+            "prompts_sha256": self.remembering.digest,
             "sampling": asdict(self.setup.sampling),
         }
 
     @abstractmethod
     async def play(self, record: Recorder, task: Task) -> None:
-        """Read `task` and answer its questions (`Recorder.answer`), one after the other.
+        """Read `task` and answer its questions (`Recorder.answer`).
 
         Raises:
             OutageError: Something outside the policy failed.
@@ -194,7 +215,7 @@ class Baseline(ABC):
     async def run(self, task: Task, sample: int = 0) -> Episode:
         """Run one episode; see `Method.run`."""
         episode = Episode(task_id=task.id, sample=sample)
-        record = Recorder(self.setup, episode, task)
+        record = Recorder(self, episode, task)
         started = time.perf_counter()
         try:
             try:
@@ -229,53 +250,49 @@ class Recorder:
         contents: The memory that follows from the operations noted.
     """
 
-    def __init__(self, setup: Setup, episode: Episode, task: Task) -> None:
+    def __init__(self, method: Baseline, episode: Episode, task: Task) -> None:
         self.answers: list[str | None] = [None] * len(task.questions)
         self.metrics: dict[str, float] = {}
-        self._setup = setup
-        self._episode = episode
-        self._task = task
+        self.task = task
         self.contents = Contents()
+        self._method = method
+        self._setup = method.setup
+        self._episode = episode
 
-    def messages(self, system: str, user: str) -> Messages:
-        """What the policy is asked: a system message and a user's."""
-        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    def _builder(self, view: MemoryView | None) -> PromptBuilder:
+        return self._method.plain if view is None else self._method.remembering
 
-    def prompt(self, messages: Messages) -> str:
-        """Messages as the policy reads them, chat markup included; no control token comes out of what they quote."""
-        return render_chat(self._setup.tokenizer, self._guarded(messages), self._setup.chat_template_kwargs)
+    def prompt_ids(self, shown: Observation, view: MemoryView | None = None) -> list[int]:
+        """What `ask` sends, as token ids."""
+        return self._builder(view).build(shown, view or MemoryView())
 
-    def _guarded(self, messages: Messages) -> Messages:
-        return [{**message, "content": self._setup.guard.data(message["content"])} for message in messages]
-
-    async def ask(self, messages: Messages, observation: Observation, view: MemoryView | None = None) -> Step:
-        """Sample a completion of `messages` and keep it as a step; what it did is noted with `note`.
+    async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
+        """Sample a completion and keep it as a step; what it did is noted with `note`.
 
         Args:
-            messages: What the policy is asked; one that speaks chat gets them as they are.
-            observation: Where in the stream, or at which question, this is.
-            view: What of the memory the prompt shows.
+            shown: Where in the stream, or at which question, this is, and all that the prompt shows.
+            view: What of the memory it shows; None: nothing.
 
         Raises:
             OutageError, PromptTooLongError, PolicyError: As of `Policy.complete`.
         """
-        index = len(self._episode.steps)
+        index, policy, size = len(self._episode.steps), self._setup.policy, len(self.contents.entries)
         started = time.perf_counter()
-        policy, prompt = self._setup.policy, self.prompt(messages)
+        builder, view = self._builder(view), view or MemoryView(size=size)
         sampling = request_sampling(
             self._setup.sampling, f"{self._episode.task_id}/{self._episode.sample}", index, self._episode.task_id
         )
         prompt_ids: list[int] = []
         if (chat := getattr(policy, "complete_chat", None)) is not None:
-            guarded = [{**message, "content": guard_text(message["content"])} for message in messages]
-            completion: Completion = await chat(guarded, sampling)
+            completion: Completion = await chat(builder.messages(shown, view), sampling)
         else:
-            prompt_ids = self._setup.tokenizer.encode(prompt, add_special_tokens=False)
+            prompt_ids = builder.build(shown, view)
             completion = await policy.complete(prompt_ids, sampling)
         step = Step(
             index=index,
-            observation=observation,
-            view=view or MemoryView(size=len(self.contents.entries)),
+            # The stream's text stands in the prompt.
+            observation=replace(shown, stream=()),
+            view=view,
             prompt_ids=[],
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
@@ -284,14 +301,20 @@ class Recorder:
             actions=(),
             problems=(),
             operations=(),
-            store_size=len(self.contents.entries),
+            store_size=size,
             prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
             seconds=time.perf_counter() - started,
-            prompt=prompt,
+            prompt=builder.text(shown, view),
             completion_tokens=completion.completion_tokens or 0,
         )
         self._episode.steps.append(step)
         return step
+
+    def parse(self, step: Step, spec: ActionSpec) -> tuple[Action, ...]:
+        """What a completion is as one action, without its thinking; why it is none is a problem of the step."""
+        parsed = parse_whole(step.text, spec, self._method.plain.opens_thinking)
+        step.problems = parsed.problems
+        return parsed.actions
 
     def note(self, step: Step, *operations: Operation) -> None:
         """Note what followed from a step for the memory."""
@@ -304,48 +327,30 @@ class Recorder:
         """Note that what `step` shows was retrieved for `query`."""
         self.note(step, Operation(step.index, "read", before=self.contents.query, after=query))
 
-    async def read(self, chunks: Sequence[str], system: str, template: str) -> AsyncIterator[Step]:
-        """Ask the policy once for every chunk, with `template` around it; each call is a step."""
-        for index, chunk in enumerate(chunks):
-            user = fill(template, {"chunk": chunk})
-            yield await self.ask(self.messages(system, user), self.reading(chunks, index))
+    @property
+    def together(self) -> list[range]:
+        """Which questions are asked at one step, where each does not need one of its own: as MemAgent is asked."""
+        count = len(self.task.questions)
+        return [range(at, min(at + MOST_AT_ONCE, count)) for at in range(0, count, MOST_AT_ONCE)]
 
-    def reading(self, chunks: Sequence[str], index: int) -> Observation:
-        """The observation while chunk `index` is read (its text stands in the step's prompt)."""
-        return Observation("reading", _asked(self._texts()), label=f"chunk {index + 1}/{len(chunks)}")
-
-    async def answer(self, index: int, text: str | None = None, view: MemoryView | None = None) -> Step:
-        """Ask question `index`, with `text` to answer from (None: without any), and keep the boxed answer."""
-        step = await self.ask(self.question_messages(index, text), self._answering(index), view)
-        parsed = parse_whole(step.text, ANSWER_ACTION, (step.prompt or "").rstrip().endswith(f"<{THINK}>"))
-        step.actions, step.problems = parsed.actions, parsed.problems
-        if parsed.actions:
-            self.answers[index] = parsed.actions[0].text
+    async def answer(self, asked: range, text: str | None = None, view: MemoryView | None = None) -> Step:
+        """Ask questions at one step, from `text`, `view` or nothing, and keep the boxed answers."""
+        step = await self.ask(self.asking(asked, text), view)
+        step.actions = self.parse(step, ANSWERS_ACTION)
+        self.answers[asked.start : asked.stop] = answers_in(step.actions, len(asked))
         return step
 
-    async def answer_from_memory(self, index: int, retrieved: Sequence[Retrieved]) -> None:
-        """Ask question `index` with what was retrieved for it, best first."""
-        question = self._task.questions[index].text
-        view = MemoryView(query=question, retrieved=tuple(retrieved), size=len(self.contents.entries))
-        entries = "\n".join(f"- {item.text}" for item in retrieved) or NOTHING_REMEMBERED
-        self.note_query(await self.answer(index, fill(REMEMBERED, {"entries": entries}), view), question)
-
-    def question_messages(self, index: int, text: str | None) -> Messages:
-        """What `answer` asks."""
-        question = self._task.questions[index].text
-        user = fill(ANSWER, {"question": question})
-        if text is not None:
-            user = fill(ANSWER_FROM_TEXT, {"text": text, "question": question})
-        return self.messages(SYSTEM, user)
-
-    def _answering(self, index: int) -> Observation:
-        count = len(self._task.questions)
-        label = f"question {index + 1}/{count}"
-        return Observation("answering", _asked([self._texts()[index]]), label=label, question=index)
-
-    def _texts(self) -> tuple[str, ...]:
-        return tuple(question.text for question in self._task.questions)
-
-
-def _asked(texts: Sequence[str]) -> tuple[Piece, ...]:
-    return tuple(Piece("questions", {"questions": text}) for text in texts)
+    def asking(self, asked: range, text: str | None = None) -> Observation:
+        """What `answer` shows."""
+        lines = tuple(
+            Piece("question_line", {"number": number, "question": self.task.questions[index].text})
+            for number, index in enumerate(asked, start=1)
+        )
+        return Observation(
+            "answering",
+            stream=() if text is None else (Piece("document", {"document": text}),),
+            closing=(Piece("questions", {"questions": lines}), Piece("answer")),
+            label=questions_label(asked, len(self.task.questions)),
+            question=asked.start,
+            questions=len(asked),
+        )

@@ -16,10 +16,10 @@ from atommem.tokens import cut_position, token_offsets
 
 
 class FullContext(Baseline):
-    """Asks each question with the whole text of the task.
+    """Asks all questions together, with the whole text of the task.
 
-    Metrics of an episode: ``truncated`` (1 if anything was cut for one of its questions) and ``context_kept`` (the
-    smallest fraction of the text's tokens that a question was shown).
+    Metrics of an episode: ``truncated`` (1 if anything was cut) and ``context_kept`` (the smallest fraction of the
+    text's tokens that a question was shown).
     """
 
     name = "full_context"
@@ -39,22 +39,19 @@ class FullContext(Baseline):
         return {**settings, "method": {**settings["method"], **own}}
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Ask each question with as much of the text as fits."""
+        """Ask with as much of the text as fits."""
         text = joined_text(task)
         offsets = token_offsets(self.setup.tokenizer, text)
         record.metrics = {"truncated": 0.0, "context_kept": 1.0}
-        for index in range(len(task.questions)):
-            frame = self.setup.tokenizer.encode(
-                record.prompt(record.question_messages(index, "")), add_special_tokens=False
-            )
+        for asked in record.together:
+            frame = len(record.prompt_ids(record.asking(asked, "")))
             # Joints between the pieces may cost some tokens more than the pieces by themselves.
-            room = max(0, self.setup.context_tokens - self.setup.sampling.max_tokens - len(frame) - 8)
+            room = max(0, self.setup.context_tokens - self.setup.sampling.max_tokens - frame - 8)
             shown = text
             if len(offsets) > room:
-                shown = cut_middle(text, offsets, room)
-                record.metrics["truncated"] = 1.0
-                record.metrics["context_kept"] = min(record.metrics["context_kept"], room / len(offsets))
-            await record.answer(index, shown)
+                shown, kept = cut_middle(text, offsets, room), room / len(offsets)
+                record.metrics = {"truncated": 1.0, "context_kept": min(kept, record.metrics["context_kept"])}
+            await record.answer(asked, shown)
 
 
 def cut_middle(text: str, offsets: list[tuple[int, int]], room: int) -> str:

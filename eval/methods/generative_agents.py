@@ -1,92 +1,144 @@
-"""Generative Agents (Park et al. 2023, arXiv 2304.03442): a memory stream, retrieved by recency, importance, relevance.
+"""Generative Agents (Park et al. 2023, arXiv 2304.03442): a memory stream with reflections, found by three scores.
 
-Section 4.1: the score of a memory is the sum of the three, each scaled to [0, 1] over all memories (all weights 1).
-Recency decays by 0.995 with the time since the memory was last retrieved; importance is the model's own rating from 1
-to 10; relevance is the cosine to the query. Reflection and planning, which serve acting, are left out.
+Section 4.1: the model rates how important every observation is, here every document; a memory is found by recency,
+importance and relevance together. Section 4.2: when what it read since the last time is important enough, the model
+asks itself questions and keeps the insights that its memories give into them. Planning, which serves acting, is left
+out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
-from atommem.eval.methods.baseline import NOTHING_REMEMBERED, REMEMBERED, Baseline, Recorder
-from atommem.eval.methods.notes import Notebook, clean_text, read_objects
+from atommem.eval.methods.baseline import Baseline, Recorder
+from atommem.eval.methods.notes import Found, Notebook, clean_texts, read_object, reading
+from atommem.observation import Piece
 
-DECAY = 0.995
+# Of the authors' code: weights of recency, relevance and importance, decay by one place in the order of last use,
+# importance that starts a reflection, its questions, and how many memories give how many insights into each.
+WEIGHTS = (0.5, 3.0, 2.0)
+DECAY = 0.99
+THRESHOLD = 150
+QUESTIONS, EVIDENCE, INSIGHTS = 3, 30, 5
+UNRATED = 4
+"""The importance of what the model gave no rating."""
 
-OBSERVE_SYSTEM = "You keep a stream of memories about a long text that you read part by part."
-OBSERVE = """Part of the text:
-{chunk}
 
-Write down what this part says, as single statements that can be understood without the text. Rate how important each \
-is, from 1 (of no consequence) to 10 (of the greatest). Reply with a JSON list and nothing else:
-[{"memory": "...", "importance": 5}, ...]"""
+@dataclass
+class Stream:
+    """What is known of every memory beside its text.
+
+    Attributes:
+        importance: By id.
+        used: Ids, the least recently used first.
+    """
+
+    importance: dict[int, float] = field(default_factory=dict)
+    used: list[int] = field(default_factory=list)
 
 
 class GenerativeAgents(Baseline):
-    """Turns every chunk into rated statements, and answers from the `retrieve_k` best of them."""
+    """Rates every document, reflects, and answers from the `retrieve_k` best memories for each question."""
 
     name = "generative_agents"
-    prompts = (*Baseline.prompts, REMEMBERED, NOTHING_REMEMBERED, OBSERVE_SYSTEM, OBSERVE)
+    pieces: ClassVar = {
+        "statement": "A memory:\n{statement}",
+        "rate": "How important is this memory, from 1 (everyday, of no consequence) to 10 (of the greatest)? Reply "
+        'with a JSON object and nothing else:\n{"importance": 5}',
+        "wonder": f"These are your latest memories. Which {QUESTIONS} questions of the highest level can be answered "
+        'from them? Reply with a JSON object and nothing else:\n{"questions": ["..."]}',
+        "infer": f"Which {INSIGHTS} insights of a high level follow from these memories? Name for each the numbers of "
+        'the memories that it follows from. Reply with a JSON object and nothing else:\n{"insights": [{"insight": '
+        '"...", "because_of": [1, 2]}]}',
+    }
 
     async def play(self, record: Recorder, task: Task) -> None:
-        """Read chunk by chunk, then answer."""
+        """Read document by document, then answer."""
         book = Notebook(record, self.setup.embedder)
-        importance: dict[int, float] = {}
-        chunks = await self.chunks(task)
-        async for step in record.read(chunks, OBSERVE_SYSTEM, OBSERVE):
-            rated = rated_memories(read_objects(step))
-            ids = await book.create(step, [text for text, _ in rated])
-            importance.update(zip(ids, (rating for _, rating in rated), strict=True))
-        last_used = {entry.id: entry.created for entry in book.entries.values()}
-        for index, question in enumerate(task.questions):
-            now = len(chunks) + index
-            ids = list(importance)
-            scores: npt.NDArray[np.float64] = np.zeros(0)
-            if ids:
-                (query,) = await self.setup.embedder.embed([question.text], "query")
-                scores = stream_scores(
-                    [now - last_used[entry_id] for entry_id in ids],
-                    [importance[entry_id] for entry_id in ids],
-                    [float(book.vector(entry_id) @ query) for entry_id in ids],
-                )
-            best = np.argsort(-scores, kind="stable")[: self.setup.memory.retrieve_k]
-            found = [(ids[i], float(scores[i])) for i in best]
-            last_used.update((entry_id, now) for entry_id, _ in found)
-            await book.answer(index, found)
+        stream = Stream()
+        texts = await self.texts(task)
+        fresh, importance = 0, 0.0
+        for number, text in enumerate(texts, start=1):
+            label = f"document {number}/{len(texts)}"
+            importance += await self._keep(book, stream, text, label)
+            fresh += 1
+            if importance >= THRESHOLD:
+                await self._reflect(book, stream, fresh, label)
+                fresh, importance = 0, 0.0
+
+        async def find(question: str, vector: Vectors) -> Found:
+            return best_memories(book, stream, vector, self.setup.memory.retrieve_k)
+
+        await book.answer(find)
+
+    async def _keep(self, book: Notebook, stream: Stream, text: str, label: str) -> float:
+        """Rate a statement and add it; its rating."""
+        step = await book.recorder.ask(reading(label, Piece("statement", {"statement": text}), Piece("rate")))
+        rating = rating_of(read_object(book.recorder, step))
+        (vector,) = await book.embed([text])
+        entry_id = book.create(step, text, vector)
+        stream.importance[entry_id] = rating
+        stream.used.append(entry_id)
+        return rating
+
+    async def _reflect(self, book: Notebook, stream: Stream, fresh: int, label: str) -> None:
+        """Section 4.2: questions about the memories used last, and insights from what is found for each."""
+        latest: Found = [(entry_id, 0.0) for entry_id in stream.used[-fresh:]]
+        step = await book.recorder.ask(reading(f"{label}, reflection", Piece("wonder")), book.view("", latest))
+        questions = clean_texts(read_object(book.recorder, step).get("questions"))[:QUESTIONS]
+        if not questions:
+            return
+        vectors = await book.embedder.embed(questions, "query")
+        recalled = [best_memories(book, stream, vector, EVIDENCE) for vector in vectors]
+        for question, found in zip(questions, recalled, strict=True):
+            view = book.view(question, found)
+            step = await book.recorder.ask(reading(f"{label}, insights", Piece("infer")), view)
+            book.recorder.note_query(step, question)
+            items = read_object(book.recorder, step).get("insights")
+            insights = (
+                [item.get("insight") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+            )
+            for insight in clean_texts(insights)[:INSIGHTS]:
+                await self._keep(book, stream, insight, f"{label}, an insight")
 
 
-def stream_scores(
-    ages: Sequence[float], importance: Sequence[float], relevance: Sequence[float]
-) -> npt.NDArray[np.float64]:
-    """Section 4.1: recency + importance + relevance, each min-max scaled; a part that is the same for all is 0.
+def best_memories(book: Notebook, stream: Stream, query: Vectors, k: int) -> Found:
+    """The `k` memories with the highest score, which count as used by that."""
+    ids = stream.used
+    if not ids:
+        return []
+    relevance = [float(book.index.vector(entry_id) @ query) for entry_id in ids]
+    scores = stream_scores([stream.importance[entry_id] for entry_id in ids], relevance)
+    best = [int(place) for place in np.argsort(-scores, kind="stable")[:k]]
+    found = [(ids[place], float(scores[place])) for place in best]
+    chosen = {entry_id for entry_id, _ in found}
+    stream.used = [*(entry_id for entry_id in ids if entry_id not in chosen), *sorted(chosen)]
+    return found
+
+
+def stream_scores(importance: Sequence[float], relevance: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Section 4.1: the weighted sum of recency, relevance and importance, each min-max scaled; shape (n,).
 
     Args:
-        ages: Steps since each memory was last retrieved (or made).
-        importance: Ratings.
-        relevance: Cosines to the query.
+        importance, relevance: Ratings and cosines to the query of all memories, the least recently used first. A part
+            that is the same for all counts for none.
     """
-    parts = (np.power(DECAY, np.asarray(ages, dtype=float)), np.asarray(importance), np.asarray(relevance))
-    total = np.zeros(len(ages))
-    for part in parts:
-        span = part.max() - part.min()
-        if span > 0:
-            total += (part - part.min()) / span
+    recency = DECAY ** np.arange(len(importance) - 1, -1, -1, dtype=float)
+    total = np.zeros(len(importance))
+    for weight, part in zip(WEIGHTS, (recency, np.asarray(relevance), np.asarray(importance)), strict=True):
+        if span := part.max() - part.min():
+            total += weight * (part - part.min()) / span
     return total
 
 
-def rated_memories(replies: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Statements and ratings of a reply. A rating that is no number is 5; one out of 1 to 10 becomes the nearest."""
-    memories = []
-    for item in replies:
-        text, rating = clean_text(item.get("memory")), item.get("importance")
-        if not isinstance(rating, int | float):
-            rating = 5
-        if text:
-            memories.append((text, float(min(10, max(1, rating)))))
-    return memories
+def rating_of(reply: dict[str, Any]) -> float:
+    """The importance in a reply: `UNRATED` where it is no number, the nearest of 1 to 10 where it is another one."""
+    rating = reply.get("importance")
+    return float(min(10, max(1, rating))) if isinstance(rating, int | float) else float(UNRATED)

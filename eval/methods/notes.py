@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from atommem.actions import Problem, ProblemReason
+from atommem.actions import ActionSpec, Body, Problem, ProblemReason
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.episode import Step
 from atommem.eval.methods.baseline import Recorder
-from atommem.memory.entries import Retrieved
+from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.index import VectorIndex
 from atommem.memory.operations import Operation
+from atommem.observation import Observation, Piece
+from atommem.untrusted import clean
+
+Found = Sequence[tuple[int, float]]
+"""Ids of entries and their scores, best first."""
+
+_REPLY = ActionSpec("reply", Body.TEXT)
 
 
 class Notebook:
@@ -29,68 +36,77 @@ class Notebook:
         self.entries = recorder.contents.entries
         self.index = VectorIndex(embedder.dim)
 
-    def vector(self, entry_id: int) -> Vectors:
-        """The vector of an entry, shape (dim,)."""
-        return self.index.vector(entry_id)
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of texts that are stored, or compared with what is; shape (n, dim)."""
+        return await self.embedder.embed(texts, "entry")
 
-    async def create(self, step: Step, texts: Sequence[str]) -> list[int]:
-        """Add entries, as what `step` led to; their ids."""
-        if not texts:
-            return []
-        first = self.recorder.contents.newest_id + 1
-        ids = list(range(first, first + len(texts)))
-        self.index.add(ids, await self.embedder.embed(texts, "entry"))
-        for entry_id, text in zip(ids, texts, strict=True):
-            self.recorder.note(step, Operation(step.index, "create", entry_id=entry_id, after=text))
-        return ids
+    def create(self, step: Step, text: str, vector: Vectors) -> int:
+        """Add an entry, as what `step` led to; its id."""
+        entry_id = self.recorder.contents.newest_id + 1
+        self.index.put(entry_id, vector)
+        self.recorder.note(step, Operation(step.index, "create", entry_id=entry_id, after=text))
+        return entry_id
 
-    async def update(self, step: Step, texts: Mapping[int, str]) -> None:
-        """Replace the texts of entries (by id), as what `step` led to."""
-        if not texts:
-            return
-        vectors = await self.embedder.embed(list(texts.values()), "entry")
-        for (entry_id, text), vector in zip(texts.items(), vectors, strict=True):
+    def update(self, step: Step, entry_id: int, text: str, vector: Vectors | None = None) -> None:
+        """Replace the text of an entry, as what `step` led to; without a vector it is still found by the old one."""
+        if vector is not None:
             self.index.put(entry_id, vector)
-            before = self.entries[entry_id].text
-            self.recorder.note(step, Operation(step.index, "update", entry_id=entry_id, before=before, after=text))
+        before = self.entries[entry_id].text
+        self.recorder.note(step, Operation(step.index, "update", entry_id=entry_id, before=before, after=text))
 
-    def retrieved(self, found: Sequence[tuple[int, float]]) -> tuple[Retrieved, ...]:
-        """Entries as they are shown: ids and scores of them, best first."""
-        return tuple(
-            Retrieved(handle, entry_id, self.entries[entry_id].text, score)
-            for handle, (entry_id, score) in enumerate(found, start=1)
+    def delete(self, step: Step, entry_id: int) -> None:
+        """Take out an entry, as what `step` led to."""
+        self.index.remove(entry_id)
+        before = self.entries[entry_id].text
+        self.recorder.note(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
+
+    def view(self, query: str, found: Found, number: Callable[[int], int] | None = None) -> MemoryView:
+        """Entries as they are shown, numbered from 1 or by their id."""
+        retrieved = tuple(
+            Retrieved(number(entry_id) if number else rank, entry_id, self.entries[entry_id].text, score)
+            for rank, (entry_id, score) in enumerate(found, start=1)
         )
+        return MemoryView(query=query, retrieved=retrieved, size=len(self.entries))
 
-    async def answer(self, index: int, found: Sequence[tuple[int, float]]) -> None:
-        """Ask question `index` with the entries found for it: ids and scores, best first."""
-        await self.recorder.answer_from_memory(index, self.retrieved(found))
+    async def answer(self, find: Callable[[str, Vectors], Awaitable[Found]]) -> None:
+        """Ask all questions, from what is found for each of them (`find`: a question and its vector), together."""
+        for asked in self.recorder.together:
+            texts = [self.recorder.task.questions[index].text for index in asked]
+            found: dict[int, float] = {}
+            for text, vector in zip(texts, await self.embedder.embed(texts, "query"), strict=True):
+                for entry_id, score in await find(text, vector):
+                    found.setdefault(entry_id, score)
+            step = await self.recorder.answer(asked, view=self.view("\n".join(texts), list(found.items())))
+            for text in texts:
+                self.recorder.note_query(step, text)
 
 
-def read_objects(step: Step) -> list[dict[str, Any]]:
-    """The JSON objects in a reply, whether or not in a list; none is a problem of the step.
+def reading(label: str, *pieces: Piece) -> Observation:
+    """The observation while the text is read; the last of `pieces` says what to do."""
+    return Observation("reading", stream=pieces[:-1], closing=pieces[-1:], label=label)
 
-    Of a list that was cut off at the longest completion, the objects before the cut count.
-    """
-    decoder = json.JSONDecoder()
-    found: list[dict[str, Any]] = []
-    position = step.text.find("{")
-    while position >= 0:
+
+def read_object(record: Recorder, step: Step) -> dict[str, Any]:
+    """The JSON object that a reply is, or holds between its outermost braces; without one {}, and a problem."""
+    parsed = record.parse(step, _REPLY)
+    text = parsed[0].text if parsed else ""
+    for candidate in (text, text[text.find("{") : text.rfind("}") + 1]):
         try:
-            value, position = decoder.raw_decode(step.text, position)
-            found.append(value)
+            value = json.loads(candidate, strict=False)
         except (ValueError, RecursionError):
-            position += 1
-        position = step.text.find("{", position)
-    if not found:
-        step.problems += (Problem(ProblemReason.NOT_JSON, "json", 0, len(step.text)),)
-    return found
+            continue
+        if isinstance(value, dict):
+            return value
+        break
+    step.problems += (Problem(ProblemReason.NOT_JSON, "json", 0, len(step.text)),)
+    return {}
 
 
 def clean_text(value: Any) -> str:
-    """A string from a reply, stripped; "" for anything else. JSON can spell half a character, which no model reads."""
-    return value.encode("utf-8", "replace").decode("utf-8").strip() if isinstance(value, str) else ""
+    """A string from a reply; "" for anything else. JSON can spell half a character, which no request carries."""
+    return clean(value) if isinstance(value, str) else ""
 
 
 def clean_texts(value: Any) -> list[str]:
-    """The strings in a list from a reply, stripped, without blank ones; [] for anything else."""
+    """The strings in a list from a reply, without empty ones; [] for anything else."""
     return [text for text in map(clean_text, value if isinstance(value, list) else []) if text]

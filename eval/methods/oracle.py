@@ -28,4 +28,4 @@ class Oracle(Baseline):
                     "`atommem data build`, of the synthetic world, or of LoCoMo."
                 )
             text = "\n\n".join(document_text(document, number) for number, document in enumerate(documents, start=1))
-            await record.answer(index, text or None)
+            await record.answer(range(index, index + 1), text or None)

@@ -66,8 +66,8 @@ class Inspection:
     """Sums over the episodes of a row and column.
 
     Attributes:
-        retrieved, relevant: Entries shown at answering steps, and those of them that hold a gold answer of the
-            question (located ones only).
+        retrieved, relevant: Entries shown at answering steps, and those of them that hold a gold answer of a
+            question asked there (located ones only).
         operations, writes: Memory actions of the policy that had an effect, and operations that wrote a text.
         sizes, steps: By step index, the sum of store sizes and the number of episodes that took the step.
         ended: By number of steps, the sum of store sizes of the episodes that ended with it.
@@ -115,12 +115,10 @@ class Inspection:
             applied = [operation for operation in step.operations if operation.outcome is Outcome.APPLIED]
             self.operations += sum(operation.actor == POLICY for operation in applied)
             self.writes += sum(operation.kind in _WRITES for operation in applied)
-            index = step.observation.question
-            if index is not None and index < len(record.questions):
-                golds = _golds(record.questions[index])
-                if golds:
-                    self.retrieved += len(step.view.retrieved)
-                    self.relevant += sum(holds(item.text, golds) for item in step.view.retrieved)
+            asked = record.questions[step.observation.asked.start : step.observation.asked.stop]
+            if golds := [gold for question in asked for gold in _golds(question)]:
+                self.retrieved += len(step.view.retrieved)
+                self.relevant += sum(holds(item.text, golds) for item in step.view.retrieved)
 
 
 def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail, ...]:
@@ -157,11 +155,7 @@ def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail,
 def _last_steps(steps: Sequence[Step], questions: int) -> dict[int, int]:
     """By question, the step at which it was decided: its last one, or the episode's if it had none."""
     last = dict.fromkeys(range(questions), steps[-1].index) if steps else {}
-    last.update(
-        (step.observation.question, step.index)
-        for step in steps
-        if step.observation.question is not None and step.observation.question < questions
-    )
+    last.update((index, step.index) for step in steps for index in step.observation.asked if index < questions)
     return last
 
 

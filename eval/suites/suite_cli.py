@@ -13,7 +13,6 @@ from rich.table import Table
 
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
-from atommem.eval.methods import check_method
 from atommem.eval.reproduce.published import table_of
 from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell, make_cells
@@ -59,8 +58,6 @@ def main(argv: Sequence[str]) -> int:
         return 0
     suite = suite.with_policies(named)
     cells = make_cells(suite, flags, given.out, given.seeds)
-    for row in suite.rows:
-        check_method(row.method)
     console.print(estimate(cells).text(given.throughput), markup=False)
     budget = cells[0].configs[0].make_budget()
     tasks = cache.load(suite.columns, str(suite.settings.get("environment", DEFAULT_ENVIRONMENT)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, Action, Problem, ProblemReason
+from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, MEMORY_ACTIONS, Action, Problem, ProblemReason, answers_in
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, register_dialect
 from atommem.environment import environment_config, make_environments
@@ -107,6 +107,19 @@ def test_the_last_box_is_the_answer() -> None:
     parsed = parse_whole(r"\boxed{no} <think>\boxed{never}</think> so \boxed{\text{yes}}", ANSWER_ACTION)
     assert [action.text for action in parsed.actions] == [r"\text{yes}"]
     assert [p.reason for p in parse_whole(r"\boxed{}", ANSWER_ACTION).problems] == [ProblemReason.EMPTY]
+
+
+def test_several_answers_are_the_boxes_that_hold_no_other() -> None:
+    text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. \boxed{{c} d} \boxed{cut"
+    parsed = parse_whole(text, ANSWERS_ACTION)
+    assert [action.text for action in parsed.actions] == ["never", "a", "", "{c} d"]
+    assert answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
+    assert answers_in(parsed.actions, 5) == ["never", "a", None, "{c} d", None]
+    assert answers_in((), 2) == [None, None]
+    assert [p.reason for p in parse_whole("none", ANSWERS_ACTION).problems] == [ProblemReason.NO_BOX]
+    grammar = get_dialect("paper").grammar((ANSWERS_ACTION,))
+    several = grammar.parse(r"<final_answer>\boxed{a} \boxed{b}</final_answer><final_answer>\boxed{c}</final_answer>")
+    assert answers_in(several.actions, 3) == ["a", "b", "c"]
 
 
 def test_tags_and_whole_completions_do_not_mix() -> None:

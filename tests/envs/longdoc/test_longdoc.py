@@ -1,14 +1,17 @@
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from atommem.actions import Action
+from atommem.description import TaskShape
 from atommem.environment import Turn
 from atommem.envs.longdoc.environment import LongDocEnvironment, LongDocEnvironments
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.observation import Observation, StopReason
 from tests.fakes import WordTokenizer
@@ -53,6 +56,37 @@ async def test_chunks_then_the_questions_in_turn() -> None:
     ]
     score = await env.score()
     assert (score.reward, score.answers) == (0.5, ("roma", "41"))
+
+
+@pytest.mark.parametrize(
+    ("written", "answers"),
+    [
+        (["roma", "42"], ("roma", "42")),
+        (["so", "roma", "42"], ("roma", "42")),
+        (["roma"], ("roma", None)),
+        (["", "42"], (None, "42")),
+    ],
+)
+async def test_questions_asked_at_once_take_the_last_answers_in_order(
+    written: list[str], answers: tuple[str | None, ...]
+) -> None:
+    env = environment(at_once=10)
+    seen = await play(env, [[], [], [Action(READ, "q")], [Action(ANSWER, text) for text in written]])
+    assert [asked(o) for o in seen[2:4]] == [["First?", "Second?"]] * 2
+    assert [list(o.asked) for o in seen[1:4] if isinstance(o, Observation)] == [[], [0, 1], [0, 1]]
+    assert isinstance(seen[2], Observation)
+    assert seen[2].label == "questions 1-2/2, 2 reads left"
+    assert seen[4] == (StopReason.UNANSWERED if None in answers else StopReason.ANSWERED)
+    assert (await env.score()).answers == answers
+
+
+async def test_no_more_than_so_many_questions_are_asked_at_once() -> None:
+    questions = tuple(Question(f"{number}?", (str(number),)) for number in range(5))
+    env = environment(at_once=2)
+    replies = [[Action(ANSWER, str(number)) for number in pair] for pair in ((0, 1), (2, 3), (9, 4))]
+    seen = await play(env, replies, Task("t", questions))
+    assert [list(o.asked) for o in seen if isinstance(o, Observation)] == [[0, 1], [2, 3], [4]]
+    assert (await env.score()).reward == 1.0
 
 
 async def test_reads_before_an_answer_are_bounded() -> None:
@@ -157,8 +191,20 @@ async def test_chunks_are_cut_in_a_thread_once_for_all_that_wait() -> None:
         ({"reward": "bleu"}, "reward is 'bleu'"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0"),
         ({"max_reads": -1}, "max_reads is -1"),
+        ({"at_once": 0}, "at_once is 0: give at least 1"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_value(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LongDocConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_questions_asked_at_once_are_one_step_of_a_task_s_shape(tmp_path: Path) -> None:
+    save_tasks([TASK], tmp_path / "tasks.jsonl")
+    supposed = TaskShape("", 1, 200, 0, 0, 5.5, 0, 0)
+    cases = ((1, "", 5.5), (2, "", 2.75), (10, "", 1), (1, "tasks.jsonl", 2), (10, "tasks.jsonl", 1))
+    for at_once, path, questions in cases:
+        factory = LongDocEnvironments(LongDocConfig(at_once=at_once), WordTokenizer())
+        shape = factory.shape(str(tmp_path / path) if path else None, supposed)
+        assert shape.questions == questions
+        assert shape.questions * shape.question_tokens == (2 if path else 5.5 * 25)

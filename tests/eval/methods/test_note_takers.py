@@ -1,151 +1,293 @@
-"""The baselines that keep notes: what they write, retrieve and change, by hand."""
+"""The baselines that keep notes: what they ask, write, retrieve and change, by hand."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atommem.actions import ProblemReason
 from atommem.config import MemoryConfig
+from atommem.envs.longdoc.chunking import joined_text
+from atommem.envs.task import Document, Task
 from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.eval.methods import make_method
-from atommem.eval.methods.a_mem import parse_notes
-from atommem.eval.methods.generative_agents import rated_memories, stream_scores
+from atommem.eval.methods.a_mem import Note, evolve
+from atommem.eval.methods.generative_agents import rating_of, stream_scores
+from atommem.eval.methods.mem0 import facts_of
 from atommem.memory.contents import replay
 from tests.eval.methods.toys import DOCUMENTS, TASK, make_setup, right
 
-STATEMENTS = {"Moss": "moss grows", "Orla": "Orla is a potter", "Kiln": "kilns are hot", "Bran": "Bran lives in Port"}
+NAMES = ("a_mem", "generative_agents", "mem0")
 
 
-def written(prompt: str) -> str:
-    """The title of the document in a prompt."""
-    return next(document.title for document in DOCUMENTS if document.text in prompt)
+def title(prompt: str) -> str:
+    """The title of the document that a prompt asks about: the first in it."""
+    return min((document.title for document in DOCUMENTS if document.text in prompt), key=prompt.index)
+
+
+def answering(reply: Callable[[str], Any]) -> Callable[[str], str]:
+    """The right answers, and while reading `reply` as JSON."""
+    return lambda prompt: right(prompt) if "Answer every question" in prompt else json.dumps(reply(prompt))
 
 
 def log_of(episode: Episode) -> list[tuple[str, str | None]]:
     return [(str(operation.kind), operation.after) for step in episode.steps for operation in step.operations]
 
 
+def store_of(episode: Episode) -> list[str]:
+    entries = replay(operation for step in episode.steps for operation in step.operations).entries
+    return [entry.text for entry in entries.values()]
+
+
+# A-Mem
+
+
+async def test_a_mem_describes_every_document_links_notes_and_rewrites_their_neighbours() -> None:
+    def reply(prompt: str) -> Any:
+        name = title(prompt)
+        if "Describe the new note" in prompt:
+            return {"keywords": [name, "town"], "context": f"of {name}", "tags": ["x"]}
+        if name != "Bran":
+            return {"should_evolve": False, "actions": ["strengthen"], "tags_to_update": ["never"]}
+        shown = [int(line.split()[1][:-1]) for line in prompt.splitlines() if line.startswith("Memory ")]
+        assert sorted(shown) == [0, 1, 2]
+        return {
+            "should_evolve": True,
+            "actions": ["strengthen", "update_neighbor"],
+            "suggested_connections": [1, 77, "0"],
+            "tags_to_update": ["places"],
+            "new_context_neighborhood": [f"new {number}" for number in shown[:2]],
+            "new_tags_neighborhood": [[f"tag {number}"] for number in shown],
+        }
+
+    setup, policy = make_setup(answering(reply), memory=MemoryConfig(retrieve_k=1))
+    episode = await make_method("a_mem", setup).run(replace(TASK, questions=TASK.questions[:1]))
+    assert episode.reward == 1.0
+    # Two calls a note, but the first has no neighbours; and the answer.
+    assert len(policy.prompts) == 2 * 4 - 1 + 1
+    moss, orla, kiln, bran = store_of(episode)
+    assert moss.startswith("Document 1: Moss\nMoss grows on stones.\ncontext: ")
+    assert bran.endswith("\ncontext: of Bran; keywords: Bran, town; tags: places")
+    texts = {0: moss, 1: orla, 2: kiln}
+    view = episode.steps[-2].view
+    assert view.query == "Document 4: Bran\nBran lives in Port."
+    for place, item in enumerate(view.retrieved):
+        context = f"new {item.handle}" if place < 2 else "of "
+        assert f"\ncontext: {context}" in texts[item.handle]
+        assert texts[item.handle].endswith(f"; tags: tag {item.handle}")
+        assert f"Memory {item.handle}: {item.text}" in policy.prompts[-2]
+    # The new note is shown with its content, context and keywords; its tags are what is asked for.
+    assert "Its context: of Bran\n\nIts keywords: Bran, town\n\n" in policy.prompts[-2]
+    # One note is retrieved, and what it links to comes along with what has been made of it.
+    assert [item.text for item in episode.steps[-1].view.retrieved] == [bran, orla]
+    assert [kind for kind, _ in log_of(episode)] == [
+        *("create", "read", "create", "read", "create", "read", "update", "update", "update", "create", "read")
+    ]
+
+
+async def test_a_mem_embeds_all_notes_anew_after_so_many_evolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atommem.eval.methods.a_mem.EVOLUTIONS", 2)
+    setup, _ = make_setup(answering(lambda prompt: {"should_evolve": True, "actions": [], "context": "c"}))
+    await make_method("a_mem", setup).run(TASK)
+    calls = setup.embedder.calls  # type: ignore[attr-defined]
+    # A note, then a query and a note each; all three notes after the second change; the questions.
+    assert [len(texts) for _, *texts in calls] == [1, 1, 1, 1, 1, 3, 1, 1, 2]
+
+
+async def test_a_mem_follows_its_links_but_no_further_than_the_stored_notes() -> None:
+    note, notes = Note("new"), {1: Note("a"), 2: Note("b", tags=["t"], context="c")}
+    assert evolve({}, note, notes, [1]) == []
+    assert evolve({"should_evolve": True, "actions": "strengthen"}, note, notes, [1]) == []
+    reply = {"should_evolve": True, "actions": ["strengthen", "update_neighbor"], "suggested_connections": [1, True, 9]}
+    assert evolve(reply, note, notes, [2, 1]) == []
+    assert (note.links, note.tags) == ([2], [])
+    # Fewer tags than neighbours: the rest stays, as does a context that is missing; what is of the wrong form is none.
+    reply |= {"new_tags_neighborhood": ["u"], "new_context_neighborhood": []}
+    assert evolve(reply, note, notes, [2, 1]) == [2]
+    assert (notes[2].tags, notes[2].context, notes[1].text()) == ([], "c", Note("a").text())
+
+
+# Generative Agents
+
+
 def test_stream_scores_by_hand() -> None:
-    # Recency 1, 0.995, 0.990025 scales to 1, (0.995 - 0.990025) / 0.009975, 0; importance to 0, 1, 0.5; relevance to 0.
-    scores = stream_scores([0, 1, 2], [1, 9, 5], [0.3, 0.3, 0.3])
-    assert scores == pytest.approx([1.0, (0.995 - 0.990025) / 0.009975 + 1.0, 0.5])
-    assert stream_scores([3], [5], [0.2]) == pytest.approx([0.0])
-    assert np.argmax(stream_scores([0, 0], [5, 5], [0.1, 0.9])) == 1
+    # Recency 0.99^2, 0.99, 1 scales to 0, (0.99 - 0.9801) / 0.0199, 1; relevance to 0; importance to 0, 1, 0.5.
+    scores = stream_scores([1, 9, 5], [0.3, 0.3, 0.3])
+    assert scores == pytest.approx([0.0, 0.5 * (0.99 - 0.9801) / 0.0199 + 2.0, 0.5 + 1.0])
+    assert stream_scores([5], [0.2]) == pytest.approx([0.0])
+    assert np.argmax(stream_scores([5, 5], [0.9, 0.1])) == 0
 
 
 def test_ratings_of_any_form() -> None:
-    ratings = [7, 0, 99, "high", None, float("nan"), 10**400]
-    memories = [{"memory": f"m{i}", "importance": rating} for i, rating in enumerate(ratings)]
-    assert [rating for _, rating in rated_memories([*memories, {"memory": " "}, {"importance": 3}])] == [
-        *(7.0, 1.0, 10.0, 5.0, 5.0, 1.0, 10.0)
-    ]
+    given = [7, 0, 99, "high", None, float("nan"), 10**400]
+    assert [rating_of({"importance": rating}) for rating in given] == [7.0, 1.0, 10.0, 4.0, 4.0, 1.0, 10.0]
+    assert rating_of({}) == 4.0
 
 
-async def test_generative_agents_weigh_importance_and_recency_with_relevance() -> None:
-    def script(prompt: str) -> str:
-        if "Part of the text" not in prompt:
-            return right(prompt)
-        title = written(prompt)
-        return "Here: " + json.dumps([{"memory": STATEMENTS[title], "importance": 10 if title == "Moss" else 1}])
-
-    setup, policy = make_setup(script)
+async def test_generative_agents_rate_every_document_and_weigh_the_three_scores() -> None:
+    setup, policy = make_setup(answering(lambda prompt: {"importance": 10 if title(prompt) == "Moss" else 1}))
     episode = await make_method("generative_agents", setup).run(TASK)
     assert episode.reward == 1.0
-    assert len(policy.prompts) == 4 + 2
-    assert log_of(episode) == [
-        *(("create", STATEMENTS[title]) for title in ("Moss", "Orla", "Kiln", "Bran")),
-        ("read", "Where does Bran live ?"),
-        ("read", "Who is a potter ?"),
+    assert len(policy.prompts) == 4 + 1
+    assert store_of(episode) == joined_text(TASK).split("\n\n")
+    assert [step.store_size for step in episode.steps] == [1, 2, 3, 4, 4]
+    scores = {item.entry_id: item.score for item in episode.steps[-1].view.retrieved}
+    # Bran: newest and most relevant (0.5 + 3 + 0). Moss: important, but oldest and off the point (0 + 0 + 2).
+    assert scores[4] == pytest.approx(3.5)
+    assert scores.get(1, 0) < 3.5
+
+
+async def test_generative_agents_reflect_when_enough_has_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atommem.eval.methods.generative_agents.THRESHOLD", 15)
+
+    def reply(prompt: str) -> Any:
+        if "questions of the highest level" in prompt:
+            return {"questions": ["What grows ?", "Who is who ?", "Why ?", "a fourth"]}
+        if "insights of a high level" in prompt:
+            return {"insights": [{"insight": f"insight {n}"} for n in range(7)] + ["none", {"insight": 3}]}
+        return {"importance": 8}
+
+    setup, policy = make_setup(answering(reply))
+    episode = await make_method("generative_agents", setup).run(TASK)
+    # After the second and the fourth document: the questions, three times the insights, and a rating of each of 5.
+    reflection = 1 + 3 + 3 * 5
+    assert len(policy.prompts) == 4 + 2 * reflection + 1
+    assert len(store_of(episode)) == 4 + 2 * 15
+    labels = [step.observation.label for step in episode.steps]
+    assert labels[1:5] == [
+        "document 2/4",
+        "document 2/4, reflection",
+        "document 2/4, insights",
+        "document 2/4, an insight",
     ]
-    shown = [[item.text for item in step.view.retrieved] for step in episode.steps[4:]]
-    # Bran: newest and most relevant (1 + 0 + 1). Moss: important, but old and off the point (0 + 1 + 0).
-    assert shown[0][0] == "Bran lives in Port"
-    assert "- Bran lives in Port" in policy.prompts[4]
-    assert [step.store_size for step in episode.steps] == [1, 2, 3, 4, 4, 4]
-    assert len(replay(operation for step in episode.steps for operation in step.operations).entries) == 4
+    # The first time, it asks itself about the two documents that it has read since.
+    assert {item.entry_id for item in episode.steps[2].view.retrieved} == {1, 2}
+    # What is found for the questions is found before there are insights.
+    assert max(item.entry_id for step in episode.steps[3:21] for item in step.view.retrieved) == 2
+    assert ("read", "Who is who ?") in log_of(episode)
 
 
-async def test_a_mem_links_notes_and_rewrites_their_neighbours() -> None:
-    def script(prompt: str) -> str:
-        if "Part of the text" in prompt:
-            title = written(prompt)
-            return json.dumps([{"content": STATEMENTS[title], "keywords": [title], "context": "town", "tags": ["x"]}])
-        if "A new note" not in prompt:
-            return right(prompt)
-        if "A new note:\nBran" in prompt:
-            number = next(line for line in prompt.splitlines() if "Orla is a potter" in line)[0]
-            change = {"number": int(number), "context": "sister of Bran", "tags": ["family"]}
-            return json.dumps({"links": [int(number), 77], "tags": ["places"], "neighbours": [change, {"number": "1"}]})
-        return "no change"
+async def test_generative_agents_without_a_question_have_no_insight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atommem.eval.methods.generative_agents.THRESHOLD", 1)
+    setup, policy = make_setup(answering(lambda prompt: {"importance": 8, "questions": "none"}))
+    assert (await make_method("generative_agents", setup).run(TASK)).reward == 1.0
+    assert len(policy.prompts) == 4 * 2 + 1
 
-    setup, policy = make_setup(script, memory=MemoryConfig(retrieve_k=1))
-    episode = await make_method("a_mem", setup).run(TASK)
+
+# Mem0
+
+
+async def test_mem0_adds_updates_deletes_and_leaves_alone() -> None:
+    facts = {"Moss": ["moss grows"], "Orla": ["Orla is a potter"], "Kiln": ["moss dies", "kilns burn"], "Bran": []}
+
+    def reply(prompt: str) -> Any:
+        if "single facts" in prompt:
+            return {"facts": facts[title(prompt)]}
+        shown = dict(line[len("Memory ") :].split(": ") for line in prompt.splitlines() if line.startswith("Memory "))
+        number = {text: place for place, text in shown.items()}
+        if "- moss grows" in prompt:
+            assert shown == {}
+            return {"memory": [{"id": "0", "text": "moss grows", "event": "ADD"}]}
+        if "- Orla" in prompt:
+            assert number == {"moss grows": "0"}
+            return {
+                "memory": [{"id": "0", "text": "moss grows", "event": "NONE"}, {"text": "Orla pots", "event": "ADD"}]
+            }
+        assert "- moss dies\n- kilns burn\n" in prompt
+        return {
+            "memory": [
+                {"id": number["moss grows"], "text": "moss grows", "event": "DELETE"},
+                {"id": number["moss grows"], "text": "moss is gone", "event": "UPDATE"},
+                {"id": number["Orla pots"], "text": "Orla burns kilns", "event": "UPDATE", "old_memory": "Orla pots"},
+                {"id": int(number["Orla pots"]), "text": "no number", "event": "UPDATE"},
+                {"id": "9", "text": "unknown", "event": "UPDATE"},
+                {"id": number["Orla pots"], "text": "", "event": "DELETE"},
+                "moss",
+            ]
+        }
+
+    setup, policy = make_setup(answering(reply))
+    episode = await make_method("mem0", setup).run(TASK)
     assert episode.reward == 1.0
-    assert len(policy.prompts) == 4 + 3 + 2  # the first note has no neighbour
-    calls = setup.embedder.calls  # type: ignore[attr-defined]
-    assert [len(texts) for _, *texts in calls] == [1, 1, 1, 1, 2, 1, 1]  # both notes that changed, in one call
-    log = log_of(episode)
-    # Every new note is a query for its neighbours; the first has none.
-    assert [text.partition(";")[0] for kind, text in log if kind == "read" and text][:3] == [
-        *(STATEMENTS[title] for title in ("Orla", "Kiln", "Bran"))
+    assert len(policy.prompts) == 4 + 3 + 1  # the last chunk has no facts, so nothing is decided
+    assert store_of(episode) == ["Orla burns kilns"]
+    assert log_of(episode) == [
+        *(("read", "moss grows"), ("create", "moss grows")),
+        *(("read", "Orla is a potter"), ("create", "Orla pots")),
+        *(("read", "moss dies"), ("read", "kilns burn"), ("delete", None), ("update", "Orla burns kilns")),
+        *(("read", question.text) for question in TASK.questions),
     ]
-    assert log[-5:] == [
-        ("read", "Bran lives in Port; context: town; keywords: Bran; tags: x"),
-        ("update", "Bran lives in Port; context: town; keywords: Bran; tags: places"),
-        ("update", "Orla is a potter; context: sister of Bran; keywords: Orla; tags: family"),
-        ("read", "Where does Bran live ?"),
-        ("read", "Who is a potter ?"),
-    ]
-    shown = episode.steps[-3].view
-    assert shown.query == "Bran lives in Port; context: town; keywords: Bran; tags: x"
-    assert {item.text[:4] for item in shown.retrieved} == {"moss", "Orla", "kiln"}
-    assert all(f"{item.handle}. {item.text}" in policy.prompts[-3] for item in shown.retrieved)
-    # One note is retrieved, and what it links to comes along.
-    first = [item.text for item in episode.steps[-2].view.retrieved]
-    assert [text[:4] for text in first] == ["Bran", "Orla"]
-    assert "sister of Bran" in policy.prompts[-2]
-    assert [problem.reason for step in episode.steps for problem in step.problems] == [ProblemReason.NOT_JSON] * 2
-    contents = replay(operation for step in episode.steps for operation in step.operations)
-    assert contents.entries[2].text.startswith("Orla is a potter; context: sister")
+    assert "Memory 1: Orla burns kilns" in policy.prompts[-1]
 
 
-def test_notes_of_any_form() -> None:
-    (note,) = parse_notes(
-        [{"content": " a \ud800", "keywords": "k", "context": 3, "tags": ["t", 1, " "]}, {"content": None}, {}]
-    )
-    assert (note.content, note.keywords, note.context, note.tags) == ("a ?", [], "", ["t"])
-    assert note.text() == "a ?; tags: t"
+def test_facts_of_any_form() -> None:
+    assert facts_of({"facts": ["a", {"fact": "b"}, {"text": "c"}, {"x": "d"}, 5, None, "", ["e"]]}) == ["a", "b", "c"]
+    assert facts_of({"facts": "abc"}) == facts_of({}) == []
 
 
-@pytest.mark.parametrize("name", ["generative_agents", "a_mem"])
+# All of them
+
+
 @pytest.mark.parametrize(
-    "reply",
-    ["", "nothing", "[", "{}", '{"content": 1, "memory": 2}', "[1, [2]]", '{"a":' * 1100, '[{"memory": "x"}, {"mem'],
+    ("reply", "malformed"),
+    [
+        ('{"facts": ["x"], "should_evolve": true}', False),
+        ('```json\n{"facts": ["x"]}\n```', False),
+        ('Here you are: {"facts": ["x"]} - done', False),
+        ('<think>{"facts": ["no"]}</think>{"facts": ["x"]}', False),
+        ("", True),
+        ("nothing", True),
+        ("[", True),
+        ('[{"facts": ["x"]}]', True),
+        ('{"facts": ["x"]', True),
+        ("<think>" + '{"facts": ["x"]}', True),
+        ('{"facts": ' * 1100, True),
+        ('{"facts": [1, [2], {}], "memory": 3, "importance": [], "keywords": {}, "tags": [{}], "actions": 1}', False),
+        ('{"facts": ["half \\ud800"], "context": "\\ud800"}', False),
+    ],
 )
-async def test_no_reply_raises(name: str, reply: str) -> None:
-    setup, _ = make_setup(lambda prompt: right(prompt) if "Question:" in prompt else reply)
+@pytest.mark.parametrize("name", NAMES)
+async def test_no_reply_raises(name: str, reply: str, malformed: bool) -> None:
+    setup, _ = make_setup(lambda prompt: right(prompt) if "Answer every question" in prompt else reply)
     episode = await make_method(name, setup).run(TASK)
     assert episode.reward == 1.0
-    creates = [step for step in episode.steps for operation in step.operations if operation.kind == "create"]
-    assert len(creates) == (4 if name == "generative_agents" and reply.endswith('{"mem') else 0)
+    steps = [step for step in episode.steps if step.observation.phase == "reading"]
+    assert all((ProblemReason.NOT_JSON in [problem.reason for problem in step.problems]) == malformed for step in steps)
+    assert len(store_of(episode)) == (0 if name == "mem0" else 4)
+    if name == "mem0":
+        assert len(steps) == (8 if '"x"' in reply or "half" in reply else 4) - 4 * (malformed and '"x"' in reply)
 
 
-@pytest.mark.parametrize("name", ["generative_agents", "a_mem"])
+@pytest.mark.parametrize("name", NAMES)
 async def test_outages_while_reading_fail_the_episode(name: str) -> None:
     setup, _ = make_setup(lambda prompt: OutageError("gone"))
     assert (await make_method(name, setup).run(TASK)).error == "gone"
-    setup, _ = make_setup(lambda prompt: '[{"memory": "x", "content": "x"}]')
+    setup, _ = make_setup(lambda prompt: '{"facts": ["x"]}')
     setup.embedder.fail = OutageError("no embeddings")  # type: ignore[attr-defined]
     assert (await make_method(name, setup).run(TASK)).error == "no embeddings"
 
 
-@pytest.mark.parametrize("name", ["generative_agents", "a_mem"])
+@pytest.mark.parametrize("name", [*NAMES, "rag"])
 async def test_a_task_without_text_is_still_asked(name: str) -> None:
     setup, policy = make_setup()
     assert (await make_method(name, setup).run(replace(TASK, documents=()))).reward == 1.0
-    assert "(nothing is remembered)" in policy.prompts[0]
+    assert "What you remember of the text:\n(nothing)" in policy.prompts[0]
+
+
+@pytest.mark.parametrize("name", ["a_mem", "generative_agents"])
+async def test_a_text_that_comes_joined_is_read_document_by_document(name: str) -> None:
+    setup, _ = make_setup(answering(lambda prompt: {}))
+    joined = Task("t", TASK.questions, context=joined_text(TASK))
+    written = [store_of(await make_method(name, setup).run(task)) for task in (TASK, joined)]
+    assert written[0] == written[1]
+    setup, _ = make_setup(answering(lambda prompt: {}))
+    setup.environments.config.chunk_tokens = 3
+    one = Task("t", TASK.questions, (Document("", "one two three four five"),))
+    for task, count in ((one, 1), (replace(one, documents=(), context=one.documents[0].text), 2)):
+        assert len(store_of(await make_method(name, setup).run(task))) == count

@@ -52,8 +52,8 @@ class TextPolicy:
 
 
 def right(prompt: str) -> str:
-    """The right answer to the questions of `TASK`, whatever is shown."""
-    return "\\boxed{Port}" if "Where does" in prompt else "It is \\boxed{Orla}"
+    """The right answers to the questions of `TASK` that a prompt asks, whatever is shown."""
+    return "So \\boxed{Port} " * ("Where does" in prompt) + "It is \\boxed{Orla}" * ("potter ?" in prompt)
 
 
 def make_setup(

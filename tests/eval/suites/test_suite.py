@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import yaml
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.eval import eval_cli, workbench
-from atommem.eval.methods import mem0
 from atommem.eval.reporting import report_cli
 from atommem.eval.suites.board import Board, duration
 from atommem.eval.suites.cells import Cell
@@ -178,18 +176,6 @@ def test_a_cell_that_is_refused_does_not_stop_the_others(
     assert run(folder) == 2
     assert "atommem on two, seed 0 could not run: refused" in capsys.readouterr().err
     assert scores(folder)[("no_memory", "one")] == 1.0
-
-
-def test_what_cannot_run_is_known_before_anything_runs(
-    folder: Path, policy: CountingPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(package: str) -> str:
-        raise PackageNotFoundError(package)
-
-    monkeypatch.setattr(mem0, "version", missing)
-    with pytest.raises(ConfigError, match="mem0 needs the package mem0ai"):
-        run(folder, rows=[{"method": "atommem"}, {"method": "mem0"}], reference=None)
-    assert policy.asked == []
 
 
 def test_other_settings_are_refused_before_anything_runs(folder: Path, policy: CountingPolicy) -> None:

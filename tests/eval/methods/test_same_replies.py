@@ -1,0 +1,52 @@
+"""Streams with scripted replies: what their authors' own code made of them (`bench_baselines --record`), and ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.eval.methods.same_replies import METHODS, digest, make_case, run
+
+RECORDED: dict[str, list[str]] = json.loads(Path(__file__).with_name("authors.json").read_text())
+BENCH = Path(__file__).resolve().parents[3] / "scripts" / "bench_baselines.py"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_prompts_show_and_stores_hold_what_the_authors_code_does(method: str) -> None:
+    for seed, recorded in enumerate(RECORDED[method][:6]):
+        assert digest(run(make_case(method, seed, 12))) == recorded, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "value"),
+    [
+        ("a_mem", "eval.methods.a_mem.NEIGHBOURS", 4),
+        ("a_mem", "eval.methods.a_mem.NO_CONTEXT", "q0"),
+        ("mem0", "eval.methods.mem0.SIMILAR", 2),
+    ],
+)
+def test_another_method_is_found(method: str, setting: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"atommem.{setting}", value)
+    assert [digest(run(make_case(method, seed, 12))) for seed in range(6)] != RECORDED[method][:6]
+
+
+@pytest.mark.slow
+def test_the_bench_holds_and_a_weaker_method_fails_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("bench_baselines", BENCH)
+    assert spec is not None
+    assert spec.loader is not None
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    assert bench.main(["--quick"]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures["holds"]
+    assert (figures["calls"]["a_mem"]["calls"], figures["calls"]["memagent"]["calls"]) == (400, 8)
+    monkeypatch.setattr("atommem.envs.longdoc.environment.MOST_AT_ONCE", 1)
+    assert bench.main(["--quick"]) == 1
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (figures["calls"]["memagent"]["calls"], figures["holds"]) == (11, False)
