@@ -1,8 +1,8 @@
 """Stands where vLLM would: an engine that samples with transformers, loses what sleep drops, and writes down calls.
 
-`install` puts it in place of the package ``vllm``, so that all on our side of it runs as it is. Requests carry no seeds:
-the double's random numbers depend on the prompt and on how many equal prompts came before it with these weights, so that
-a group samples the same episodes in whichever process it runs.
+`install` puts it in place of the package ``vllm``, so that all on our side of it runs as it is. Requests carry no
+seeds: the double's random numbers depend on the prompt and on how many equal prompts came before it with these
+weights, so that a group samples the same episodes in whichever process it runs.
 """
 
 from __future__ import annotations
