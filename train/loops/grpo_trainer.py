@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from trl import GRPOTrainer
 
 from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
-from atommem.train.loops.update_step import DIFFERENCE, Batch, UpdateStep, environment_reward, updates_of_epoch
+from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
 from atommem.train.objective.loss import Objective
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.collect import collect
@@ -105,8 +105,6 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         started = time.perf_counter()
         loss, log = self._update.run(model, batch)
         self.check_loss(log.pop("loss", 0.0))
-        if self.args.temperature != 1.0:  # a policy reports log-probabilities of the unscaled distribution
-            log.pop(DIFFERENCE, None)
         self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
         return loss
 

@@ -166,6 +166,7 @@ def make_sampler(rollouts: Rollouts, model_path: str, lora: bool) -> Callable[[A
             send_seeds=False,  # as on-policy: they slow vLLM down, and do not make it deterministic
             timeout=args.request_timeout,
             patience=args.vllm_server_timeout,
+            scaled_logprobs=True,
         )
         # One more than may be asked for: a version is loaded before the oldest one goes.
         weights = AdapterTransfer(loop, pool, kept=args.max_staleness + 2) if lora else None

@@ -85,10 +85,12 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [entry for entry in read_metrics(folder / METRICS_FILE) if "loss" in entry]
 
 
-@pytest.mark.parametrize("normalization", ["token", "trajectory"])
-def test_without_staleness_it_is_on_policy_training(tmp_path: Path, model_folder: Path, normalization: str) -> None:
+@pytest.mark.parametrize(("normalization", "temperature"), [("token", 1.0), ("trajectory", 0.7)])
+def test_without_staleness_it_is_on_policy_training(
+    tmp_path: Path, model_folder: Path, normalization: str, temperature: float
+) -> None:
     """Same seeds, same episodes, same losses, same parameters after three updates."""
-    shared = {**SHARED, "lr_scheduler_type": "constant", "normalization": normalization}
+    shared = {**SHARED, "lr_scheduler_type": "constant", "normalization": normalization, "temperature": temperature}
     on_policy, _ = make_real_trainer(tmp_path / "on_policy", **shared)
     on_policy.train()
     on_policy.close()
@@ -102,6 +104,7 @@ def test_without_staleness_it_is_on_policy_training(tmp_path: Path, model_folder
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4, abs=1e-7)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
         assert (b["sample/staleness_max"], b["sample/dropped_stale_total"]) == (0, 0)
+        assert b.get("ratio", 1.0) == pytest.approx(1.0, abs=1e-4)  # not logged where no group taught anything
     trained = dict(trainer.model.named_parameters())
     for name, parameter in on_policy.model.named_parameters():
         torch.testing.assert_close(trained[name], parameter, atol=1e-5, rtol=0)
@@ -206,7 +209,6 @@ def test_an_outage_that_lasts_ends_training_as_an_outage(
     [
         ({"per_device_train_batch_size": 6}, "6 episodes per update .* no multiple of num_generations 4"),
         ({"per_device_train_batch_size": 28}, "6 tasks are fewer than the 7 groups"),
-        ({"temperature": 0.7}, "temperature is 0.7: only 1.0"),
         ({"max_staleness": -1}, "max_staleness is -1: give 0"),
         ({"token_budget": None}, "token_budget is None: give at least 1"),
         ({"max_inflight_tasks": 0}, "max_inflight_tasks is 0: give at least 1, or -1"),
