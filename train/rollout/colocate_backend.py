@@ -148,25 +148,29 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
                 "vLLM on CPU repacks its weights and cannot take new ones: train a LoRA adapter (use_peft: true), or "
                 "sample locally (use_vllm: false)."
             )
+        # It quantises what it reads from disk, not what it is given.
+        if quantization := args.engine_kwargs.get("quantization"):
+            raise ConfigError(
+                f"vllm_engine_kwargs has quantization {quantization!r}, and full weights that are sent to the engine "
+                "would not be quantised: train a LoRA adapter (use_peft: true), or leave it out."
+            )
     else:
         from trl.experimental.async_grpo.async_grpo_trainer import round_lora_rank
 
         config = model.peft_config[model.active_adapters[0]]
         rank = max([config.r, *config.rank_pattern.values()])
         adapter = {"enable_lora": True, "max_lora_rank": round_lora_rank(rank)}
-    return LLMEngine.from_engine_args(
-        EngineArgs(
-            model=path,
-            dtype=str(model.dtype).removeprefix("torch."),
-            max_model_len=args.vllm_max_model_length,
-            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            enable_sleep_mode=args.vllm_enable_sleep_mode,
-            model_impl=args.vllm_model_impl,
-            distributed_executor_backend="external_launcher",
-            logprobs_mode="processed_logprobs",  # of the distribution that is sampled: scaled by the temperature
-            seed=args.seed + int(os.environ["RANK"]),
-            # Whole prompts of the longest kind must fit where they are not cut: see docs/serving.md.
-            max_num_batched_tokens=max(4096, args.vllm_max_model_length or 0),
-            **adapter,
-        )
-    )
+    settings = {
+        "model": path,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": args.vllm_max_model_length,
+        "gpu_memory_utilization": args.vllm_gpu_memory_utilization,
+        "enable_sleep_mode": args.vllm_enable_sleep_mode,
+        "model_impl": args.vllm_model_impl,
+        "distributed_executor_backend": "external_launcher",
+        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled: scaled by the temperature
+        "seed": args.seed + int(os.environ["RANK"]),
+        # Whole prompts of the longest kind must fit where they are not cut: see docs/serving.md.
+        "max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0),
+    }
+    return LLMEngine.from_engine_args(EngineArgs(**settings | adapter | args.engine_kwargs))

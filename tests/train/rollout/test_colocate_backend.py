@@ -206,3 +206,25 @@ def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(
     assert len({adapter.name for adapter in policy.adapters}) == 2
     trainer.close()
     assert not any((tmp_path / "adapters").iterdir())
+
+
+def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:
+    given = {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}
+    rollouts = make_rollouts(tmp_path, vllm_engine_kwargs=given)
+    arguments = colocate_backend(rollouts)(saved_model(tmp_path)).policy.engine.args
+    assert (arguments.kv_cache_dtype, arguments.max_num_batched_tokens) == ("fp8", 16384)
+    with pytest.raises(ConfigError, match="'fp8', and full weights that are sent"):
+        colocate_backend(make_rollouts(tmp_path, vllm_engine_kwargs={"quantization": "fp8"}))(saved_model(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor parallel size is 2: a colocated engine is of one process"),
+        ({"logprobs_mode": "raw_logprobs"}, "has logprobs_mode, which has to be that of what is trained"),
+        ({"max_model_len": 9}, "max_model_len, whose name here is vllm_max_model_length"),
+    ],
+)
+def test_what_an_engine_cannot_be_told_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_rollouts(tmp_path, vllm_engine_kwargs=settings)
