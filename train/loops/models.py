@@ -3,6 +3,7 @@ FSDP2, and its LM head on a CPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,9 @@ from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.models.utils import prepare_fsdp
 
+from atommem.config import EmbedderConfig
+from atommem.embedding import make_embedder
+from atommem.embedding.embedder import Embedder
 from atommem.errors import ConfigError
 
 CPU_TILE_WIDTH = 512
@@ -39,6 +43,13 @@ def load_tokenizer(config: ModelConfig) -> Any:
         name = str(config.model_name_or_path)
         reason = str(error) if Path(name).exists() else "it is no folder here, and the hub gave no model of this name"
         raise ConfigError(f"no tokenizer could be loaded from {name!r}: {reason}") from error
+
+
+def load_embedder(config: EmbedderConfig) -> Embedder:
+    """The embedder, whole on every rank: ``fsdp_cpu_ram_efficient_loading`` leaves zeros in whatever transformers loads
+    on all but the first."""
+    with patch.dict(os.environ, FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
+        return make_embedder(config)
 
 
 def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""A reference model that is not what rank 0 loaded is refused; that it is right otherwise, test_fsdp2.py holds."""
+"""What FSDP2's way of loading must not reach: the reference (that it is right, test_fsdp2.py holds) and the embedder."""
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from atommem.config import EmbedderConfig
 from atommem.errors import ConfigError
 from atommem.train.loops import models
 from tests.train.toys import make_model
@@ -25,3 +27,11 @@ def test_a_reference_that_lost_weights_on_its_way_is_refused(monkeypatch: pytest
     accelerator = SimpleNamespace(is_fsdp2=True, device="cpu", state=SimpleNamespace(fsdp_plugin=plugin))
     with pytest.raises(ConfigError, match=r"not what rank 0 loaded: lm_head\.weight and 0 others"):
         models.shard_reference(make_model(), accelerator)
+
+
+def test_an_embedder_is_loaded_whole_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the launcher's setting transformers leaves zeros in it, on all ranks but the first."""
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    monkeypatch.setattr(models, "make_embedder", lambda _: os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"])
+    assert models.load_embedder(EmbedderConfig()) == "false"  # type: ignore[comparison-overlap]
+    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true"

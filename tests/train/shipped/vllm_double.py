@@ -1,16 +1,13 @@
 """Stands where vLLM would: an engine that samples with transformers, loses what sleep drops, and writes down calls.
 
-`install` puts it in place of the package ``vllm``, so that all on our side of it runs as it is. Requests carry no
-seeds: the double's random numbers depend on the prompt and on how many equal prompts came before it with these
-weights, so that a group samples the same episodes in whichever process it runs.
+`install` puts it in place of the package ``vllm``, so that all on our side of it runs as it is; `with_seeds` has
+requests carry their seeds, which vLLM is spared, so that an episode is the same in whichever process it runs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -18,7 +15,9 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from trl import import_utils
 
+from atommem.policy import vllm_engine
 from atommem.policy.contract import Sampling
 from atommem.policy.decoding import Row, decode
 
@@ -44,7 +43,6 @@ class LLMEngine:
         self.model_config = SimpleNamespace(max_model_len=longest)
         self._awake = {"weights", "kv_cache"}
         self._requests: dict[str, tuple[list[int], Any, Any]] = {}
-        self._seen: Counter[str] = Counter()
         self._adapter = ""
 
     @classmethod
@@ -75,7 +73,6 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> None:
         record("reset")
-        self._seen.clear()
 
     def add_request(self, name: str, prompt: Any, sampling_params: Any, lora_request: Any = None) -> None:
         self._requests[name] = (prompt["prompt_token_ids"], sampling_params, lora_request)
@@ -90,7 +87,10 @@ class LLMEngine:
         assert self._awake == {"weights", "kv_cache"}, f"an engine was asked of which {self._awake} is awake"
         requests, self._requests = self._requests, {}
         self._use(next(iter(requests.values()))[2])
-        rows = [Row(prompt, self._sampling(prompt, params)) for prompt, params, _ in requests.values()]
+        rows = [
+            Row(prompt, Sampling(p.temperature, p.top_p, p.top_k, p.max_tokens, getattr(p, "seed", None)))
+            for prompt, p, _ in requests.values()
+        ]
         eos = self.model.generation_config.eos_token_id
         decode(self.model, rows, {eos} if isinstance(eos, int) else set(eos or ()), pad_id=0)
         return [self._output(name, row) for name, row in zip(requests, rows, strict=True)]
@@ -101,13 +101,6 @@ class LLMEngine:
 
             base = self.model.unload() if self._adapter else self.model
             self.model, self._adapter = PeftModel.from_pretrained(base, lora.args[2]).eval(), lora.args[0]
-            self._seen.clear()
-
-    def _sampling(self, prompt: list[int], params: Any) -> Sampling:
-        name = hashlib.sha256(str(prompt).encode()).hexdigest()
-        self._seen[name] += 1
-        seed = int(name[:12], 16) + self._seen[name]
-        return Sampling(params.temperature, params.top_p, params.top_k, params.max_tokens, seed)
 
     @staticmethod
     def _output(name: str, row: Row) -> Any:
@@ -122,12 +115,26 @@ class LLMEngine:
         )
 
 
+def with_seeds() -> None:
+    """Have the seeds of requests handed on to the engine."""
+    original = vllm_engine.sampling_params
+
+    def seeded(sampling: Sampling) -> Any:
+        params = original(sampling)
+        params.seed = sampling.seed
+        return params
+
+    vllm_engine.sampling_params = seeded
+
+
 def install(on_cpu: bool = False) -> None:
     """Put the double where ``import vllm`` finds it; `on_cpu` is what its platform says of itself."""
 
     def fields(*args: Any, **named: Any) -> SimpleNamespace:
         return SimpleNamespace(args=args, **named)
 
+    # TRL would import more of it.
+    import_utils.is_vllm_available = lambda **_: False
     for name, contents in {
         "vllm": {"EngineArgs": fields, "SamplingParams": fields, "LLM": None, "RequestOutput": None},
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: on_cpu)},
