@@ -1,4 +1,4 @@
-"""What FSDP2's way of loading must not reach: the reference (that it is right, test_fsdp2.py holds) and the embedder."""
+"""What FSDP2 loads with must not reach: the reference (that it is right, test_fsdp2.py holds) and the embedder."""
 
 from __future__ import annotations
 
