@@ -45,7 +45,7 @@ QUICK = "fsdp2 qwen3_8b_hotpotqa"
 UNNAMED = ("deepspeed_zero3", "multi_node")
 FILES = ("model.safetensors", "adapter_model.safetensors")
 GRPO = {"max_completion_length": 6, "num_generations": 4, "micro_batch_tokens": 2000, "embedder_model": "embedder"}
-SIZES = {"grpo": GRPO, "sft": {"max_length": 4096, "logging_steps": 1}}
+SIZES: dict[str, dict[str, Any]] = {"grpo": GRPO, "sft": {"max_length": 4096, "logging_steps": 1}}
 EPISODES = {"grpo": 16, "sft": 4}
 """Of one process's batch; two have half each."""
 
@@ -76,8 +76,8 @@ def pairs() -> list[Pair]:
     found = []
     for recipe in sorted((CONFIGS / "train").glob("*.yaml")):
         for command in _commands(recipe):
-            launcher = re.search(r"atommem configs (\w+)", command)
-            found.append(Pair(launcher[1] if launcher else "none", recipe.stem, command))
+            named = re.search(r"atommem configs (\w+)", command)
+            found.append(Pair(named[1] if named else "none", recipe.stem, command))
     for launcher in UNNAMED:
         command = _commands(CONFIGS / "accelerate" / f"{launcher}.yaml")[0]
         found.append(Pair(launcher, "qwen3_8b_hotpotqa", command.replace("RECIPE", "qwen3_8b_hotpotqa")))
