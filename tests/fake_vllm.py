@@ -19,6 +19,7 @@ class FakeServer:
         asked, bodies: Model name and body of every completion, in order.
         loads: The adapters that were loaded, in order.
         seconds: How long a completion takes.
+        logprobs_mode: As vLLM's: whether log-probabilities are scaled by the temperature (``processed_logprobs``).
     """
 
     def __init__(self, lora: bool = True) -> None:
@@ -30,6 +31,7 @@ class FakeServer:
         self.loads: list[str] = []
         self.in_flight = 0
         self.seconds = 0.0
+        self.logprobs_mode = "raw_logprobs"
         self.counters: Counter[str] = Counter()
 
     def restart(self) -> None:
@@ -85,7 +87,10 @@ class FakeServer:
         self.counters["prompt_tokens"] += len(body["prompt"])
         self.counters["prefix_cache_queries"] += len(body["prompt"])
         self.counters["prefix_cache_hits"] += len(body["prompt"]) // 2
-        choice = {"token_ids": [0], "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5]}}
+        scale = body["temperature"] if self.logprobs_mode == "processed_logprobs" else 1.0
+        likeliest = {"token_id:0": 0.0, "token_id:1": -1.0 / scale, "token_id:2": -2.0 / scale}
+        logprobs = {"token_logprobs": [-0.5], "top_logprobs": [likeliest]}
+        choice = {"token_ids": [0], "finish_reason": "stop", "logprobs": logprobs}
         return httpx.Response(200, json={"choices": [choice]})
 
 

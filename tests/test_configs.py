@@ -80,6 +80,10 @@ def test_recipes_of_the_paper_differ_in_nothing_but_what_they_are_about() -> Non
     assert (full["learning_rate"], full["epsilon"], full["epsilon_high"], full["beta"]) == (1e-6, 0.2, 0.28, 0.001)
     assert (full["num_generations"], full["per_device_train_batch_size"] * 8 // 16) == (16, 16)
     assert (full["chunk_tokens"], full["retrieve_k"], full["temperature"]) == (4000, 6, 1.0)
+    # Qwen3 thinks unless it is told not to: its thoughts have to fit.
+    assert [full[name] for name in ("chat_template_kwargs", "max_completion_length", "scratchpad_tokens")] == [
+        *(None, 4096, 2048)
+    ]
     assert {path.stem for path in PAPER} >= {
         *(f"qwen3_8b_{name}" for name in ("hotpotqa", "2wiki", "musique", "mixed")),
         *("capacity20", "no_update", "no_delete", "scratchpad_only", "storage_only", "memagent_qwen3_8b"),
@@ -90,6 +94,14 @@ def test_recipes_of_the_paper_differ_in_nothing_but_what_they_are_about() -> Non
         text = path.read_text()
         assert "--docs 200 --questions 1-10" in text
         assert f"--config {path.stem}" in text
+
+
+def test_qwen3_thinks_only_where_its_thoughts_fit() -> None:
+    for path in TRAIN:
+        text = yaml.safe_load(path.read_text())
+        if "Qwen3" in text["model_name_or_path"]:
+            quiet = text.get("chat_template_kwargs") == {"enable_thinking": False}
+            assert quiet or text["max_completion_length"] >= 4096, path.name
 
 
 def test_what_the_special_recipes_switch() -> None:

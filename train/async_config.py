@@ -21,7 +21,6 @@ ASYNC_REFUSED: dict[str, tuple[Any, str]] = {
     "torch_empty_cache_steps": (None, "one trainer step is one update; token_budget bounds the memory"),
     "fp16": (False, "an update without variance has no gradients to unscale: use bf16"),
     "use_liger_kernel": (False, "TRL's asynchronous trainer does not support it"),
-    "temperature": (1.0, "the importance ratio needs the log-probabilities of the unscaled distribution"),
     "top_p": (1.0, _DISTRIBUTION),
     "top_k": (0, _DISTRIBUTION),
     "min_p": (None, _DISTRIBUTION),

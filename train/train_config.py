@@ -43,6 +43,21 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
+# Settings of a colocated engine that are not for its user, with the reason.
+ENGINE_FIXED = {
+    "model": "which is what is trained",
+    "dtype": "which is that of what is trained",
+    "logprobs_mode": "which has to be that of what is trained",
+    "distributed_executor_backend": "which has to be this process",
+    "enable_lora": "which follows from use_peft",
+    "max_lora_rank": "which follows from lora_r",
+    "enable_sleep_mode": "whose name here is vllm_enable_sleep_mode",
+    "gpu_memory_utilization": "whose name here is vllm_gpu_memory_utilization",
+    "max_model_len": "whose name here is vllm_max_model_length",
+    "model_impl": "whose name here is vllm_model_impl",
+}
+
+
 @dataclass
 class TrainConfig(EpisodeConfig, GRPOConfig):
     """GRPO over whole episodes.
@@ -98,6 +113,13 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         default=None,
         metadata={"help": "The vLLM server, or several, with commas; unset: vllm_server_host and vllm_server_port."},
     )
+    vllm_engine_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Further settings of a colocated engine (vLLM's EngineArgs), a JSON object: "
+            '\'{"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}\'.'
+        },
+    )
     logging_steps: float = field(default=1, metadata={"help": "Updates between two log entries."})
     steps_per_generation: int | None = field(
         default=1,
@@ -106,6 +128,8 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
             "num_iterations 1) is fully on-policy."
         },
     )
+
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "vllm_engine_kwargs"]  # noqa: RUF012  # as TRL does
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -116,6 +140,11 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     def updates_per_rollout(self) -> int:
         """How many updates are made on the episodes of a rollout."""
         return (self.steps_per_generation or 1) * self.num_iterations
+
+    @property
+    def engine_kwargs(self) -> dict[str, Any]:
+        """`vllm_engine_kwargs` as an object."""
+        return json_object("vllm_engine_kwargs", self.vllm_engine_kwargs)
 
     @property
     def vllm_server_urls(self) -> list[str]:
@@ -143,17 +172,29 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         check_fixed(self, REFUSED)
         json_object("chat_template_kwargs", self.chat_template_kwargs)
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
-        if self.use_vllm and self.vllm_mode == "colocate" and self.vllm_tensor_parallel_size != 1:
-            raise ConfigError(
-                f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}: a colocated engine is of one process, "
-                "because ranks ask for different numbers of completions. Use vllm_mode: server for a larger one."
-            )
+        self._check_engine()
         self.check_episode_settings()
         if self.updates_per_rollout < 1:
             given = f"steps_per_generation is {self.steps_per_generation} and num_iterations {self.num_iterations}"
             raise ConfigError(f"{given}: give at least 1 of each.")
         if self.micro_batch_tokens < 1:
             raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}: give at least 1.")
+
+    def _check_engine(self) -> None:
+        """Raise ConfigError for settings that a colocated engine cannot have."""
+        given = self.engine_kwargs
+        if given and not (self.use_vllm and self.vllm_mode == "colocate"):
+            raise ConfigError(
+                "vllm_engine_kwargs are of a colocated engine: give a server its own flags where it is started."
+            )
+        parallel = given.get("tensor_parallel_size", self.vllm_tensor_parallel_size)
+        if self.use_vllm and self.vllm_mode == "colocate" and parallel != 1:
+            raise ConfigError(
+                f"tensor parallel size is {parallel}: a colocated engine is of one process, because ranks ask for "
+                "different numbers of completions. Use vllm_mode: server for a larger one."
+            )
+        if fixed := sorted(given.keys() & ENGINE_FIXED.keys()):
+            raise ConfigError(f"vllm_engine_kwargs has {fixed[0]}, {ENGINE_FIXED[fixed[0]]}: leave it out.")
 
 
 @dataclass

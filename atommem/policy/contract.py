@@ -32,10 +32,11 @@ class Sampling:
 class Completion:
     """What a policy answered.
 
-    `logprobs[i]` is the log-probability (nats) of `token_ids[i]` under the model's own, unscaled
-    distribution (vLLM's ``raw_logprobs``); at temperature 1 that is what it was sampled from. The
-    closing end-of-sequence token is included in both, as it is trained on. Both are empty where a server
-    returns text only (`atommem.policy.chat`); then `prompt_tokens` and `completion_tokens` are its counts.
+    `logprobs[i]` is the log-probability (nats) of `token_ids[i]` under the distribution that it was sampled
+    from: scaled by the temperature, and over what top-k and top-p left (vLLM's ``processed_logprobs``). At
+    temperature 0, which samples nothing, it is the model's own. The closing end-of-sequence token is included
+    in both, as it is trained on. Both are empty where a server returns text only (`atommem.policy.chat`); then
+    `prompt_tokens` and `completion_tokens` are its counts.
     ``content_filter`` says that the model or its provider refused, and `text` is empty.
     """
 

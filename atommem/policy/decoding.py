@@ -97,9 +97,7 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
                 if len(distinct) < len(rows):
                     logits, mask, positions = logits[expand], mask[expand], positions[expand]
                     cache.reorder_cache(expand)
-            logprobs = logits.float().log_softmax(-1)
-            token_ids = settings.draw(logprobs, streams[:, length - width])
-            chosen = logprobs.gather(1, token_ids[:, None])[:, 0]
+            token_ids, chosen = settings.draw(logits.float(), streams[:, length - width])
             for row, token_id, logprob in zip(running, token_ids.tolist(), chosen.tolist(), strict=True):
                 if not row.finished:
                     row.append(token_id, logprob, eos_ids)
@@ -133,6 +131,7 @@ class _Settings:
     top_p: torch.Tensor
     top_k: torch.Tensor
     greedy: torch.Tensor
+    cut: torch.Tensor
     any_greedy: bool
     any_cut: bool
 
@@ -146,6 +145,7 @@ class _Settings:
             top_p=torch.tensor([[s.top_p] for s in each], device=device, dtype=torch.float32),
             top_k=torch.tensor([[s.top_k or 2**31 - 1] for s in each], device=device),
             greedy=torch.tensor([s.temperature == 0 for s in each], device=device),
+            cut=torch.tensor([s.top_p < 1 or s.top_k > 0 for s in each], device=device),
             any_greedy=any(s.temperature == 0 for s in each),
             any_cut=any(s.top_p < 1 or s.top_k > 0 for s in each),
         )
@@ -157,21 +157,26 @@ class _Settings:
             self.top_p[keep],
             self.top_k[keep],
             self.greedy[keep],
+            self.cut[keep],
             self.any_greedy,
             self.any_cut,
         )
 
-    def draw(self, logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample one token id per row by inverting the cumulative distribution at `uniforms`.
 
         Args:
-            logprobs: (rows, vocabulary), the unscaled distribution.
+            logits: (rows, vocabulary), the model's.
             uniforms: (rows,), in [0, 1).
+
+        Returns:
+            Token ids, and their log-probabilities in the distribution that they were sampled from: (rows,) each.
         """
         import torch
 
+        logprobs = (logits / self.temperature).log_softmax(-1)
         # Cumulative sums over a large vocabulary need more than float32.
-        probs = (logprobs / self.temperature).double().softmax(-1)
+        probs = logprobs.double().softmax(-1)
         if self.any_cut:
             ranked, order = probs.sort(dim=-1, descending=True, stable=True)
             ranks = torch.arange(ranked.shape[-1], device=ranked.device)
@@ -188,4 +193,8 @@ class _Settings:
         token_ids = torch.searchsorted(cumulative, target)[:, 0]
         if self.any_greedy:
             token_ids = torch.where(self.greedy, logprobs.argmax(-1), token_ids)
-        return token_ids
+        chosen = logprobs.gather(1, token_ids[:, None])[:, 0]
+        if self.any_cut:
+            among_kept = (probs.gather(1, token_ids[:, None]) / cumulative[:, -1:]).log()[:, 0]
+            chosen = torch.where(self.cut & ~self.greedy, among_kept.float(), chosen)
+        return token_ids, chosen

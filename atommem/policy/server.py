@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 class ServerPolicy:
     """Samples from a server, which batches the requests of all episodes itself.
 
-    The server must return token ids (``"return_token_ids": true``, vLLM 0.10.2 and later) and raw
-    log-probabilities (vLLM's default ``--logprobs-mode raw_logprobs``). Every sampling value is sent
-    with every request: left out, vLLM would take it from the model's generation_config.json.
+    The server must return token ids (``"return_token_ids": true``, vLLM 0.10.2 and later). Its log-probabilities
+    are those of the distribution that it samples only with ``--logprobs-mode processed_logprobs``; vLLM's default
+    leaves the temperature out. Every sampling value is sent with every request: left out, vLLM would take it
+    from the model's generation_config.json.
 
     Args:
         base_url: The server, with or without the closing ``/v1``.
@@ -29,6 +31,7 @@ class ServerPolicy:
         timeout: Seconds that one completion may take.
         retries: How often a failed request is repeated, with exponential back-off.
         backoff: Seconds before the first repetition; doubles each time, at most 30.
+        scaled_logprobs: Refuse a server whose log-probabilities leave the temperature out, where it is not 1.
         transport: An httpx transport, for tests.
 
     Raises:
@@ -45,9 +48,13 @@ class ServerPolicy:
         timeout: float = 600.0,
         retries: int = 5,
         backoff: float = 0.5,
+        scaled_logprobs: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._unscaled_is_error = scaled_logprobs
+        self._scaling = asyncio.Lock()
+        self._scales = False
         self._client = ServerClient(
             base_url,
             service="policy",
@@ -70,21 +77,10 @@ class ServerPolicy:
         """
         served = await self._model()
         check_request(prompt_ids, sampling, served.context_length)
-        body = {
-            "model": served.name,
-            "prompt": prompt_ids,
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "logprobs": 0,
-            "return_token_ids": True,
-        }
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
+        body = request_body(served.name, prompt_ids, sampling)
         try:
+            if self._unscaled_is_error and sampling.temperature not in (0.0, 1.0):
+                await self._check_scaling(body)
             reply = await self._client.post("/v1/completions", body)
         except RefusedError as error:
             if error.status == 404:
@@ -115,6 +111,26 @@ class ServerPolicy:
         """Ask for this model from now on (an adapter that was loaded, say); requests in flight keep theirs."""
         self._served = Served(name, None if self._served is None else self._served.context_length)
 
+    def forget_server(self) -> None:
+        """The server may have been started anew: nothing that was found out about its settings holds."""
+        self._scales = False
+
+    async def _check_scaling(self, body: dict[str, Any]) -> None:
+        """Once, compare the likeliest next tokens with those at temperature 1: scaled, they are farther apart."""
+        async with self._scaling:
+            if self._scales:
+                return
+            probe = {**body, "max_tokens": 1, "logprobs": 2, "return_tokens_as_token_ids": True}
+            at_one = _spread(await self._client.post("/v1/completions", {**probe, "temperature": 1.0}))
+            as_sampled = _spread(await self._client.post("/v1/completions", probe))
+            temperature: float = body["temperature"]
+            if abs(as_sampled - at_one) < abs(as_sampled - at_one / temperature):
+                raise PolicyError(
+                    f"{self._client.base_url} returns log-probabilities without the temperature {temperature:g} that "
+                    "it samples at: start it with --logprobs-mode processed_logprobs, or train at temperature 1."
+                )
+            self._scales = True
+
     async def close(self) -> None:
         """Close the connections of the running event loop."""
         await self._client.close()
@@ -142,3 +158,26 @@ class ServerPolicy:
         if not token_ids:
             raise PolicyError(f"{url} returned a completion without token ids, finish_reason {finish_reason!r}.")
         return make_completion(self.tokenizer, token_ids, logprobs, finish_reason == "stop", url)
+
+
+def request_body(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
+    """What ``/v1/completions`` is asked."""
+    body = {
+        "model": model,
+        "prompt": prompt_ids,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+    return body if sampling.seed is None else {**body, "seed": sampling.seed}
+
+
+def _spread(reply: Any) -> float:
+    """How far the two likeliest next tokens are apart, nats."""
+    likeliest = sorted(reply["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)
+    return float(likeliest[0] - likeliest[1])

@@ -74,6 +74,7 @@ class ServerPool:
         max_attempts: On how many servers, one after the other, a request may fail. A request that takes
             servers down would otherwise go round for ever.
         backoff: Seconds before the first question for health; doubles each time, at most 10.
+        scaled_logprobs: Refuse servers whose log-probabilities leave the temperature out, where it is not 1.
         transport: An httpx transport, for tests.
 
     Raises:
@@ -92,6 +93,7 @@ class ServerPool:
         patience: float = 240.0,
         max_attempts: int = 8,
         backoff: float = 0.5,
+        scaled_logprobs: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.servers: list[PooledServer] = []
@@ -103,6 +105,7 @@ class ServerPool:
                 max_in_flight=max_in_flight,
                 timeout=timeout,
                 retries=0,
+                scaled_logprobs=scaled_logprobs,
                 transport=transport,
             )
             self.servers.append(PooledServer(policy, VllmControl(url, timeout=timeout, transport=transport)))
@@ -261,6 +264,7 @@ class ServerPool:
             server.serving = False
             self.lost += 1
         server.adapter = None
+        server.policy.forget_server()
         self._start_probe(server)
 
     def _start_probe(self, server: PooledServer) -> None:

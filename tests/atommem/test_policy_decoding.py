@@ -1,5 +1,6 @@
-"""How one token is drawn, against the definitions of temperature, top-k and top-p."""
+"""How one token is drawn, and its log-probability, against the definitions of temperature, top-k and top-p."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,11 +14,19 @@ PROBS = [0.1, 0.4, 0.05, 0.25, 0.2]
 
 
 def shares(sampling: Sampling, draws: int = 4000) -> list[float]:
-    """How often each token comes up when the uniform numbers are spread evenly over [0, 1)."""
+    """How often each token comes up when the uniform numbers are spread evenly over [0, 1).
+
+    What `draw` says of its probability has to be that share; at temperature 0, the model's own.
+    """
     settings = _Settings.of([Row([1], sampling)] * draws, torch.device("cpu"))
     logprobs = torch.tensor(PROBS).log().expand(draws, -1)
     uniforms = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
-    counts = Counter(settings.draw(logprobs, uniforms).tolist())
+    # Logits are known up to a constant.
+    token_ids, chosen = settings.draw(logprobs + 3.0, uniforms)
+    counts = Counter(token_ids.tolist())
+    for token_id, logprob in zip(token_ids.tolist(), chosen.tolist(), strict=True):
+        expected = counts[token_id] / draws if sampling.temperature else PROBS[token_id]
+        assert math.exp(logprob) == pytest.approx(expected, abs=1e-3)
     return [counts[token_id] / draws for token_id in range(len(PROBS))]
 
 
@@ -53,9 +62,10 @@ def test_rows_of_one_batch_keep_their_own_settings() -> None:
     logprobs = torch.tensor(PROBS).log().expand(3, -1)
     uniforms = torch.full((3,), 1 - 1e-9, dtype=torch.float64)
     # Both draw in the order of the vocabulary, whether or not the tail is cut.
-    drawn = settings.draw(logprobs, 1 - uniforms)
+    drawn, chosen = settings.draw(logprobs, 1 - uniforms)
     assert drawn.tolist()[1:] == [4, 4]
-    assert settings.select(torch.tensor([0, 2])).draw(logprobs[:2], uniforms[:2]).tolist() == [1, 1]
+    assert chosen.exp().tolist() == pytest.approx([0.4, 0.2, 0.2 / 0.85])
+    assert settings.select(torch.tensor([0, 2])).draw(logprobs[:2], uniforms[:2])[0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
@@ -63,7 +73,7 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform: float) -> None:
     logprobs = torch.tensor([[0.0, 0.5, 0.5, 0.0]]).log()
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.99)):
         settings = _Settings.of([Row([1], sampling)], torch.device("cpu"))
-        assert settings.draw(logprobs, torch.tensor([uniform], dtype=torch.float64)).item() in (1, 2)
+        assert settings.draw(logprobs, torch.tensor([uniform], dtype=torch.float64))[0].item() in (1, 2)
 
 
 def test_streams_depend_on_nothing_but_the_seed() -> None:

@@ -71,11 +71,11 @@ def complete_all(
     return asyncio.run(run())
 
 
-def logprobs_of(model: Any, prompt: list[int], token_ids: list[int]) -> Any:
+def logprobs_of(model: Any, prompt: list[int], token_ids: list[int], temperature: float = 1.0) -> Any:
     """One pass without cache, padding or batch; shape (tokens, vocabulary)."""
     with evaluating(model), torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + token_ids])).logits[0]
-    return logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
 
 
 def batches_of(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
@@ -91,11 +91,11 @@ def batches_of(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
     return batches
 
 
-def test_logprobs_are_those_of_the_unscaled_distribution(model: Any, policy: LocalPolicy) -> None:
-    samplings = [Sampling(temperature=0.5 + 0.25 * i, top_p=0.9, max_tokens=4 + i, seed=i) for i in range(8)]
+def test_logprobs_are_those_of_the_distribution_that_is_sampled(model: Any, policy: LocalPolicy) -> None:
+    samplings = [Sampling(temperature=0.5 + 0.25 * i, max_tokens=4 + i, seed=i) for i in range(8)]
     for prompt, sampling, done in zip(PROMPTS, samplings, complete_all(policy, samplings), strict=True):
         assert len(done.token_ids) == len(done.logprobs) <= sampling.max_tokens
-        expected = logprobs_of(model, prompt, done.token_ids)
+        expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
         for position, (token_id, logprob) in enumerate(zip(done.token_ids, done.logprobs, strict=True)):
             assert logprob == pytest.approx(expected[position, token_id].item(), abs=1e-4)
 
@@ -115,7 +115,7 @@ def test_equal_prompts_share_the_prompt_pass_and_sample_apart(model: Any, policy
     done = complete_all(policy, [Sampling(temperature=2.0, max_tokens=9, seed=i) for i in range(4)], prompts)
     assert len({tuple(completion.token_ids) for completion in done}) == 4
     for prompt, completion in zip(prompts, done, strict=True):
-        expected = logprobs_of(model, prompt, completion.token_ids).gather(
+        expected = logprobs_of(model, prompt, completion.token_ids, 2.0).gather(
             1, torch.tensor(completion.token_ids)[:, None]
         )
         assert completion.logprobs == pytest.approx(expected[:, 0].tolist(), abs=1e-4)

@@ -249,3 +249,33 @@ async def test_no_server_has_a_model_name() -> None:
     with pytest.raises(OutageError, match="no server has answered"):
         await pool.model_name()
     await pool.close()
+
+
+async def test_training_refuses_a_server_that_leaves_the_temperature_out() -> None:
+    cluster = Cluster("a")
+    pool = pool_of(cluster, scaled_logprobs=True)
+    await pool.complete([5, 6], Sampling(temperature=1.0, max_tokens=4))
+    assert len(cluster["a"].bodies) == 1  # at temperature 1 both are the same
+    with pytest.raises(PolicyError, match=r"without the temperature 0.7 .* --logprobs-mode processed_logprobs"):
+        await pool.complete([5, 6], Sampling(temperature=0.7, max_tokens=4))
+    cluster["a"].logprobs_mode = "processed_logprobs"
+    cluster["a"].bodies.clear()
+    for _ in range(2):
+        await pool.complete([5, 6], Sampling(temperature=0.7, max_tokens=4))
+    assert [body["max_tokens"] for body in cluster["a"].bodies] == [1, 1, 4, 4]
+    await pool.close()
+
+
+async def test_a_server_that_comes_back_is_asked_again() -> None:
+    cluster = Cluster("a")
+    cluster["a"].logprobs_mode = "processed_logprobs"
+    pool = pool_of(cluster, scaled_logprobs=True)
+    await pool.complete([5, 6], Sampling(temperature=0.7, max_tokens=4))
+    cluster["a"].up = False
+    waiting = asyncio.create_task(pool.complete([5, 6], Sampling(temperature=0.7, max_tokens=4)))
+    await asyncio.sleep(0.05)
+    cluster["a"].restart()
+    cluster["a"].logprobs_mode = "raw_logprobs"
+    with pytest.raises(PolicyError, match="without the temperature"):
+        await waiting
+    await pool.close()

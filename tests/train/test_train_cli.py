@@ -78,7 +78,7 @@ def test_what_is_missing_or_unknown_is_refused() -> None:
         (["--importance_sampling_level", "word"], "importance_sampling_level is 'word': give one of token, sequence"),
         (["--fp16", "true"], "fp16 is True: only False"),
         (["--vllm_mode", "remote"], "vllm_mode is 'remote': give one of server, colocate"),
-        (["--use_vllm", "true", "--vllm_tensor_parallel_size", "2"], "vllm_tensor_parallel_size is 2: a colocated"),
+        (["--use_vllm", "true", "--vllm_tensor_parallel_size", "2"], "tensor parallel size is 2: a colocated"),
         (["--episode_max_seconds", "0"], "episode_max_seconds is 0"),
         (["--top_p", "0.9"], "top_p is 0.9: only 1.0"),
         (["--normalization", "word"], "normalization is 'word': give one of token, step, trajectory, constant"),

@@ -33,7 +33,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
 
 
-def make_model(seed: int = 0, vocabulary: int = VOCABULARY + 2, spread: float = 0.5) -> Qwen3ForCausalLM:
+def make_model(
+    seed: int = 0, vocabulary: int = VOCABULARY + 2, spread: float = 0.5, positions: int = 256
+) -> Qwen3ForCausalLM:
     """A random model; the larger its initial weights spread, the farther from uniform its distribution."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -44,7 +46,7 @@ def make_model(seed: int = 0, vocabulary: int = VOCABULARY + 2, spread: float = 
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
-        max_position_embeddings=256,
+        max_position_embeddings=positions,
         pad_token_id=vocabulary - 1,
         eos_token_id=vocabulary - 2,
         bos_token_id=None,

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentConfig, find_environment
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.launch import episode_hooks, launch
-from atommem.train.loops.models import load_tokenizer, model_arguments
+from atommem.train.loops.models import load_embedder, load_tokenizer, model_arguments
 from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.resume.faults import FailedStep, recorded_command
 from atommem.train.rollout.episodes import Rollouts
@@ -74,7 +73,7 @@ def grpo_trainer(
     tasks = kind.read_tasks(args.data)
     tokenizer = load_tokenizer(model)
     if make_backend is None:
-        make_backend = select_backend(Rollouts(args, tokenizer, make_embedder(embedder), memory, environment))
+        make_backend = select_backend(Rollouts(args, tokenizer, load_embedder(embedder), memory, environment))
     generation = GenerationSettings(args.max_completion_length or 1024, args.template_kwargs)
     return MemoryGRPOTrainer(
         args=args,

@@ -18,8 +18,8 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from trl import GRPOTrainer
 
-from atommem.train.loops.models import tune_lm_head_for_cpu
-from atommem.train.loops.update_step import DIFFERENCE, Batch, UpdateStep, environment_reward, updates_of_epoch
+from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
+from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
 from atommem.train.objective.loss import Objective
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.collect import collect
@@ -65,16 +65,17 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         self._order = TaskOrder(len(tasks), groups, bool(args.shuffle_dataset), args.seed)
         # With use_vllm TRL would build its own engine, whose every call waits for the prompts of all ranks.
         use_vllm, args.use_vllm = args.use_vllm, False
-        super().__init__(
-            model=model,
-            reward_funcs=environment_reward,
-            args=args,
-            train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
-            # Only that there is one: `evaluate` is ours.
-            eval_dataset=Dataset.from_dict({"prompt": [""] * len(held_out)}) if held_out else None,
-            processing_class=processing_class,
-            **kwargs,
-        )
+        with sharding_references():
+            super().__init__(
+                model=model,
+                reward_funcs=environment_reward,
+                args=args,
+                train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
+                # Only that there is one: `evaluate` is ours.
+                eval_dataset=Dataset.from_dict({"prompt": [""] * len(held_out)}) if held_out else None,
+                processing_class=processing_class,
+                **kwargs,
+            )
         args.use_vllm = use_vllm
         tune_lm_head_for_cpu(self.accelerator.device.type)
         self._update = UpdateStep(
@@ -104,8 +105,6 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         started = time.perf_counter()
         loss, log = self._update.run(model, batch)
         self.check_loss(log.pop("loss", 0.0))
-        if self.args.temperature != 1.0:  # a policy reports log-probabilities of the unscaled distribution
-            log.pop(DIFFERENCE, None)
         self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
         return loss
 

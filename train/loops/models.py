@@ -1,14 +1,29 @@
-"""What is trained: a model by its path, or an adapter that goes on being trained, and its LM head on a CPU."""
+"""What is trained: a model by its path, or an adapter that goes on being trained; its reference and precision under
+FSDP2, and its LM head on a CPU."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch
 import trl.trainer.utils
+from accelerate.utils import broadcast
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl.models.utils import prepare_fsdp
 
+from atommem.config import EmbedderConfig
+from atommem.embedding import make_embedder
+from atommem.embedding.embedder import Embedder
 from atommem.errors import ConfigError
 
 CPU_TILE_WIDTH = 512
@@ -28,6 +43,13 @@ def load_tokenizer(config: ModelConfig) -> Any:
         name = str(config.model_name_or_path)
         reason = str(error) if Path(name).exists() else "it is no folder here, and the hub gave no model of this name"
         raise ConfigError(f"no tokenizer could be loaded from {name!r}: {reason}") from error
+
+
+def load_embedder(config: EmbedderConfig) -> Embedder:
+    """The embedder, whole on every rank: ``fsdp_cpu_ram_efficient_loading`` leaves zeros in whatever transformers loads
+    on all but the first."""
+    with patch.dict(os.environ, FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
+        return make_embedder(config)
 
 
 def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
@@ -63,6 +85,64 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
     loading.pop("revision")
     model = AutoPeftModelForCausalLM.from_pretrained(config.model_name_or_path, is_trainable=True, **loading)
     return {"model": model}
+
+
+@contextmanager
+def sharding_references() -> Iterator[None]:
+    """TRL makes the reference of a KL term while it sets up its trainer; inside, it is sharded by `shard_reference`."""
+    with patch("trl.trainer.grpo_trainer.prepare_fsdp", shard_reference):
+        yield
+
+
+def shard_reference(model: Any, accelerator: Any) -> Any:
+    """Share out a reference model as accelerate shares out the policy: layer by layer, with the weights of rank 0.
+
+    TRL shards what each rank holds, and as one unit. But with ``fsdp_cpu_ram_efficient_loading`` all ranks but the
+    first of a node hold zeros, and one unit is gathered as a whole.
+
+    Raises:
+        ConfigError: A parameter is not what rank 0 loaded.
+    """
+    if not accelerator.is_fsdp2:
+        return prepare_fsdp(model, accelerator)
+    reduce_in_float32(accelerator)  # as for the policy: equal weights are to give equal log-probabilities
+    model.requires_grad_(False)  # what is not trained stays in the dtype that it was loaded in
+    loaded = broadcast(_fingerprints(model).to(accelerator.device))
+    model = fsdp2_prepare_model(accelerator, model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # accelerate keeps the head whole for a backward pass, which does not come here.
+            module.set_reshard_after_forward(True, recurse=False)
+    differs = ~torch.isclose(_fingerprints(model), loaded, rtol=1e-6, atol=0.0).all(dim=1)
+    if differs.any():
+        names = [name for (name, _), wrong in zip(model.named_parameters(), differs.tolist(), strict=True) if wrong]
+        raise ConfigError(
+            f"the reference model of the KL term is not what rank 0 loaded: {names[0]} and {len(names) - 1} others "
+            "differ. Give every node the same model folder, or train without it (beta: 0)."
+        )
+    return model.eval()
+
+
+@torch.no_grad()
+def _fingerprints(model: Any) -> torch.Tensor:
+    """(P, 2) float64: the sums of each parameter's absolute values and squares. Collective where it is sharded."""
+    sums = []
+    for parameter in model.parameters():
+        values = parameter.detach().double()
+        both = (values.abs().sum(), values.square().sum())
+        sums.append(torch.stack([one.full_tensor() if isinstance(one, DTensor) else one for one in both]))
+    return torch.stack(sums)
+
+
+def reduce_in_float32(accelerator: Any) -> None:
+    """Under FSDP2, average gradients in float32, and leave log-probabilities in the dtype that they were computed in.
+
+    Call it before the model is prepared. accelerate sets all of it to bfloat16, and no launcher file can say otherwise.
+    """
+    if accelerator.is_fsdp2 and (policy := accelerator.state.fsdp_plugin.mixed_precision_policy) is not None:
+        accelerator.state.fsdp_plugin.mixed_precision_policy = replace(
+            policy, reduce_dtype=torch.float32, output_dtype=None
+        )
 
 
 def tune_lm_head_for_cpu(device_type: str) -> None:

@@ -17,6 +17,7 @@ from trl.trainer.utils import use_adapter
 
 from atommem.episode import Episode
 from atommem.train.episode_config import EpisodeConfig
+from atommem.train.loops.models import reduce_in_float32
 from atommem.train.objective.loss import MASKED, Objective
 from atommem.train.objective.sequences import (
     EpisodeSize,
@@ -102,6 +103,7 @@ class UpdateStep:
         self.accelerator = accelerator
         self.objective = objective
         self.on_policy = on_policy
+        reduce_in_float32(accelerator)
         unwrapped = accelerator.unwrap_model(model)
         obstacle = why_no_tree(unwrapped)
         if prefix_sharing and obstacle is not None:
@@ -204,7 +206,9 @@ class UpdateStep:
                 return inputs.score(adapted)[0]
 
     def _accumulating(self, model: Any, last: bool) -> AbstractContextManager[Any]:
-        if last or self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+        """Under DDP, ranks wait for each other only in the last micro-batch. FSDP2 would keep the gradients of all
+        parameters on every rank meanwhile, in the dtype of the pass: there every micro-batch is reduced to shards."""
+        if last or self.accelerator.distributed_type == DistributedType.DEEPSPEED or self.accelerator.is_fsdp2:
             return nullcontext()
         return self.accelerator.no_sync(model)
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 
 from atommem.episode_runner import EpisodeRunner
@@ -23,6 +25,9 @@ from atommem.train.train_config import TrainConfig
 
 class ColocateBackend:
     """A `atommem.train.rollout.backend.Backend` whose engine shares the device with the trainer.
+
+    The engine is put to sleep as soon as it is there, and what torch keeps for the trainer goes back to the device
+    before it wakes: there is no room for both. Calls come in the order of TRL's ``VLLMGeneration``.
 
     Args:
         runner: Its policy is `policy`.
@@ -40,6 +45,7 @@ class ColocateBackend:
         self._sleeps = sleeps
         self._asleep = self._loaded = False
         self._measured: dict[str, float] = {}
+        self._sleep()
 
     def publish(self, trainer: TrainingSide) -> None:
         """Load the current weights, or the adapter, into the engine."""
@@ -62,6 +68,9 @@ class ColocateBackend:
             self.policy.engine.wake_up(["kv_cache"])
             self._asleep = False
         yield
+        self._sleep()
+
+    def _sleep(self) -> None:
         if self._sleeps:
             # Level 2 drops the weights: all of them come with the next update. Base weights of an adapter do not.
             self.policy.engine.sleep(2 if self._publisher is None else 1)
@@ -71,6 +80,7 @@ class ColocateBackend:
         """The weights back in the engine's memory, and, where all are trained, the current ones."""
         engine = self.policy.engine
         if self._asleep:
+            clear_device_cache()
             engine.wake_up(["weights"])
         if self._publisher is None:
             for weight in named_weights(trainer):
@@ -98,12 +108,8 @@ def colocate_backend(rollouts: Rollouts) -> Callable[[Any], ColocateBackend]:
         adapted = isinstance(model, PeftModel)
         if adapted:
             check_servable(model)
-        elif model.device.type == "cpu":
-            raise ConfigError(
-                "vLLM on CPU repacks its weights and cannot take new ones: train a LoRA adapter (use_peft: true), or "
-                "sample locally (use_vllm: false)."
-            )
         engine = make_engine(args, model)
+        PartialState().wait_for_everyone()  # engines take different times to load, and collectives have a time limit
         policy = VllmEnginePolicy(engine, rollouts.tokenizer)
         publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
         return ColocateBackend(
@@ -117,7 +123,7 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
     """vLLM in this process, of the model that is trained, with the settings of TRL's colocated engine.
 
     Raises:
-        ConfigError: vLLM is not installed, or the model comes from no folder or hub.
+        ConfigError: vLLM is not installed or cannot take the weights, or the model comes from no folder or hub.
     """
     path = model.get_base_model().config.name_or_path if isinstance(model, PeftModel) else model.config.name_or_path
     if not path:
@@ -128,30 +134,43 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         os.environ.setdefault(name, value)
     try:
         from vllm import EngineArgs
+        from vllm.platforms import current_platform
         from vllm.utils.network_utils import get_open_port
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
         raise ConfigError(f"vllm_mode colocate needs vLLM: pip install 'atommem[serve]' ({error}).") from error
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}
-    if isinstance(model, PeftModel):
+    if not isinstance(model, PeftModel):
+        # Not where the model lies: under FSDP2 it is still on the CPU when the engine is made.
+        if current_platform.is_cpu():
+            raise ConfigError(
+                "vLLM on CPU repacks its weights and cannot take new ones: train a LoRA adapter (use_peft: true), or "
+                "sample locally (use_vllm: false)."
+            )
+        # It quantises what it reads from disk, not what it is given.
+        if quantization := args.engine_kwargs.get("quantization"):
+            raise ConfigError(
+                f"vllm_engine_kwargs has quantization {quantization!r}, and full weights that are sent to the engine "
+                "would not be quantised: train a LoRA adapter (use_peft: true), or leave it out."
+            )
+    else:
         from trl.experimental.async_grpo.async_grpo_trainer import round_lora_rank
 
         config = model.peft_config[model.active_adapters[0]]
         rank = max([config.r, *config.rank_pattern.values()])
         adapter = {"enable_lora": True, "max_lora_rank": round_lora_rank(rank)}
-    return LLMEngine.from_engine_args(
-        EngineArgs(
-            model=path,
-            dtype=str(model.dtype).removeprefix("torch."),
-            max_model_len=args.vllm_max_model_length,
-            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            enable_sleep_mode=args.vllm_enable_sleep_mode,
-            model_impl=args.vllm_model_impl,
-            distributed_executor_backend="external_launcher",
-            seed=args.seed + int(os.environ["RANK"]),
-            # Whole prompts of the longest kind must fit where they are not cut: see docs/serving.md.
-            max_num_batched_tokens=max(4096, args.vllm_max_model_length or 0),
-            **adapter,
-        )
-    )
+    settings = {
+        "model": path,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": args.vllm_max_model_length,
+        "gpu_memory_utilization": args.vllm_gpu_memory_utilization,
+        "enable_sleep_mode": args.vllm_enable_sleep_mode,
+        "model_impl": args.vllm_model_impl,
+        "distributed_executor_backend": "external_launcher",
+        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled: scaled by the temperature
+        "seed": args.seed + int(os.environ["RANK"]),
+        # Whole prompts of the longest kind must fit where they are not cut: see docs/serving.md.
+        "max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0),
+    }
+    return LLMEngine.from_engine_args(EngineArgs(**settings | adapter | args.engine_kwargs))

@@ -172,6 +172,7 @@ def server_backend(rollouts: Rollouts) -> Callable[[Any], ServerBackend]:
             send_seeds=False,
             max_in_flight=1024,  # the servers queue what is too much for them
             patience=args.vllm_server_timeout,
+            scaled_logprobs=True,
         )
         sync = weight_sync(args, isinstance(model, PeftModel))
         return ServerBackend(rollouts.runner(pool, args.max_in_flight), pool, sync)

@@ -81,10 +81,14 @@ def make_real_trainer(folder: Path, model: Any = None, **settings: Any) -> tuple
     return trainer, recorder
 
 
-def test_trains_on_what_it_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The log-probabilities of the training pass are those of sampling: same tokens, same positions, same mask."""
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_trains_on_what_it_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: float) -> None:
+    """The log-probabilities of the training pass are those of sampling: same tokens, same positions, same mask, and
+    the same temperature."""
     sizes = {"per_device_train_batch_size": 24, "num_generations": 12}
-    trainer, recorder = make_real_trainer(tmp_path, max_steps=2, learning_rate=1e-3, save_traces=True, **sizes)
+    trainer, recorder = make_real_trainer(
+        tmp_path, max_steps=2, learning_rate=1e-3, save_traces=True, temperature=temperature, **sizes
+    )
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     trainer.close()

@@ -40,6 +40,7 @@ def test_the_trainer_makes_what_we_take_from_it() -> None:
         'outputs=("log_probs", "entropy"),',
         "temperature=self.temperature,",
         "self.ref_model = create_model_from_path(",
+        "self.ref_model = prepare_fsdp(self.ref_model, self.accelerator)",
         "self._tokenizer =",
     ):
         assert line in body, line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,15 +11,25 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl.distributed import DistributedBackend
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
 
+from atommem.config import MemoryConfig
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.environment import environment_config
 from atommem.errors import ConfigError
+from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import Adapter
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.adapters import AdapterPublisher
 from atommem.train.rollout.colocate_backend import ColocateBackend, colocate_backend
 from atommem.train.rollout.episodes import Rollouts
 from tests.train.harness import make_config
+from tests.train.shipped import vllm_double
 from tests.train.toys import Closable, ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
 
 
@@ -89,8 +101,7 @@ def test_full_weights_are_loaded_before_every_update(tmp_path: Path, sleeps: boo
     trainer, policy = train(tmp_path, lora=False, sleeps=sleeps)
     calls = policy.engine.calls
     if sleeps:
-        once = ["reset", "wake kv_cache", "sleep 2"]
-        assert calls == ["load", "reset", "sleep 2", "wake weights", "load", *once]
+        assert calls == ["sleep 2", *2 * ["wake weights", "load", "reset", "wake kv_cache", "sleep 2"]]
         with trainer.backend.rollout(trainer):  # a second rollout of the same update: sleep has lost the weights
             assert calls[-4:] == ["wake weights", "load", "reset", "wake kv_cache"]
             assert set(policy.engine.weights) == {name for name, _ in trainer.model.named_parameters()}
@@ -100,15 +111,120 @@ def test_full_weights_are_loaded_before_every_update(tmp_path: Path, sleeps: boo
     trainer.close()
 
 
-def test_full_weights_on_cpu_say_to_use_lora(tmp_path: Path) -> None:
-    rollouts = Rollouts(make_config(tmp_path, use_vllm=True), None, None, None, None)  # type: ignore[arg-type]
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The double in vLLM's place, and its record."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    with monkeypatch.context() as context:
+        context.setattr(vllm_double, "calls", [])
+        vllm_double.install()
+        yield vllm_double
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def make_rollouts(tmp_path: Path, **settings: Any) -> Rollouts:
+    environment = environment_config("longdoc", chunking="documents", max_reads=0)
+    args = make_config(tmp_path / "out", use_vllm=True, vllm_enable_sleep_mode=True, **settings)
+    return Rollouts(args, make_tokenizer(), HashingEmbedder(16), MemoryConfig(), environment)
+
+
+def saved_model(tmp_path: Path) -> Any:
+    make_model().save_pretrained(tmp_path / "model")
+    return AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+
+
+def test_full_weights_into_vllm_on_cpu_say_to_use_lora(tmp_path: Path, double: Any) -> None:
+    double.install(on_cpu=True)
     with pytest.raises(ConfigError, match="use_peft: true"):
-        colocate_backend(rollouts)(make_model())
+        colocate_backend(make_rollouts(tmp_path))(saved_model(tmp_path))
+
+
+def test_a_model_that_still_lies_on_the_cpu_is_no_obstacle(tmp_path: Path, double: Any) -> None:
+    """Under FSDP2 it moves to its GPU as training begins, after the engine is made."""
+    model = saved_model(tmp_path)
+    assert model.device.type == "cpu"
+    assert colocate_backend(make_rollouts(tmp_path))(model).policy.engine is not None
+
+
+def test_calls_come_in_the_order_of_trl(tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build, sleep, and for every update: empty the cache, wake weights, load, reset, wake the cache, sample, sleep."""
+    model = saved_model(tmp_path)
+    monkeypatch.setattr("atommem.train.rollout.colocate_backend.clear_device_cache", lambda: double.record("empty"))
+    backend = colocate_backend(make_rollouts(tmp_path))(model)
+    trainer = SimpleNamespace(
+        accelerator=Accelerator(cpu=True), model=model, _dist=DistributedBackend(Accelerator(cpu=True))
+    )
+    for _ in range(2):
+        backend.publish(trainer)
+        for _ in range(2):  # the second time, as for an evaluation: the weights have to come again
+            with backend.rollout(trainer):
+                asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
+    ours = list(double.calls)
+
+    double.calls.clear()
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
+    monkeypatch.setattr(vllm_generation, "empty_cache", lambda: double.record("empty"))
+    monkeypatch.setattr(vllm_generation, "SamplingParams", sys.modules["vllm"].SamplingParams, raising=False)
+    monkeypatch.setattr(vllm_generation, "LLM", lambda **fields: as_llm(double, fields), raising=False)
+    theirs = VLLMGeneration(model, Accelerator(cpu=True), make_tokenizer(), enable_sleep_mode=True)
+    for _ in range(2):
+        theirs.sync_weights()
+        for _ in range(2):
+            theirs.generate([[1, 2]], None, 1)
+    assert ours == double.calls
+    assert ours[:8] == ["build", "sleep 2", "empty", "wake weights", "load", "reset", "wake kv_cache", "generate"]
+
+
+def as_llm(double: Any, fields: dict[str, Any]) -> Any:
+    """vLLM's ``LLM`` around the double's engine."""
+    engine = double.LLMEngine(SimpleNamespace(dtype="float32", max_model_len=None, **without(fields, "max_model_len")))
+    worker = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=engine.load_weights)))
+
+    def generate(prompts: list[Any], sampling_params: Any, use_tqdm: bool) -> list[Any]:
+        for index, prompt in enumerate(prompts):
+            engine.add_request(str(index), prompt, sampling_params)
+        return engine.step()
+
+    return SimpleNamespace(
+        llm_engine=SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker)),
+        generate=generate,
+        sleep=lambda level: engine.sleep(level),
+        wake_up=lambda tags: engine.wake_up(tags),
+        reset_prefix_cache=engine.reset_prefix_cache,
+    )
+
+
+def without(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != name}
 
 
 def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(tmp_path: Path) -> None:
     trainer, policy = train(tmp_path, lora=True, sleeps=True)
-    assert policy.engine.calls == ["sleep 1", "wake weights", "wake kv_cache", "sleep 1"]
+    assert policy.engine.calls == ["sleep 1", *2 * ["wake weights", "wake kv_cache", "sleep 1"]]
     assert len({adapter.name for adapter in policy.adapters}) == 2
     trainer.close()
     assert not any((tmp_path / "adapters").iterdir())
+
+
+def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:
+    given = {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}
+    rollouts = make_rollouts(tmp_path, vllm_engine_kwargs=given)
+    arguments = colocate_backend(rollouts)(saved_model(tmp_path)).policy.engine.args
+    assert (arguments.kv_cache_dtype, arguments.max_num_batched_tokens) == ("fp8", 16384)
+    with pytest.raises(ConfigError, match="'fp8', and full weights that are sent"):
+        colocate_backend(make_rollouts(tmp_path, vllm_engine_kwargs={"quantization": "fp8"}))(saved_model(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor parallel size is 2: a colocated engine is of one process"),
+        ({"logprobs_mode": "raw_logprobs"}, "has logprobs_mode, which has to be that of what is trained"),
+        ({"max_model_len": 9}, "max_model_len, whose name here is vllm_max_model_length"),
+    ],
+)
+def test_what_an_engine_cannot_be_told_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_rollouts(tmp_path, vllm_engine_kwargs=settings)

@@ -107,6 +107,7 @@ def make_sampler(rollouts: Rollouts, model_path: str) -> Callable[[Any], Sampler
             send_seeds=False,  # as on-policy: they slow vLLM down, and do not make it deterministic
             timeout=args.request_timeout,
             patience=args.vllm_server_timeout,
+            scaled_logprobs=True,
         )
         return Sampler(loop, rollouts.runner(pool), None)
 

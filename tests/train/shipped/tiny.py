@@ -1,0 +1,67 @@
+"""What the shipped recipes name, in a size for tests: a policy of Qwen3's shape, an embedder, tasks and traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import save_tasks
+from tests.train.toys import make_model
+
+ELEMENTS = [
+    *("<final_answer>\\boxed{c0}</final_answer>", "<final_answer>\\boxed{c1}</final_answer>"),
+    *("<create_memory>a fact</create_memory>", "<create_memory>c0 city</create_memory>"),
+    *("<read_memory>a fact</read_memory>", "<read_memory>city</read_memory>"),
+    *("<update_scratchpad>c0</update_scratchpad>", "<delete_memory>Memory 1</delete_memory>"),
+    *("<update_memory>Memory 1: c1 city</update_memory>", "<create_memory>", "\\boxed{c0}"),
+]
+WORDS = ["c0", "c1", "city", "fact", "town", "which", "a", "Memory", "1:", "2:", "memory", "scratchpad", "question"]
+DATA = ["hotpotqa_train.parquet", "2wiki_train.parquet", "musique_train.parquet", "mixed_train.jsonl"]
+DATA += ["hotpotqa_small.parquet"]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """A token is a whole element, so that a random policy acts and answers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<unk>", *ELEMENTS, *WORDS, "<eos>", "<pad>"]
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>", model_max_length=4096
+    )
+
+
+def make_world(folder: Path) -> None:
+    """``model``, ``embedder``, and under ``data`` the task files that recipes name, in `folder`."""
+    tokenizer = make_tokenizer()
+    model = make_model(vocabulary=len(tokenizer), spread=0.1, positions=4096)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    make_embedder(folder / "embedder", tokenizer)
+    (folder / "data").mkdir()
+    for name in DATA:
+        save_tasks(make_tasks(), folder / "data" / name)
+
+
+def make_tasks(count: int = 12) -> list[Task]:
+    """Two questions each; every answer is c0."""
+    questions = (Question("which city", ("c0",)), Question("which town", ("c0",)))
+    texts = ("c0 city", "c1 town", "a fact")
+    return [Task(f"task-{i}", questions, tuple(Document("", t) for t in texts[i % 3 :] + texts)) for i in range(count)]
+
+
+def make_embedder(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """A sentence-transformers model with random weights."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=1.0, **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    transformer = Transformer(str(folder), max_seq_length=256)
+    SentenceTransformer(modules=[transformer, Pooling(16)]).save(str(folder))

@@ -1,0 +1,152 @@
+"""Stands where vLLM would: an engine that samples with transformers, loses what sleep drops, and writes down calls.
+
+`install` puts it in place of the package ``vllm``, so that all on our side of it runs as it is; `with_seeds` has
+requests carry their seeds, which vLLM is spared, so that an episode is the same in whichever process it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from trl import import_utils
+
+from atommem.policy import vllm_engine
+from atommem.policy.contract import Sampling
+from atommem.policy.decoding import Row, decode
+
+calls: list[str] = []
+"""What engines of this process were asked, in order; equal calls after one another are one."""
+
+
+def record(call: str) -> None:
+    """Write a call down."""
+    if calls[-1:] != [call]:
+        calls.append(call)
+
+
+class LLMEngine:
+    """vLLM's ``LLMEngine``, as far as a colocated engine is used."""
+
+    def __init__(self, args: Any) -> None:
+        record("build")
+        assert args.logprobs_mode == "processed_logprobs"
+        self.args = args
+        self.model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
+        longest = args.max_model_len or self.model.config.max_position_embeddings
+        self.model_config = SimpleNamespace(max_model_len=longest)
+        self._awake = {"weights", "kv_cache"}
+        self._requests: dict[str, tuple[list[int], Any, Any]] = {}
+        self._adapter = ""
+
+    @classmethod
+    def from_engine_args(cls, args: Any) -> LLMEngine:
+        return cls(args)
+
+    def sleep(self, level: int) -> None:
+        assert self.args.enable_sleep_mode
+        record(f"sleep {level}")
+        self._awake = set()
+        if level == 2:
+            for parameter in self.model.parameters():
+                parameter.data.fill_(math.nan)
+
+    def wake_up(self, tags: list[str]) -> None:
+        record(f"wake {tags[0]}")
+        self._awake |= set(tags)
+
+    def apply_model(self, work: Callable[[Any], Any]) -> None:
+        work(SimpleNamespace(load_weights=self.load_weights))
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        assert "weights" in self._awake, "weights were loaded into an engine that sleeps"
+        record("load")
+        for name, weight in weights:
+            self.model.get_parameter(name).copy_(weight)
+
+    def reset_prefix_cache(self) -> None:
+        record("reset")
+
+    def add_request(self, name: str, prompt: Any, sampling_params: Any, lora_request: Any = None) -> None:
+        self._requests[name] = (prompt["prompt_token_ids"], sampling_params, lora_request)
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            self._requests.pop(name, None)
+
+    def step(self) -> list[Any]:
+        """All that wait, sampled to their ends."""
+        record("generate")
+        assert self._awake == {"weights", "kv_cache"}, f"an engine was asked of which {self._awake} is awake"
+        requests, self._requests = self._requests, {}
+        self._use(next(iter(requests.values()))[2])
+        rows = [
+            Row(prompt, Sampling(p.temperature, p.top_p, p.top_k, p.max_tokens, getattr(p, "seed", None)))
+            for prompt, p, _ in requests.values()
+        ]
+        eos = self.model.generation_config.eos_token_id
+        decode(self.model, rows, {eos} if isinstance(eos, int) else set(eos or ()), pad_id=0)
+        return [self._output(name, row) for name, row in zip(requests, rows, strict=True)]
+
+    def _use(self, lora: Any) -> None:
+        if lora is not None and lora.args[0] != self._adapter:
+            from peft import PeftModel
+
+            base = self.model.unload() if self._adapter else self.model
+            self.model, self._adapter = PeftModel.from_pretrained(base, lora.args[2]).eval(), lora.args[0]
+
+    @staticmethod
+    def _output(name: str, row: Row) -> Any:
+        logprobs = [
+            {token: SimpleNamespace(logprob=logprob, rank=1)}
+            for token, logprob in zip(row.token_ids, row.logprobs, strict=True)
+        ]
+        reason = "stop" if row.stopped else "length"
+        sampled = SimpleNamespace(token_ids=row.token_ids, logprobs=logprobs, finish_reason=reason)
+        return SimpleNamespace(
+            request_id=name, finished=True, prompt_token_ids=row.prompt_ids, num_cached_tokens=0, outputs=[sampled]
+        )
+
+
+def with_seeds() -> None:
+    """Have the seeds of requests handed on to the engine."""
+    original = vllm_engine.sampling_params
+
+    def seeded(sampling: Sampling) -> Any:
+        params = original(sampling)
+        params.seed = sampling.seed
+        return params
+
+    vllm_engine.sampling_params = seeded
+
+
+def install(on_cpu: bool = False) -> None:
+    """Put the double where ``import vllm`` finds it; `on_cpu` is what its platform says of itself."""
+
+    def fields(*args: Any, **named: Any) -> SimpleNamespace:
+        return SimpleNamespace(args=args, **named)
+
+    # TRL would import more of it.
+    import_utils.is_vllm_available = lambda **_: False
+    for name, contents in {
+        "vllm": {"EngineArgs": fields, "SamplingParams": fields, "LLM": None, "RequestOutput": None},
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: on_cpu)},
+        "vllm.utils": {},
+        "vllm.utils.network_utils": {"get_open_port": lambda: 29555},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.llm_engine": {"LLMEngine": LLMEngine},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": fields},
+    }.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(contents)
+        sys.modules[name] = module
