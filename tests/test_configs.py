@@ -53,7 +53,7 @@ def test_a_dry_run_passes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([stage_of(path), "--config", str(path), "--dry_run", "--dry_run_json", str(out)]) == 0
     plan = json.loads(out.read_text())
     assert plan["memory"]["fits"]
-    assert plan["compute"]["hours"] > 0
+    assert plan["hours"] > 0
     given = yaml.safe_load(path.read_text())
     assert {name for name, item in plan["settings"].items() if item["source"] == "file"} == set(given)
     assert "peak" in capsys.readouterr().out
