@@ -27,12 +27,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quick import add_quick
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
-from atommem.demo.recipe import FULL, LIMITED, Recipe
+from atommem.demo.recipe import FULL, LIMITED, Recipe, quick
 from atommem.demo.run import run_demo
 from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentConfig, make_environments
@@ -168,10 +169,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=300, help="tasks (%(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="1 is the demo's, 0 greedy (%(default)s)")
     parser.add_argument("--seed", type=int, default=1_000_001, help="of tasks and sampling; no demo's (%(default)s)")
+    add_quick(parser, n=20)
     given = parser.parse_args(argv)
+    end = "_quick" if given.quick else ""
     every = settings(
-        trained(given.policy, Path("runs/demo/grpo"), FULL),
-        trained(given.limited_policy, Path("runs/demo_limited/grpo"), LIMITED),
+        trained(given.policy, Path(f"runs/demo{end}/grpo"), quick(FULL) if end else FULL),
+        trained(given.limited_policy, Path(f"runs/demo_limited{end}/grpo"), quick(LIMITED) if end else LIMITED),
     )
     measured = {
         key: asyncio.run(measure(setting, given.n, given.temperature, given.seed)) for key, setting in every.items()
