@@ -2,9 +2,10 @@
 
     python scripts/bench_lora_sync.py [--out DIR] [--seeds 0 1 2]
 
-One run a seed, each with a policy, tasks and a server of its own; all are reported, and all have to hold. Two claims. The server samples from the very weights that are trained: the log-probabilities that it returns agree
-with the trainer's to 1e-3 on average, in float32, at every update. And what is learned that way is learned: the
-demo's held-out EM rises as it does with local rollouts (.50 at most before, .90 at least after).
+One run a seed, each with a policy, tasks and a server of its own; all are reported, and all have to hold. Two claims.
+The server samples from the very weights that are trained: the log-probabilities that it returns agree with the
+trainer's to 1e-3 on average, in float32, at every update. And what is learned that way is learned: the demo's held-out
+EM rises as it does with local rollouts (.50 at most before, .90 at least after).
 
 The training is ``atommem train grpo``; both evaluations are sampled by the server too.
 """

@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import models
-from vllm_process import VllmServer
+from quick import add_quick
+from vllm_process import ROOT, VllmServer
 
 from atommem.envs.data_cli import main as data
 from atommem.envs.scoring.records import EpisodeRecord
@@ -239,10 +240,11 @@ def run(server: VllmServer, tasks: Path, model: Path, methods: list[str], out: P
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0 if and only if everything holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmarks", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--benchmarks", type=Path, default=ROOT.parent / "shared" / "data", metavar="FOLDER")
     parser.add_argument("--model", type=Path, metavar="DIR", help="unset: SmolLM2, of scripts/models.py")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="NAME")
     parser.add_argument("--out", type=Path, help="keep traces and the server's log here")
+    add_quick(parser, methods=["full_context"])
     arguments = parser.parse_args(argv)
     model = arguments.model or models.smollm2()
     started = time.perf_counter()

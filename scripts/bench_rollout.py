@@ -33,6 +33,7 @@ from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
 from atommem.config import MemoryConfig
+from atommem.embedding.embedder import Embedder
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, generate
@@ -146,6 +147,8 @@ async def rollout(
     around: Callable[[Policy], Policy],
     fixed: bool = True,
     requests_in_flight: int = 256,
+    embedder: Embedder | None = None,
+    retrieve_k: int = 1,
 ) -> Measured:
     """Episodes of `steps` steps each, beginning with an empty prefix cache."""
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()
@@ -162,10 +165,10 @@ async def rollout(
     runner = EpisodeRunner(
         Agent(
             policy=policy,
-            embedder=HashingEmbedder(256),
+            embedder=embedder or HashingEmbedder(256),
             tokenizer=tokenizer,
             environments=make_environments(environment_config("longdoc", chunk_tokens=chunk_tokens), tokenizer),
-            memory=MemoryConfig(layout=layout, retrieve_k=1),
+            memory=MemoryConfig(layout=layout, retrieve_k=retrieve_k),
             sampling=Sampling(1.0, max_tokens=max_tokens, seed=1),
             keep_prompts=True,
         ),
