@@ -56,7 +56,7 @@ VERBS = ["built", "designed", "restored", "sold", "inherited", "described", "fou
 
 
 async def answer(model: Path) -> None:
-    """Answer ``/v1/embeddings`` on a free port (printed as the first line) until killed."""
+    """Answer ``/v1/embeddings`` on a free port, which it prints, until killed."""
     embedder = MicroBatcher(SentenceTransformerEmbedder(model), cache_size=0)
 
     async def handle(path: str, body: bytes) -> tuple[int, dict[str, Any]]:
@@ -75,7 +75,8 @@ def embedding_server(model: Path) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+            port = next(line for line in server.stdout if line.strip().isdigit())  # libraries print before it
+            yield f"http://127.0.0.1:{port.strip()}"
         finally:
             server.kill()
 
