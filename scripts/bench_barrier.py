@@ -94,7 +94,7 @@ def makespan(lengths: Sequence[Sequence[int]], limit: int) -> int:
 def simulate(lengths: Sequence[int], limit: int, episodes: int) -> float:
     """How many times as fast free-running is, in the mean over `REPEATS` draws."""
     rng = random.Random(limit)
-    speeds = []
+    speeds: list[float] = []
     for _ in range(REPEATS):
         drawn = [rng.choices(lengths, k=STEPS) for _ in range(episodes)]
         barrier = sum(makespan([[row[step]] for row in drawn], limit) for step in range(STEPS))
@@ -142,7 +142,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.perf_counter()
     result: dict[str, Any] = {"bench": "barrier"}
-    speeds = []
+    speeds: list[float] = []
     if "simulated" in options.parts:
         for name, lengths in (("trained", TRAINED), ("untrained", UNTRAINED)):
             for batch in BATCHES:
