@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=300, help="tasks (%(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="1 is the demo's, 0 greedy (%(default)s)")
     parser.add_argument("--seed", type=int, default=1_000_001, help="of tasks and sampling; no demo's (%(default)s)")
-    add_quick(parser, n=20)
+    add_quick(parser, n=4)
     given = parser.parse_args(argv)
     end = "_quick" if given.quick else ""
     every = settings(
