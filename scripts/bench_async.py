@@ -151,7 +151,9 @@ class Bench:
 
 def relative(a: float, b: float) -> float:
     """Difference of two figures, relative to the second."""
-    return abs(a - b) / abs(b)
+    if a == b:  # also where the rewards were all equal, as a policy's that has learned nothing are, and both are 0
+        return 0.0
+    return abs(a - b) / abs(b) if b else float("inf")
 
 
 def main() -> int:

@@ -267,7 +267,7 @@ def main() -> int:
                 flush=True,
             )
     assert completions["theirs"] == completions["ours"], "the two must have the same completions"
-    theirs, ours_total = (sum(phases[name].values()) for name in ("theirs", "ours"))
+    theirs, ours_total = (np.sum(list(phases[name].values()), axis=0) for name in ("theirs", "ours"))
     without_old = theirs - phases["theirs"]["old_log_probs"]
     ratio, limit = theirs / ours_total, passes["theirs"] / passes["ours"]
     result = {
