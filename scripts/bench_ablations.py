@@ -36,7 +36,7 @@ from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
 from atommem.demo.recipe import FULL, LIMITED, Recipe, quick
 from atommem.demo.run import run_demo
 from atommem.embedding import make_embedder
-from atommem.environment import EnvironmentConfig, make_environments
+from atommem.environment import DEFAULT_ENVIRONMENT, find_environment, make_environments
 from atommem.envs.scoring.records import Comparison, EvalResult, compare
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import WorldConfig, generate
@@ -108,7 +108,8 @@ async def measure(setting: Setting, n: int, temperature: float, seed: int) -> di
     """The full policy, then every ablation that the setting speaks of, on the same tasks."""
     saved = load_config(setting.policy)
     memory = replace(MemoryConfig(**fields_of(MemoryConfig, saved)), capacity=setting.capacity)
-    environment = EnvironmentConfig(**fields_of(EnvironmentConfig, saved))
+    kind = find_environment(DEFAULT_ENVIRONMENT).config_class
+    environment = kind(**fields_of(kind, saved))
     embedder = make_embedder(EmbedderConfig(**fields_of(EmbedderConfig, saved)))
     tasks = list(generate(setting.world, n, seed))
     policy = LocalPolicy.from_pretrained(setting.policy)
