@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
         "curves": curves,
         "fastest": fastest,
         "memory_ratio_at_fastest": round(
-            curves["packed"][fastest["packed"]]["peak_mb"] / curves["padded"][fastest["padded"]]["peak_mb"], 2
+            curves["packed"][fastest["packed"]]["peak_mb"] / max(1, curves["padded"][fastest["padded"]]["peak_mb"]), 2
         ),
         "speed_within_least_padded_memory": (
             round(seconds["padded"][fastest["padded"]] / min(seconds["packed"][size] for size in within), 2)
