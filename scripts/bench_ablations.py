@@ -27,15 +27,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quick import add_quick
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
-from atommem.demo.recipe import FULL, LIMITED, Recipe
+from atommem.demo.recipe import FULL, LIMITED, Recipe, quick
 from atommem.demo.run import run_demo
 from atommem.embedding import make_embedder
-from atommem.environment import EnvironmentConfig, make_environments
+from atommem.environment import DEFAULT_ENVIRONMENT, find_environment, make_environments
 from atommem.envs.scoring.records import Comparison, EvalResult, compare
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import WorldConfig, generate
@@ -107,7 +108,8 @@ async def measure(setting: Setting, n: int, temperature: float, seed: int) -> di
     """The full policy, then every ablation that the setting speaks of, on the same tasks."""
     saved = load_config(setting.policy)
     memory = replace(MemoryConfig(**fields_of(MemoryConfig, saved)), capacity=setting.capacity)
-    environment = EnvironmentConfig(**fields_of(EnvironmentConfig, saved))
+    kind = find_environment(DEFAULT_ENVIRONMENT).config_class
+    environment = kind(**fields_of(kind, saved))
     embedder = make_embedder(EmbedderConfig(**fields_of(EmbedderConfig, saved)))
     tasks = list(generate(setting.world, n, seed))
     policy = LocalPolicy.from_pretrained(setting.policy)
@@ -168,10 +170,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=300, help="tasks (%(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="1 is the demo's, 0 greedy (%(default)s)")
     parser.add_argument("--seed", type=int, default=1_000_001, help="of tasks and sampling; no demo's (%(default)s)")
+    add_quick(parser, n=4)
     given = parser.parse_args(argv)
+    end = "_quick" if given.quick else ""
     every = settings(
-        trained(given.policy, Path("runs/demo/grpo"), FULL),
-        trained(given.limited_policy, Path("runs/demo_limited/grpo"), LIMITED),
+        trained(given.policy, Path(f"runs/demo{end}/grpo"), quick(FULL) if end else FULL),
+        trained(given.limited_policy, Path(f"runs/demo_limited{end}/grpo"), quick(LIMITED) if end else LIMITED),
     )
     measured = {
         key: asyncio.run(measure(setting, given.n, given.temperature, given.seed)) for key, setting in every.items()

@@ -28,11 +28,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+from quick import add_quick
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
-from atommem.demo.recipe import FULL
+from atommem.demo.recipe import FULL, quick
 from atommem.demo.run import Demo
 from atommem.envs.synthetic.world import generate
 from atommem.train.async_config import AsyncTrainConfig
@@ -150,7 +151,9 @@ class Bench:
 
 def relative(a: float, b: float) -> float:
     """Difference of two figures, relative to the second."""
-    return abs(a - b) / abs(b)
+    if a == b:  # also where the rewards were all equal, as a policy's that has learned nothing are, and both are 0
+        return 0.0
+    return abs(a - b) / abs(b) if b else float("inf")
 
 
 def main() -> int:
@@ -159,12 +162,13 @@ def main() -> int:
     parser.add_argument("--cold_start", type=Path, help="cold_start folder of a finished demo")
     parser.add_argument("--seed", type=int, default=0, help="the demo's (%(default)s)")
     parser.add_argument("--out", type=Path, help="where to write (default: a temporary folder)")
+    add_quick(parser)
     arguments = parser.parse_args()
     disable_progress_bar()
     console = Console(highlight=False, soft_wrap=True)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        demo = Demo(FULL, arguments.out or Path(scratch), arguments.seed, console)
+        demo = Demo(quick(FULL) if arguments.quick else FULL, arguments.out or Path(scratch), arguments.seed, console)
         cold_start = arguments.cold_start
         if cold_start is None:
             demo.learn_to_copy()

@@ -23,7 +23,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import smollm2
+import models
+from quick import add_quick
 from simulated_server import SimulatedServer
 
 from atommem.envs.synthetic.world import WorldConfig, generate
@@ -131,30 +132,32 @@ def contents(out: Path) -> dict[str, Any]:
 def main() -> int:
     """Run both, compare, print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
+    parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--tasks", type=int, default=TASKS)
+    add_quick(parser, kills=1, tasks=5)
     options = parser.parse_args()
-    smollm2.main([str(options.tokenizer)])
+    tokenizer = options.tokenizer or models.smollm2()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = folder / "tasks.jsonl"
-        tasks = list(generate(WORLD, TASKS, SEED))
+        tasks = list(generate(WORLD, options.tasks, SEED))
         save_tasks(tasks, data)
         episodes = {(task.id, sample) for task in tasks for sample in range(SAMPLES)}
         seeds = seeds_of(episodes)
-        with SimulatedServer(options.tokenizer, LATENCY, CONCURRENCY, folder / "calm.requests") as server:
-            calm = Command(server, options.tokenizer, data, folder / "calm")
+        with SimulatedServer(tokenizer, LATENCY, CONCURRENCY, folder / "calm.requests") as server:
+            calm = Command(server, tokenizer, data, folder / "calm")
             calm.run()
             calls = len(calm.requests())
         assert len(set(calm.requests())) == calls, "a request was made twice although nothing went wrong"
         # What an episode has done is lost when it is killed: about half of the requests between two kills are for that.
-        most = 3 * calls // options.kills
+        most = 3 * calls // max(options.kills, 6)
         rng = random.Random(options.seed)
         repeated, kills, finished_at_kills = 0, 0, []
-        with SimulatedServer(options.tokenizer, LATENCY, CONCURRENCY, folder / "killed.requests") as server:
-            killed = Command(server, options.tokenizer, data, folder / "killed")
+        with SimulatedServer(tokenizer, LATENCY, CONCURRENCY, folder / "killed.requests") as server:
+            killed = Command(server, tokenizer, data, folder / "killed")
             done: set[Key] = set()
             for index in range(options.kills):
                 seen = len(killed.requests())

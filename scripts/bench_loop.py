@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import smollm2
+import models
 from transformers import AutoTokenizer
 
 from atommem.config import MemoryConfig
@@ -208,12 +208,12 @@ async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig
 def main() -> int:
     """Measure, print a line for each run and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
+    parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3, help="of each way to encode; the worst one counts")
     parser.add_argument("--quick", action="store_true", help="one run of 32 short episodes with threads: holds no bar")
     options = parser.parse_args()
-    smollm2.main([str(options.tokenizer)])
+    options.tokenizer = options.tokenizer or models.smollm2()
     vllm: Any = ModuleType("vllm")
     vllm.SamplingParams = lambda **fields: SimpleNamespace(**fields)
     sys.modules["vllm"] = vllm

@@ -37,7 +37,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import smollm2
+import models
+from quick import add_quick
 from vllm_process import ROOT, VllmServer
 
 from atommem.envs.data_cli import main as data
@@ -239,12 +240,13 @@ def run(server: VllmServer, tasks: Path, model: Path, methods: list[str], out: P
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0 if and only if everything holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmarks", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--model", type=Path, default=ROOT / ".cache/smollm2-135m-instruct", metavar="DIR")
+    parser.add_argument("--benchmarks", type=Path, default=ROOT.parent / "shared" / "data", metavar="FOLDER")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="unset: SmolLM2, of scripts/models.py")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="NAME")
     parser.add_argument("--out", type=Path, help="keep traces and the server's log here")
+    add_quick(parser, methods=["full_context"])
     arguments = parser.parse_args(argv)
-    smollm2.main([str(arguments.model)])
+    model = arguments.model or models.smollm2()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         out = arguments.out or Path(scratch)
@@ -252,11 +254,11 @@ def main(argv: list[str] | None = None) -> int:
         tasks = build_tasks(arguments.benchmarks, out)
         flags = ["--max-model-len", str(WINDOW)]
         env = {"VLLM_CPU_KVCACHE_SPACE": "2"}
-        server = VllmServer(arguments.model, out / "server.log", *flags, env=env, served_model_name=MODEL_NAME)
+        server = VllmServer(model, out / "server.log", *flags, env=env, served_model_name=MODEL_NAME)
         with server:
             up = time.perf_counter() - started
             print(f"the server was up after {up:.0f} s")
-            figures = run(server, tasks, arguments.model, arguments.methods, out)
+            figures = run(server, tasks, model, arguments.methods, out)
     holds = not any(row["problems"] for row in figures.values())
     print(json.dumps({"methods": figures, "seconds": round(time.perf_counter() - started), "holds": holds}))
     return 0 if holds else 1

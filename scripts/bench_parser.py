@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from quick import add_quick
 
 from atommem.actions import Parsed
 from atommem.dialects import Dialect, get_dialect
@@ -249,6 +250,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz and time the parser of completions.")
     parser.add_argument("--strings", type=int, default=200_000, help="How many fuzzed strings.")
     parser.add_argument("--seed", type=int, default=0)
+    add_quick(parser, strings=2000)
     args = parser.parse_args()
     began = time.perf_counter()
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quick import add_quick
 
 LIMIT = 1e-5
 UPDATES = 3
@@ -134,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    add_quick(parser, modes=["ddp"])
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)

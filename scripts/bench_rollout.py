@@ -1,20 +1,16 @@
-"""What the prompt layout and free-running episodes save on a real vLLM server.
+"""What the prompt layout saves on a real vLLM server.
 
     python scripts/bench_rollout.py [--model DIR]
 
-SmolLM2-135M in float32 on CPU, through the one episode loop, 16 episodes of one task at the same time.
-
-1. Layout. With the chunk first (`prefix`) the 16 episodes share almost the whole prompt; with the memory first
-   (`paper`) they share only what comes before it. Prompt tokens that the server computed are its own count: prompt
-   tokens minus those that its prefix cache served. Completions have 48 tokens each. A model of this size writes no
-   memory actions, so what it sampled is put into them here: it becomes scratchpad and entry, and every episode has
-   a memory of its own. On the first chunk all memories are still empty and the layouts cost the same, so the first
-   notes are random words and it is not sampled: the figures are those of the chunks after it. With chunks of 3,600
-   tokens only tokens are counted, on a one-layer model of the same shape: how many tokens are computed does not
-   depend on weights.
-2. Free-running against a barrier. Both have the same number of episodes in flight. Free, each goes on by itself, and
-   the next one begins where one ends; with a barrier, as in a loop over batches, all of a batch wait after every
-   step for the slowest. Completions have the lengths of a real run (`LENGTHS`; ``--record`` makes such a list).
+SmolLM2-135M in float32 on CPU, through the one episode loop, 16 episodes of one task at the same time. With the chunk
+first (`prefix`) they share almost the whole prompt; with the memory first (`paper`) only what comes before it. Prompt
+tokens that the server computed are its own count: prompt tokens minus those that its prefix cache served. Completions
+have 48 tokens each: with longer ones both layouts spend more on sampling, which is the same for both. A model of this
+size writes no memory actions, so what it sampled is put into them here: it becomes scratchpad and entry, and every
+episode has a memory of its own. On the first chunk all memories are still empty and the layouts cost the same, so the
+first notes are random words and it is not sampled: the figures are those of the chunks after it. With chunks of 3,600
+tokens only tokens are counted, on a one-layer model of the same shape: how many tokens are computed does not depend on
+weights.
 """
 
 from __future__ import annotations
@@ -31,9 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import models
+from quick import add_quick
+from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
 from atommem.config import MemoryConfig
+from atommem.embedding.embedder import Embedder
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, generate
@@ -44,26 +44,14 @@ from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import ServerPolicy
 from atommem.session import Agent
 
-PARTS = ("layout", "barrier", "long")
+PARTS = ("layout", "long")
 GROUP = 16
 COMPLETION_TOKENS = 48
 CHUNKS = 3
 MOST_COMPUTED = {900: 1 / 3, 3600: 1 / 4}
 WORDS = ("river", "house", "music", "winter", "train", "garden", "letter", "stone", "market", "light")
 LEAST_LAYOUT_SPEED = 2.5
-LEAST_FREE_SPEED = 1.4
 ONE_LAYER = ("--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 1}')
-# fmt: off
-LENGTHS = (
-    218, 9, 22, 512, 512, 151, 194, 512, 200, 19, 53, 227,
-    20, 505, 219, 512, 512, 191, 146, 86, 512, 512, 94, 512, 512, 31, 512, 6, 168, 512, 40, 33,
-)
-# fmt: on
-"""Tokens of the completions of SmolLM2-135M-Instruct at temperature 1 in 32 steps on the synthetic world, at most 512
-each: what ``--record`` printed."""
-EPISODES, IN_FLIGHT, STEPS = 24, 4, 2
-"""Of the second part. Where arithmetic bounds a step, as on two processors, a batch that a barrier empties has cheaper
-steps, and a barrier costs less than on a GPU; few rows are nearer to one."""
 
 
 class FixedLength(httpx.AsyncBaseTransport):
@@ -88,20 +76,31 @@ class FixedLength(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-class NoteTaker:
+class Wrapped:
+    """A policy around another one."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    async def close(self) -> None:
+        """The policy's."""
+        await self.policy.close()
+
+
+class NoteTaker(Wrapped):
     """Puts what the policy sampled into memory actions, so that every episode has a memory of its own.
 
     The first request of each episode is not sampled: random words are its completion.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self._begun = 0
+    def __init__(self, policy: Policy, episodes: int) -> None:
+        super().__init__(policy)
+        self._left = episodes
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """The policy's tokens; their text as scratchpad, entry and query."""
-        if self._begun < GROUP:
-            self._begun += 1
+        if self._left:
+            self._left -= 1
             words = random.Random(sampling.seed).choices(WORDS, k=COMPLETION_TOKENS)
             completion = Completion([0], [0.0], " ".join(words), "stop")
         else:
@@ -112,43 +111,6 @@ class NoteTaker:
             f"<read_memory>{note[:20]}</read_memory>"
         )
         return replace(completion, text=text)
-
-    async def close(self) -> None:
-        """The policy's."""
-        await self.policy.close()
-
-
-class Drawn:
-    """Gives every request a length from `LENGTHS`, drawn by its seed: the same in whichever order they come."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample as many tokens as the request's seed draws."""
-        length = random.Random(sampling.seed).choice(LENGTHS)
-        return await self.policy.complete(prompt_ids, replace(sampling, max_tokens=length, seed=None))
-
-    async def close(self) -> None:
-        """The policy's."""
-        await self.policy.close()
-
-
-class Barrier:
-    """Holds every request until all episodes have made theirs: step by step, as a loop over batches does."""
-
-    def __init__(self, policy: Policy, episodes: int) -> None:
-        self.policy = policy
-        self._barrier = asyncio.Barrier(episodes)
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample when everybody is here. All episodes must have the same number of steps."""
-        await self._barrier.wait()
-        return await self.policy.complete(prompt_ids, sampling)
-
-    async def close(self) -> None:
-        """The policy's."""
-        await self.policy.close()
 
 
 @dataclass(frozen=True)
@@ -176,7 +138,7 @@ def long_task(tokenizer: Any, tokens: int) -> Task:
 async def rollout(
     server: VllmServer,
     tokenizer: Any,
-    batches: Sequence[Sequence[tuple[Task, int]]],
+    jobs: Sequence[tuple[Task, int]],
     *,
     layout: str = "prefix",
     chunk_tokens: int,
@@ -184,29 +146,36 @@ async def rollout(
     max_tokens: int,
     around: Callable[[Policy], Policy],
     fixed: bool = True,
-    in_flight: int | None = None,
+    requests_in_flight: int = 256,
+    embedder: Embedder | None = None,
+    retrieve_k: int = 1,
 ) -> Measured:
-    """Episodes of `steps` steps each, one batch after the other, beginning with an empty prefix cache."""
+    """Episodes of `steps` steps each, beginning with an empty prefix cache."""
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()
     policy = around(
         ServerPolicy(
-            server.url, "policy", tokenizer=tokenizer, transport=FixedLength() if fixed else None, timeout=1800
+            server.url,
+            "policy",
+            tokenizer=tokenizer,
+            max_in_flight=requests_in_flight,
+            transport=FixedLength() if fixed else None,
+            timeout=1800,
         )
     )
     runner = EpisodeRunner(
         Agent(
             policy=policy,
-            embedder=HashingEmbedder(256),
+            embedder=embedder or HashingEmbedder(256),
             tokenizer=tokenizer,
             environments=make_environments(environment_config("longdoc", chunk_tokens=chunk_tokens), tokenizer),
-            memory=MemoryConfig(layout=layout, retrieve_k=1),
+            memory=MemoryConfig(layout=layout, retrieve_k=retrieve_k),
             sampling=Sampling(1.0, max_tokens=max_tokens, seed=1),
+            keep_prompts=True,
         ),
         limits=Limits(max_steps=steps),
-        max_in_flight=in_flight,
     )
     before, started = server.metrics(), time.perf_counter()
-    episodes = [episode for batch in batches for episode in await runner.run_all(batch)]
+    episodes = await runner.run_all(jobs)
     seconds, after = time.perf_counter() - started, server.metrics()
     await policy.close()
     assert all(len(episode.steps) == steps for episode in episodes), [episode.error for episode in episodes]
@@ -248,21 +217,21 @@ def serve(model: Path, log: Path, longest: int, *flags: str) -> VllmServer:
     return VllmServer(model, log, *tokens, *flags, env=env)
 
 
-def compare_layouts(server: VllmServer, tokenizer: Any, chunk_tokens: int, chunks: int) -> dict[str, float]:
+def compare_layouts(server: VllmServer, tokenizer: Any, chunk_tokens: int, chunks: int, size: int) -> dict[str, float]:
     """Both layouts on the same document; prints a line each."""
-    group = [(long_task(tokenizer, chunk_tokens * chunks), sample) for sample in range(GROUP)]
+    group = [(long_task(tokenizer, chunk_tokens * chunks), sample) for sample in range(size)]
     found: dict[str, Measured] = {}
     for layout in ("paper", "prefix"):
         found[layout] = measured = asyncio.run(
             rollout(
                 server,
                 tokenizer,
-                [group],
+                group,
                 layout=layout,
                 chunk_tokens=chunk_tokens,
                 steps=chunks,
                 max_tokens=COMPLETION_TOKENS,
-                around=NoteTaker,
+                around=lambda policy: NoteTaker(policy, size),
             )
         )
         print(
@@ -282,38 +251,6 @@ def compare_layouts(server: VllmServer, tokenizer: Any, chunk_tokens: int, chunk
     }
 
 
-def compare_barrier(server: VllmServer, tokenizer: Any, steps: int) -> dict[str, float]:
-    """The same completions free-running and step by step; short chunks, so that sampling is what takes time."""
-    task = long_task(tokenizer, 60 * steps)
-    jobs = [(task, sample) for sample in range(EPISODES)]
-    ways: dict[str, tuple[Callable[[Policy], Policy], int]] = {
-        "free": (Drawn, EPISODES),
-        "barrier": (lambda policy: Barrier(Drawn(policy), IN_FLIGHT), IN_FLIGHT),
-    }
-    seconds: dict[str, float] = {}
-    for name, (around, batch) in ways.items():
-        batches = [jobs[start : start + batch] for start in range(0, EPISODES, batch)]
-        measured = asyncio.run(
-            rollout(
-                server,
-                tokenizer,
-                batches,
-                chunk_tokens=60,
-                steps=steps,
-                max_tokens=max(LENGTHS),
-                around=around,
-                in_flight=IN_FLIGHT,
-            )
-        )
-        seconds[name] = measured.seconds
-        print(
-            f"{name:<8}{measured.completion_tokens:>7} tokens in {EPISODES} episodes of {steps} steps, "
-            f"{IN_FLIGHT} at a time{measured.seconds:>8.1f} s",
-            flush=True,
-        )
-    return {"speed": seconds["barrier"] / seconds["free"], **{f"seconds_{k}": round(v, 1) for k, v in seconds.items()}}
-
-
 def record(server: VllmServer, tokenizer: Any) -> None:
     """Print the lengths of completions as the model samples them."""
     group = [(long_task(tokenizer, 2 * 200), sample) for sample in range(GROUP)]
@@ -321,7 +258,7 @@ def record(server: VllmServer, tokenizer: Any) -> None:
         rollout(
             server,
             tokenizer,
-            [group],
+            group,
             chunk_tokens=200,
             steps=2,
             max_tokens=512,
@@ -341,42 +278,35 @@ def holds(result: dict[str, Any]) -> bool:
     ]
     if "chunk_900" in result:
         kept.append(result["chunk_900"]["speed"] >= LEAST_LAYOUT_SPEED)
-    if "free_running" in result:
-        kept.append(result["free_running"]["speed"] >= LEAST_FREE_SPEED)
     return all(kept)
 
 
 def main() -> int:
     """Run both parts, print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="Folder of scripts/smollm2.py.")
+    parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_rollout"))
     parser.add_argument("--chunks", type=int, default=CHUNKS)
+    parser.add_argument("--group", type=int, default=GROUP)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="What to measure (all).")
-    parser.add_argument("--steps", type=int, default=STEPS, help="Steps of an episode in the second part.")
     parser.add_argument("--record", action="store_true", help="Only print lengths of completions of a real run.")
+    add_quick(parser, parts=["layout"], chunks=2, group=2)
     options = parser.parse_args()
-    from smollm2 import main as make_model
-    from transformers import AutoTokenizer
-
-    make_model([str(options.model)])
+    model = options.model or models.smollm2()
     began = time.perf_counter()
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    result: dict[str, Any] = {}
-    if options.record or {"layout", "barrier"} & set(options.parts):
-        with serve(options.model, options.out / "server.log", 2048) as server:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    result: dict[str, Any] = {"bench": "rollout"}
+    if options.record or "layout" in options.parts:
+        with serve(model, options.out / "server.log", 2048) as server:
             if options.record:
                 record(server, tokenizer)
                 return 0
-            if "layout" in options.parts:
-                result["chunk_900"] = compare_layouts(server, tokenizer, 900, options.chunks)
-            if "barrier" in options.parts:
-                result["free_running"] = compare_barrier(server, tokenizer, options.steps)
+            result["chunk_900"] = compare_layouts(server, tokenizer, 900, options.chunks, options.group)
     if "long" in options.parts:
-        with serve(options.model, options.out / "server_3600.log", 5120, *ONE_LAYER) as server:
-            result["chunk_3600"] = compare_layouts(server, tokenizer, 3600, options.chunks)
+        with serve(model, options.out / "server_3600.log", 5120, *ONE_LAYER) as server:
+            result["chunk_3600"] = compare_layouts(server, tokenizer, 3600, options.chunks, options.group)
     result["seconds"] = round(time.perf_counter() - began, 1)
-    result["holds"] = holds(result)
+    result["holds"] = options.group == GROUP and holds(result)
     print(json.dumps(result))
     return 0 if result["holds"] else 1
 

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quick import add_quick
 from tiny_policy import RECIPE, cold_start
 from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
+from atommem.demo.recipe import quick
 from atommem.demo.run import load_settings
 from atommem.embedding import make_embedder
 from atommem.environment import make_environments
@@ -108,17 +110,17 @@ class Run:
         return list(done.values())
 
 
-async def disturbed(run: Run, tasks: Sequence[Any]) -> tuple[list[Episode], dict[str, float]]:
+async def disturbed(run: Run, tasks: Sequence[Any], phase: float) -> tuple[list[Episode], dict[str, float]]:
     """The run with the loss. Returns its episodes, and the completions per second of its phases."""
     enough = asyncio.Event()
     began = time.perf_counter()
     work = asyncio.create_task(run.episodes(tasks, enough))
-    await asyncio.sleep(PHASE_SECONDS)
+    await asyncio.sleep(phase)
     killed = time.perf_counter()
     run.servers[0].kill()
     print(f"killed {run.servers[0].url} after {killed - began:.0f} s", flush=True)
     # What one server does alone, before the start of the other one takes its part of the processors.
-    await asyncio.sleep(PHASE_SECONDS)
+    await asyncio.sleep(phase)
     restarted = time.perf_counter()
     await asyncio.to_thread(run.servers[0].start)
     run.servers[0].give_way()
@@ -128,7 +130,7 @@ async def disturbed(run: Run, tasks: Sequence[Any]) -> tuple[list[Episode], dict
     print(f"it serves again after {back - killed:.0f} s", flush=True)
     await asyncio.sleep(WARM_UP_SECONDS)
     warm = time.perf_counter()
-    await asyncio.sleep(PHASE_SECONDS)
+    await asyncio.sleep(phase)
     end = time.perf_counter()
     enough.set()
     rate = run.clock.rate
@@ -146,9 +148,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/bench_server_loss"))
     parser.add_argument("--cold_start", type=Path, help="A policy of scripts/tiny_policy.py (unset: made in OUT).")
     parser.add_argument("--compared", type=int, default=400, help="Episodes that are run undisturbed as well.")
+    parser.add_argument("--phase", type=float, default=PHASE_SECONDS, help="seconds that throughput is measured")
+    add_quick(parser, compared=20, phase=2.0, out=Path("runs/bench_server_loss_quick"))
     options = parser.parse_args()
     began = time.perf_counter()
-    model = options.cold_start or cold_start(options.out / "policy", 0)
+    recipe = quick(RECIPE) if options.quick else RECIPE
+    model = options.cold_start or cold_start(options.out / "policy", 0, recipe)
     tasks = list(generate(RECIPE.world, 20_000, TASKS))
     flags = ["--max-model-len", "256", "--max-num-seqs", "128", "--block-size", "32", "--disable-uvicorn-access-log"]
     # Left to itself, vLLM would pin the workers of both servers to the same processor.
@@ -159,7 +164,7 @@ def main() -> int:
         run = Run(servers, model, options.out)
         calm = await run.episodes(tasks[: options.compared])
         run.clock.times.clear()
-        episodes, rates = await disturbed(run, tasks)
+        episodes, rates = await disturbed(run, tasks, options.phase)
         await run.clock.close()
         return calm, episodes, rates, run.clock.pool.lost
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from quick import add_quick
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
@@ -235,6 +236,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--turns", type=int, default=4, help="Of each session.")
     parser.add_argument("--seed", type=int, default=0)
+    add_quick(parser, entries=5000, repeats=10, sessions=4, turns=1)
     args = parser.parse_args()
     random.seed(args.seed)
     print(f"{'milliseconds':<34}{'p50':>10}{'p99':>10}")

@@ -10,7 +10,7 @@ rows in a plain padded batch, in fp32, each with and without LoRA:
     a real group   what 6 episodes of SmolLM2-135M-Instruct on one task of the synthetic world saw and sampled in
                    two steps
 
-SmolLM2 is made by scripts/smollm2.py (from PyPI) or comes from --model. The last line is one JSON object; the exit
+SmolLM2 is made by scripts/models.py (from PyPI) or comes from --model. The last line is one JSON object; the exit
 code is 0 if and only if its "holds" is true: log-probabilities differ by at most 1e-4, gradients by at most 1e-4 of
 their norm.
 """
@@ -21,14 +21,15 @@ import argparse
 import asyncio
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import models
 import torch
 from peft import LoraConfig, get_peft_model
+from quick import add_quick
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
@@ -47,7 +48,6 @@ from atommem.train.packing.tree_attention import register_tree_attention, use_tr
 from atommem.train.packing.trie import pack_rows
 
 LIMIT = 1e-4
-CACHE = Path(".cache/smollm2-135m-instruct")
 
 
 def random_rows(rng: random.Random) -> list[Row]:
@@ -131,12 +131,11 @@ def with_lora(model: Any) -> Any:
 def main(argv: list[str] | None = None) -> int:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help=f"folder of SmolLM2 (default: {CACHE}, made when it is missing)")
+    parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
     parser.add_argument("--tries", type=int, default=40)
+    add_quick(parser, tries=2)
     arguments = parser.parse_args(argv)
-    folder = arguments.model or CACHE
-    if arguments.model is None:
-        subprocess.run([sys.executable, Path(__file__).with_name("smollm2.py"), str(folder)], check=True)
+    folder = arguments.model or models.smollm2()
     register_tree_attention()
     tune_lm_head_for_cpu("cpu")
     torch.manual_seed(0)

