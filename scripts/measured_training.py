@@ -174,7 +174,7 @@ class Here(Executor):
 def run(flags: Sequence[str], is_sharded: bool = False) -> dict[str, Any]:
     """Train by the command in this process; returns bytes and seconds by phase, and what was logged."""
     from atommem.environment import Score
-    from atommem.envs.longdoc.environment import LongDocEnvironment
+    from atommem.envs.longdoc import Environments
     from atommem.policy import local
     from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
     from atommem.train.loops.update_step import UpdateStep
@@ -183,14 +183,14 @@ def run(flags: Sequence[str], is_sharded: bool = False) -> dict[str, Any]:
 
     rng = random.Random(int(os.environ.get("RANK", "0")))
 
-    async def score(self: LongDocEnvironment) -> Score:
+    async def score(self: Environments, task: Any, answers: Any) -> Score:
         return Score(rng.random(), (), {})
 
     def noted(*arguments: Any) -> Any:
         completion = make_completion(*arguments)
         return replace(completion, text=f"<update_scratchpad>{completion.text}</update_scratchpad>")
 
-    LongDocEnvironment.score = score  # type: ignore[method-assign]
+    Environments.score = score  # type: ignore[method-assign]
     make_completion: Any = local.make_completion
     local.make_completion = noted  # type: ignore[assignment]
     watch, history = Watch(), list[dict[str, Any]]()

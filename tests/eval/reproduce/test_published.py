@@ -160,9 +160,9 @@ def test_deltas_and_averages_in_the_tables() -> None:
 
 def test_the_settings_are_settings_of_ours() -> None:
     from atommem.config import EmbedderConfig, MemoryConfig
-    from atommem.envs.longdoc.longdoc_config import LongDocConfig
+    from atommem.environment import find_environment
     from atommem.eval.eval_config import EvalConfig
 
-    known = [EvalConfig, MemoryConfig, EmbedderConfig, LongDocConfig]
+    known = [EvalConfig, MemoryConfig, EmbedderConfig, find_environment("longdoc").config_class]
     for name in published()["settings"]:
         assert any(fields_of(kind, {name: 1}) for kind in known), name
