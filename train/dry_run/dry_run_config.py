@@ -32,7 +32,7 @@ class DryRunConfig:
     dry_run_utilisation: float = _setting(0.4, "Share of the device's peak FLOPs that is reached")
     dry_run_traces: str | None = _setting(None, "Folder of traces to take the lengths of completions from")
     dry_run_completion_tokens: int | None = _setting(
-        None, "Mean completion; unset: of the traces, else max_completion_length with thinking, a quarter without"
+        None, "Mean completion; unset: of the traces, else with thinking the paper's, without a quarter of the longest"
     )
     dry_run_tasks: int = _setting(20_000, "Tasks, when the data file is not there")
     dry_run_documents: int = _setting(200, "Documents of a task, when the data file is not there")

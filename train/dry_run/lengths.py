@@ -24,6 +24,8 @@ CHARACTERS_A_TOKEN = 4.2
 """Of English prose, for vocabularies of 50,000 to 150,000 tokens."""
 ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
 """What a memory is expected to look like: entries, a query, and how full the scratchpad is."""
+THINKING_TOKENS = 570.5
+"""Of a completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
 SPREAD = 0.3
 """Standard deviation of what an episode samples over its mean, where no traces say it."""
 MOST_TRACES = 500
@@ -138,7 +140,7 @@ def completion_shape(args: Any, stage: str, settings: DryRunConfig, model_kind: 
     """Completions as traces have them, as the settings say, or as thinking makes them.
 
     With thinking, which Qwen3 does unless ``chat_template_kwargs`` says ``enable_thinking: false``, completions are
-    supposed to reach max_completion_length; without, a quarter of it.
+    supposed to be as long as the paper's; without, a quarter of max_completion_length.
 
     Raises:
         ConfigError: The folder of traces holds none.
@@ -159,7 +161,7 @@ def completion_shape(args: Any, stage: str, settings: DryRunConfig, model_kind: 
     elif settings.dry_run_completion_tokens:
         mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
     elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
-        mean, source = float(longest), "thinking is on, up to max_completion_length"
+        mean, source = THINKING_TOKENS, "thinking is on: the paper's Table 6; an untrained policy may think longer"
     else:
         mean, source = max(1.0, longest / 4), "without thinking, a quarter of max_completion_length"
     return CompletionShape(min(mean, longest), longest, spread, source)

@@ -186,7 +186,11 @@ def test_completions_are_as_long_as_thinking_or_traces_make_them(tmp_path: Path)
     def mean(args: object, kind: str = "qwen3", **settings: object) -> float:
         return completion_shape(args, "grpo", DryRunConfig(**settings), kind).mean  # type: ignore[arg-type]
 
+    class Long(Args):
+        max_completion_length = 4096
+
     assert (mean(Args()), mean(Quiet()), mean(Args(), "llama")) == (400, 100, 100)
+    assert mean(Long()) == 570.5
     assert mean(Args(), dry_run_completion_tokens=7) == 7
     with pytest.raises(ConfigError, match="holds no trace"):
         mean(Args(), dry_run_traces=str(tmp_path))
