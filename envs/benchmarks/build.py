@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
@@ -238,9 +239,14 @@ def _drawn(drawer: _Drawer, workers: int) -> Iterator[tuple[int, tuple[int, ...]
         for job in drawer.jobs():
             yield from drawer.draw(job)
         return
-    with multiprocessing.Pool(workers, _start_worker, (drawer,)) as processes:
-        for results in processes.imap(_work, drawer.jobs()):
+    # Not multiprocessing's own pool: it kills its workers where a job fails, and may then wait for ever for a lock that
+    # one of them held. They are forked, and share the texts.
+    processes = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker, (drawer,))
+    try:
+        for results in processes.map(_work, drawer.jobs()):
             yield from results
+    finally:
+        processes.shutdown(cancel_futures=True)
 
 
 def _start_worker(drawer: _Drawer) -> None:
