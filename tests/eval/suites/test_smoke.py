@@ -71,14 +71,14 @@ def policy(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def benchmarks(tmp_path: Path) -> Path:
-    pages = [[f"Page {number}", [f"Person {number} lives in Town {number}.", " It is small."]] for number in range(12)]
+    pages = [[f"Page {number}", [f"Person {number} lives in Town {number}.", " It is small."]] for number in range(24)]
     hotpot = [
         {
             "_id": f"q{number}",
             "question": f"Where does Person {number} live?",
             "answer": f"Town {number}",
             "supporting_facts": [[f"Page {number}", 0]],
-            "context": [pages[number], pages[(number + 1) % 12]],
+            "context": pages[number::8],
             "type": "bridge",
             "level": "hard",
         }
@@ -96,7 +96,7 @@ def benchmarks(tmp_path: Path) -> Path:
             ],
             "paragraphs": [
                 {"idx": place, "title": title, "paragraph_text": "".join(text), "is_supporting": place == 0}
-                for place, (title, text) in enumerate([pages[number], pages[(number + 1) % 12]])
+                for place, (title, text) in enumerate(pages[number::8])
             ],
         }
         for number, row in enumerate(hotpot)

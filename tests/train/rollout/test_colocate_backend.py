@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -116,10 +117,14 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The double in vLLM's place, and its record."""
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
+    before = dict(os.environ)
     with monkeypatch.context() as context:
         context.setattr(vllm_double, "calls", [])
         vllm_double.install()
         yield vllm_double
+    # An engine makes this process rank 0 of 1: whatever starts from here later would take that for its own.
+    os.environ.clear()
+    os.environ.update(before)
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         del sys.modules[name]
 

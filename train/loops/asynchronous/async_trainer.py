@@ -22,7 +22,6 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from trl.distributed import DistributedBackend
 from trl.experimental.async_grpo import AsyncGRPOTrainer
-from trl.models import prepare_fsdp
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from atommem.envs.scoring.records import record_of
@@ -33,7 +32,7 @@ from atommem.train.loops.asynchronous.groups import Group, batch_of
 from atommem.train.loops.asynchronous.reader import GroupReader
 from atommem.train.loops.asynchronous.samplers import Sampler
 from atommem.train.loops.asynchronous.worker import RolloutWorker
-from atommem.train.loops.models import tune_lm_head_for_cpu
+from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
 from atommem.train.objective.advantages import zero_variance_fraction
 from atommem.train.objective.loss import Objective
@@ -156,9 +155,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         """The model of the KL term where all weights are trained, made as `GRPOTrainer` makes its own."""
         settings = {"dtype": self.model.dtype, **(self.args.model_init_kwargs or {}), "device_map": None}
         reference = create_model_from_path(model, **settings)
-        add_fused_lm_head(reference, temperature=1.0)
+        add_fused_lm_head(reference, temperature=self.args.temperature)
         if self.is_fsdp_enabled:
-            return prepare_fsdp(reference, self.accelerator)
+            return shard_reference(reference, self.accelerator)
         return self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     # Data -----------------------------------------------------------------------------------------

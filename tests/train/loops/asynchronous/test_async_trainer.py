@@ -85,7 +85,13 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "shared", [{"normalization": "token"}, {"normalization": "trajectory", "beta": 0.5, "temperature": 0.7}]
+    "shared",
+    [
+        {"normalization": "token"},
+        {"normalization": "trajectory", "beta": 0.5},
+        {"normalization": "trajectory", "temperature": 0.7},
+        {"normalization": "trajectory", "beta": 0.5, "temperature": 0.7},
+    ],
 )
 def test_without_staleness_it_is_on_policy_training(tmp_path: Path, model_folder: Path, shared: dict[str, Any]) -> None:
     """Same seeds, same episodes, same losses, same parameters after three updates; with a KL term too."""
