@@ -165,7 +165,7 @@ def look_at(browser: Browser, page: Path, episodes: int) -> None:
         assert listed == min(100, counts[name])
     assert (counts["all"], counts["failed"]) == (episodes, 0)
     assert counts["right"] >= TASKS
-    assert counts["wrong"] == episodes - counts["right"]
+    assert 0 < counts["wrong"] <= episodes - counts["right"]  # those that overflow are neither
     assert counts["malformed"] > 0
 
     browser.click('#filters [data-status="right"]')
