@@ -36,6 +36,7 @@ with open(sys.argv[2], "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_hangs_keeps_its_rows_and_leaves_the_others(
     check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
