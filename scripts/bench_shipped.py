@@ -109,8 +109,8 @@ def commands(pair: Pair, processes: int, out: str, resume: bool) -> list[list[st
         "model_name_or_path": "model",
         "output_dir": out,
         "per_device_train_batch_size": EPISODES[pair.stage] // processes,
-        # Three updates are within the warm-up of a cold start.
-        "learning_rate": 1e-2 if pair.stage == "sft" else 1e-3,
+        # Three updates are within the warm-up of the recipes that have one.
+        "learning_rate": 1e-2 if "warmup_steps" in (CONFIGS / "train" / f"{pair.recipe}.yaml").read_text() else 1e-3,
         "max_steps": 3,
         "save_steps": 2,
         "dtype": "float32",

@@ -76,6 +76,7 @@ def real_rows(model: Any, tokenizer: Any) -> list[Row]:
             environments=make_environments(environment_config("longdoc", chunk_tokens=100, max_reads=0), tokenizer),
             memory=memory,
             sampling=Sampling(temperature=1.0, max_tokens=12, seed=0),
+            keep_prompts=True,
         ),
         limits=Limits(max_steps=2),
     )

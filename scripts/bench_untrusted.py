@@ -330,7 +330,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--minilm", type=Path, help="Folder of MiniLM (unset: of scripts/models.py)")
     parser.add_argument("--built", action="store_true", help="Only tokenizers that are built here: no download")
-    add_quick(parser, n=200, views=200, built=True)
+    add_quick(parser, n=200, views=20_000, built=True)
     options = parser.parse_args(argv)
     began = time.perf_counter()
     found = readers(options)
