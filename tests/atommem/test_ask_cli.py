@@ -188,6 +188,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_read_and_the_same_command_goes_on(book: Path) -> None:
     book.write_text(TEXT * 20)
     folder, asked = book.parent / "memory", book.with_name("book.txt.asked")
