@@ -74,6 +74,7 @@ async def report(root: Path, *, backwards: bool, efficiency: bool = False) -> di
     return contents(root / "report")
 
 
+@pytest.mark.slow
 async def test_the_same_evaluation_gives_the_same_files(tmp_path: Path) -> None:
     first = await report(tmp_path / "one", backwards=False)
     (tmp_path / "another" / "place").mkdir(parents=True)
