@@ -36,7 +36,7 @@ from transformers import AutoTokenizer
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config, make_environments
-from atommem.envs.longdoc.chunking import document_text
+from atommem.envs.chunking import document_text
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.envs.task import Task

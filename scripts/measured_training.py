@@ -190,7 +190,7 @@ def run(flags: Sequence[str], is_sharded: bool = False) -> dict[str, Any]:
         completion = make_completion(*arguments)
         return replace(completion, text=f"<update_scratchpad>{completion.text}</update_scratchpad>")
 
-    Environments.score = score  # type: ignore[method-assign]
+    Environments.score = score  # type: ignore[assignment,method-assign]
     make_completion: Any = local.make_completion
     local.make_completion = noted  # type: ignore[assignment]
     watch, history = Watch(), list[dict[str, Any]]()

@@ -12,27 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from atommem.actions import ANSWER, ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec, answers_in, first
+from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
 from atommem.description import TaskShape
-from atommem.environment import EnvironmentFactory, Score, StepResult, Turn
-from atommem.envs.longdoc.chunking import chunk_task, chunk_text
+from atommem.environment import Score, StepResult, Turn
+from atommem.envs.chunking import chunk_task, chunk_text
 from atommem.envs.longdoc.fact_recall import fact_recall
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
-from atommem.envs.scoring.answers import Judge, check_reward, score_answers
-from atommem.envs.scoring.judge import make_judge
-from atommem.envs.task import Question, Task, describe_task, questions_piece
-from atommem.envs.task_files import load_tasks
+from atommem.envs.question_answering import AskedInTurn, QAEnvironments
+from atommem.envs.task import Question, Task, questions_piece
 from atommem.episode import Episode
-from atommem.errors import ConfigError
-from atommem.observation import Observation, Piece, StopReason
+from atommem.observation import Observation, Piece
 from atommem.tokens import Tokenizer
 
 MOST_AT_ONCE = 10
 """Questions that methods without reads are asked at one step: all of a task of arXiv 2601.08323."""
 
 
-class LongDocEnvironments(EnvironmentFactory):
+class LongDocEnvironments(QAEnvironments):
     """Makes environments that share their chunking: the episodes of a group read the same task."""
 
     config_class = LongDocConfig
@@ -54,7 +51,6 @@ class LongDocEnvironments(EnvironmentFactory):
 
     def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self.judge: Judge | None = make_judge(config)
         self._chunks: OrderedDict[int, tuple[Task, list[str]]] = OrderedDict()
         self._lock = threading.Lock()
         # One thread: the episodes of a group ask for the same chunks at the same time.
@@ -64,16 +60,6 @@ class LongDocEnvironments(EnvironmentFactory):
     def actions(self) -> Sequence[ActionSpec]:
         """The answer, or the answers."""
         return (ANSWERS_ACTION if self.config.at_once > 1 else ANSWER_ACTION,)
-
-    read_tasks = staticmethod(load_tasks)
-    describe = staticmethod(describe_task)
-
-    @classmethod
-    def build(cls, argv: Sequence[str]) -> int:
-        """From the files of a benchmark."""
-        from atommem.envs.longdoc.build_cli import main
-
-        return main(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Whether the supporting facts entered memory, stayed, and were shown again."""
@@ -136,38 +122,21 @@ class LongDocEnvironments(EnvironmentFactory):
         if by_tokens and id(task) not in self._chunks:
             await asyncio.get_running_loop().run_in_executor(self._thread, self.chunks, task)
 
-    async def score(self, task: Task, answers: Sequence[str | None]) -> Score:
-        """Score the answers to a task, one per question (None: no answer).
-
-        Raises:
-            OutageError: The judge is out of reach.
-            JudgeError: The judge cannot judge at all.
-        """
-        return await score_answers(task, answers, self.config.reward, self.judge)
-
     async def close(self) -> None:
         """Close the judge's connections, and end the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self.judge is not None:
-            await self.judge.close()
+        await super().close()
 
 
 class LongDocEnvironment:
     """One episode on one document.
 
-    Reading takes one step per chunk; answers written there do not count. Then each question is asked
-    in turn (or `at_once` so many together): a step with an answer moves on to the next question, a step without
-    one (a read, as a rule) uses up one of `max_reads`, and the step after the last of these must answer. So an
-    episode has at most ``chunks + questions * (max_reads + 1)`` steps.
+    Reading takes one step per chunk; answers written there do not count. Then the questions are asked in turn
+    (`AskedInTurn`). So an episode has at most ``chunks + questions * (max_reads + 1)`` steps.
     """
 
     def __init__(self, shared: LongDocEnvironments) -> None:
         self._shared = shared
-        self._task: Task | None = None
-        self._chunks: list[str] = []
-        self._answers: list[str | None] = []
-        self._read = 0
-        self._reads_left = 0
 
     async def reset(self, task: Task) -> Observation:
         """Start on `task`.
@@ -175,53 +144,31 @@ class LongDocEnvironment:
         Raises:
             ConfigError: The task has no question, or the reward is none for it.
         """
-        if not task.questions:
-            raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
-        check_reward(self._shared.config.reward, task.source)
+        self._shared.check(task)
+        config = self._shared.config
         self._task = task
         self._chunks = self._shared.chunks(task)
-        self._answers = []
+        self._questions = AskedInTurn(len(task.questions), config.max_reads, config.at_once)
         self._read = 0
-        return chunk_observation(task, self._chunks, 0) if self._chunks else self._ask()
+        return self._observation()
 
     async def step(self, turn: Turn) -> StepResult:
         """Move on to the next chunk, the next question, or the end."""
-        task = self._task
-        assert task is not None, "reset() comes first"
         if self._read < len(self._chunks):
             self._read += 1
-            more = self._read < len(self._chunks)
-            return StepResult(chunk_observation(task, self._chunks, self._read) if more else self._ask())
-        answer = first(turn.actions, ANSWER)
-        if answer is None and self._reads_left > 0:
-            self._reads_left -= 1
-            return StepResult(question_observation(task, self._asked(), self._reads_left))
-        if self._shared.config.at_once > 1:
-            self._answers += answers_in(turn.actions, len(self._asked()))
-        else:
-            self._answers.append(None if answer is None else answer.text)
-        if len(self._answers) < len(task.questions):
-            return StepResult(self._ask())
-        complete = all(given is not None for given in self._answers)
-        return StepResult(None, StopReason.ANSWERED if complete else StopReason.UNANSWERED)
+        elif reason := self._questions.take(turn):
+            return StepResult(None, reason)
+        return StepResult(self._observation())
 
     async def score(self) -> Score:
-        """Means over all questions, answer i against the golds of question i only."""
-        assert self._task is not None, "reset() comes first"
-        missing = len(self._task.questions) - len(self._answers)
-        return await self._shared.score(self._task, [*self._answers, *[None] * missing])
+        """Means over all questions (`LongDocEnvironments.score`)."""
+        return await self._shared.score(self._task, self._questions.answers)
 
-    def _ask(self) -> Observation:
-        """The next question, or the next few."""
-        assert self._task is not None
-        self._reads_left = self._shared.config.max_reads
-        return question_observation(self._task, self._asked(), self._reads_left)
-
-    def _asked(self) -> range:
-        """Indices of the questions that are asked now."""
-        assert self._task is not None
-        at = len(self._answers)
-        return range(at, min(at + self._shared.config.at_once, len(self._task.questions)))
+    def _observation(self) -> Observation:
+        """The next chunk, or the next questions."""
+        if self._read < len(self._chunks):
+            return chunk_observation(self._task, self._chunks, self._read)
+        return question_observation(self._task, self._questions.asked, self._questions.reads_left)
 
 
 def chunk_observation(task: Task, chunks: Sequence[str], index: int) -> Observation:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
-from atommem.envs.longdoc.chunking import SENTENCE_END
+from atommem.envs.chunking import SENTENCE_END
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode

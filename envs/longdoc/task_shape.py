@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from atommem.description import TaskShape
-from atommem.envs.longdoc.chunking import chunk_task, joined_text
+from atommem.envs.chunking import chunk_task, joined_text
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task_files import iter_tasks
 from atommem.tokens import Tokenizer, token_offsets

@@ -10,23 +10,20 @@ from typing import ClassVar
 
 from atommem.actions import ANSWER, ANSWER_ACTION, CALL, Action, ActionSpec, Body, Call, calls, first
 from atommem.description import TaskShape
-from atommem.environment import EnvironmentFactory, Score, StepResult, Turn
-from atommem.envs.longdoc.chunking import chunk_text
-from atommem.envs.scoring.answers import Judge, check_reward, score_answers
-from atommem.envs.scoring.judge import make_judge
-from atommem.envs.task import Task, describe_task, questions_piece
-from atommem.envs.task_files import load_tasks
+from atommem.environment import Score, StepResult, Turn
+from atommem.envs.chunking import chunk_text
+from atommem.envs.question_answering import AskedInTurn, QAEnvironments
+from atommem.envs.task import Task, questions_piece
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode
-from atommem.errors import ConfigError
-from atommem.observation import Observation, Piece, StopReason
+from atommem.observation import Observation, Piece
 from atommem.tokens import Tokenizer
 from atommem.untrusted import clean
 
 
-class WebEnvironments(EnvironmentFactory):
+class WebEnvironments(QAEnvironments):
     """Makes environments that share their tools."""
 
     config_class = WebConfig
@@ -50,7 +47,6 @@ class WebEnvironments(EnvironmentFactory):
 
     def __init__(self, config: WebConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self.judge: Judge | None = make_judge(config)
         self._sources = make_sources(config.tools, config)
         self.tools: dict[str, Tool] = {tool.name: tool for source in self._sources for tool in source.tools}
 
@@ -64,16 +60,6 @@ class WebEnvironments(EnvironmentFactory):
             for tool in self.tools.values()
         )
         return (*tools, ANSWER_ACTION)
-
-    read_tasks = staticmethod(load_tasks)
-    describe = staticmethod(describe_task)
-
-    @classmethod
-    def build(cls, argv: Sequence[str]) -> int:
-        """From the files of a benchmark, as for documents."""
-        from atommem.envs.longdoc.build_cli import main
-
-        return main(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Of the episode, at each question: calls that were written, and those of them that could not be read."""
@@ -103,8 +89,7 @@ class WebEnvironments(EnvironmentFactory):
         """Close the tools and the judge's connections."""
         for source in self._sources:
             await source.close()
-        if self.judge is not None:
-            await self.judge.close()
+        await super().close()
 
 
 @dataclass
@@ -160,8 +145,6 @@ class WebEnvironment:
         self._shown: _Shown | None = None
         self._left = shared.config.max_calls
         self._ignored = False
-        self._answers: list[str | None] = []
-        self._reads_left = 0
         self._asking = False
 
     async def reset(self, task: Task) -> Observation:
@@ -171,10 +154,10 @@ class WebEnvironment:
             ConfigError: The task has no question, or the reward is none for it.
             OutageError: A tool's provider is out of reach.
         """
-        if not task.questions:
-            raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
-        check_reward(self._shared.config.reward, task.source)
+        self._shared.check(task)
         self._task = task
+        count = len(task.questions)
+        self._questions = AskedInTurn(count, self._shared.config.max_reads if count > 1 else 0)
         start = task.metadata.get("start")
         if start is not None and "visit" in self._shared.tools:
             tool = self._shared.tools["visit"]
@@ -183,13 +166,13 @@ class WebEnvironment:
 
     async def step(self, turn: Turn) -> StepResult:
         """Carry out the call, read on, ask the next question, or end."""
-        answer = first(turn.actions, ANSWER)
-        if self._asking:
-            return self._answered(answer)
-        if answer is not None or (self._left == 0 and self._at_end):
-            if len(self._task.questions) == 1:
-                return self._answered(answer)
-            return StepResult(self._ask())
+        answered = first(turn.actions, ANSWER) is not None or (self._left == 0 and self._at_end)
+        if self._asking or (answered and len(self._task.questions) == 1):
+            reason = self._questions.take(turn)
+            return StepResult(None if reason else self._question(), reason)
+        if answered:
+            self._asking = True
+            return StepResult(self._question())
         written = self._shared.calls(turn.actions, turn.problems)
         self._ignored = len(written) > 1 or (bool(written) and self._left == 0)
         if written and self._left:
@@ -204,9 +187,8 @@ class WebEnvironment:
         return StepResult(self._observation())
 
     async def score(self) -> Score:
-        """Means over all questions, answer i against the golds of question i only."""
-        answers = [*self._answers, *[None] * (len(self._task.questions) - len(self._answers))]
-        return await score_answers(self._task, answers, self._shared.config.reward, self._shared.judge)
+        """Means over all questions (`QAEnvironments.score`)."""
+        return await self._shared.score(self._task, self._questions.answers)
 
     @property
     def _at_end(self) -> bool:
@@ -265,13 +247,9 @@ class WebEnvironment:
             origin=None if shown is None else shown.origin,
         )
 
-    def _ask(self) -> Observation:
-        """The next of several questions."""
-        self._asking, self._reads_left = True, self._shared.config.max_reads
-        return self._question()
-
     def _question(self) -> Observation:
-        index, questions = len(self._answers), self._task.questions
+        """The next of several questions."""
+        index, questions = self._questions.asked.start, self._task.questions
         return Observation(
             phase="answering",
             task=(questions_piece([questions[index].text]),),
@@ -279,13 +257,3 @@ class WebEnvironment:
             label=f"question {index + 1}/{len(questions)}",
             question=index,
         )
-
-    def _answered(self, answer: Action | None) -> StepResult:
-        if answer is None and self._asking and self._reads_left > 0:
-            self._reads_left -= 1
-            return StepResult(self._question())
-        self._answers.append(None if answer is None else answer.text)
-        if len(self._answers) < len(self._task.questions):
-            return StepResult(self._ask())
-        complete = all(given is not None for given in self._answers)
-        return StepResult(None, StopReason.ANSWERED if complete else StopReason.UNANSWERED)

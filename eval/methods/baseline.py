@@ -20,7 +20,7 @@ from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, Templates
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Score
-from atommem.envs.longdoc.chunking import document_text
+from atommem.envs.chunking import document_text
 from atommem.envs.longdoc.environment import MOST_AT_ONCE, questions_label
 from atommem.envs.task import Task
 from atommem.episode import Episode, Step

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atommem.envs.longdoc.chunking import joined_text
+from atommem.envs.chunking import joined_text
 from atommem.envs.task import Task
 from atommem.errors import ConfigError
 from atommem.eval.methods.baseline import Baseline, Recorder, Setup

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atommem.envs.longdoc.chunking import document_text
+from atommem.envs.chunking import document_text
 from atommem.envs.longdoc.fact_recall import gold_documents
 from atommem.envs.task import Task
 from atommem.errors import DataError

@@ -15,7 +15,7 @@ from atommem.demo.recipe import FULL, quick
 from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.dialects import get_dialect
-from atommem.envs.longdoc.chunking import chunk_task
+from atommem.envs.chunking import chunk_task
 from atommem.envs.scoring.metrics import exact_match
 from atommem.envs.synthetic.expert import Expert
 from atommem.envs.synthetic.expert_policy import ExpertPolicy

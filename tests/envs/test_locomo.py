@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atommem.envs.benchmarks.locomo import HINT, is_locomo, read_locomo
-from atommem.envs.longdoc.chunking import joined_text
+from atommem.envs.chunking import joined_text
 from atommem.envs.scoring.locomo_scores import abstains, locomo_exact_match, locomo_f1
 from atommem.envs.scoring.porter import stem
 from atommem.envs.task import Question

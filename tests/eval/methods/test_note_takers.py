@@ -12,7 +12,7 @@ import pytest
 
 from atommem.actions import ProblemReason
 from atommem.config import MemoryConfig
-from atommem.envs.longdoc.chunking import joined_text
+from atommem.envs.chunking import joined_text
 from atommem.envs.task import Document, Task
 from atommem.episode import Episode
 from atommem.errors import OutageError

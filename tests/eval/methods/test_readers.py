@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.envs.longdoc.chunking import joined_text
+from atommem.envs.chunking import joined_text
 from atommem.envs.task import Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, DataError, OutageError, PolicyError, PromptTooLongError

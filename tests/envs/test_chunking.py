@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.envs.longdoc.chunking import chunk_task, chunk_text, joined_text
+from atommem.envs.chunking import chunk_task, chunk_text, joined_text
 from atommem.envs.task import Document, Task
 from tests.fakes import WordTokenizer
 

@@ -1,0 +1,125 @@
+"""What environments share whose episodes end in questions about a `Task`: settings, files, asking, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from atommem.actions import ANSWER, answers_in, first
+from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, Turn
+from atommem.envs.scoring.answers import Judge, check_reward, score_answers
+from atommem.envs.scoring.judge import make_judge
+from atommem.envs.scoring.judge_config import JudgeConfig
+from atommem.envs.task import Task, describe_task
+from atommem.envs.task_files import load_tasks
+from atommem.errors import ConfigError
+from atommem.observation import StopReason
+from atommem.tokens import Tokenizer
+
+
+@dataclass
+class QAConfig(JudgeConfig, EnvironmentConfig):
+    """How much a step shows, how long a question may take, and how an episode is scored."""
+
+    least: ClassVar[dict[str, int]] = {"chunk_tokens": 1, "max_reads": 0}
+    """The smallest value of each setting that is a number."""
+
+    chunk_tokens: int = field(default=4000, metadata={"help": "Tokens of a document or page that a step shows."})
+    max_reads: int = field(
+        default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
+    )
+    reward: str = field(default="em", metadata={"help": "em, f1 or judge: the mean over a task's questions."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_reward(self.reward)
+        if self.reward == "judge" and self.judge_url is None:
+            raise ConfigError("reward is judge: give judge_url and judge_model as well.")
+        for name, least in self.least.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give at least {least}.")
+
+
+class QAEnvironments(EnvironmentFactory):
+    """Makes environments that share their judge."""
+
+    config: QAConfig
+    read_tasks = staticmethod(load_tasks)
+    describe = staticmethod(describe_task)
+
+    def __init__(self, config: QAConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self.judge: Judge | None = make_judge(config)
+
+    @classmethod
+    def build(cls, argv: Sequence[str]) -> int:
+        """From the files of a benchmark."""
+        from atommem.envs.build_cli import main
+
+        return main(argv)
+
+    def check(self, task: Task) -> None:
+        """Refuse a task that no episode can be asked or scored on.
+
+        Raises:
+            ConfigError: The task has no question, or the reward is none for it.
+        """
+        if not task.questions:
+            raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
+        check_reward(self.config.reward, task.source)
+
+    async def score(self, task: Task, answers: Sequence[str | None]) -> Score:
+        """Means over all questions, answer i (None: no answer) against the golds of question i only.
+
+        Questions beyond the answers were not reached: they have none.
+
+        Raises:
+            OutageError: The judge is out of reach.
+            JudgeError: The judge cannot judge at all.
+        """
+        missing = [None] * (len(task.questions) - len(answers))
+        return await score_answers(task, [*answers, *missing], self.config.reward, self.judge)
+
+    async def close(self) -> None:
+        """Close the judge's connections."""
+        if self.judge is not None:
+            await self.judge.close()
+
+
+class AskedInTurn:
+    """The questions of an episode, asked one after the other (or `at_once` so many together).
+
+    A step with an answer moves on to the next question, a step without one (a read, as a rule) uses up one of
+    `max_reads`, and the step after the last of these must answer.
+
+    Attributes:
+        answers: Of the questions so far; None where none was given.
+        reads_left: Steps without an answer that the questions asked now still have.
+    """
+
+    def __init__(self, count: int, max_reads: int, at_once: int = 1) -> None:
+        self.answers: list[str | None] = []
+        self.reads_left = self._max_reads = max_reads
+        self._count, self._at_once = count, at_once
+
+    @property
+    def asked(self) -> range:
+        """Indices of the questions that are asked now."""
+        at = len(self.answers)
+        return range(at, min(at + self._at_once, self._count))
+
+    def take(self, turn: Turn) -> StopReason | None:
+        """Take what a step answered; returns why the episode ends here, None where there is more to ask."""
+        answer = first(turn.actions, ANSWER)
+        if answer is None and self.reads_left > 0:
+            self.reads_left -= 1
+            return None
+        if self._at_once > 1:
+            self.answers += answers_in(turn.actions, len(self.asked))
+        else:
+            self.answers.append(None if answer is None else answer.text)
+        self.reads_left = self._max_reads
+        if self.asked:
+            return None
+        return StopReason.ANSWERED if None not in self.answers else StopReason.UNANSWERED
