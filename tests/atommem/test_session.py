@@ -1,129 +1,26 @@
-"""Sessions that are put down, taken up, forked, interrupted; and episodes that go on where they stopped."""
+"""Sessions that are put down, taken up, forked, interrupted."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import random
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atommem.config import MemoryConfig
 from atommem.embedding.embedder import TextKind, Vectors
-from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import StepResult, Turn
-from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, Step
-from atommem.episode_runner import EpisodeRunner, Limits
+from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
 from atommem.memory.contents import Snapshot
-from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
-from atommem.session import Agent, Session, TurnTimeoutError
+from atommem.session import Session, TurnTimeoutError
 from atommem.session_state import SessionFile, SessionState, vectors_path
-from atommem.trace import read_trace, write_trace
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, reading
-
-TASK = Task(
-    "t1",
-    (Question("Where does Ann live?", ("Rome",)), Question("Who sings?", ("Bob",))),
-    tuple(Document("", f"Person {number} lives in place {number}.") for number in range(6)),
-)
-WORDS = ["ann", "bob", "eve", "rome", "oslo", "sings", "lives"]
-
-
-class Embeds(HashingEmbedder):
-    """Keeps what it was asked. `fail` makes every call raise it."""
-
-    def __init__(self) -> None:
-        super().__init__(32)
-        self.calls: list[tuple[str, ...]] = []
-        self.fail: Exception | None = None
-
-    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        self.calls.append((kind, *texts))
-        if self.fail is not None:
-            raise self.fail
-        return await super().embed(texts, kind)
-
-
-class Muse:
-    """A policy without memory of its own: what it writes follows from the prompt and the seed alone."""
-
-    def __init__(self, tokenizer: WordTokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.asked: list[tuple[str, Sampling]] = []
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        self.asked.append((prompt, sampling))
-        rng = random.Random(f"{prompt}/{sampling.seed}")
-        parts = []
-        for kind in rng.choices(
-            ("create", "update", "delete", "read", "pad", "end", "junk"), (4, 2, 1, 3, 1, 1, 1), k=4
-        ):
-            words = " ".join(rng.choices(WORDS, k=3))
-            parts.append(
-                {
-                    "create": f"<create_memory>{words}</create_memory>",
-                    "update": f"<update_memory>Memory {rng.randrange(1, 4)}: {words}</update_memory>",
-                    "delete": f"<delete_memory>Memory {rng.randrange(1, 4)}</delete_memory>",
-                    "read": f"<read_memory>{words}</read_memory>",
-                    "pad": f"<update_scratchpad>{words}</update_scratchpad>",
-                    "end": rf"<final_answer>\boxed{{{words}}}</final_answer>",
-                    "junk": "<create_memory>never closed",
-                }[kind]
-            )
-        text = " ".join(parts)
-        ids = [*self.tokenizer.encode(text), 0]
-        return Completion(ids, [-0.5] * len(ids), text, "stop")
-
-    async def close(self) -> None:
-        return None
-
-
-def agent(policy: Any = None, **settings: Any) -> Agent:
-    """Of a process of its own: nothing is shared with another agent."""
-    tokenizer = WordTokenizer()
-    made = policy(tokenizer) if callable(policy) else Muse(tokenizer)
-    memory = MemoryConfig(**{"capacity": 5, "retention": "lru", "retrieve_k": 3, **settings.pop("memory", {})})
-    return Agent(
-        policy=made,
-        embedder=settings.pop("embedder", None) or Embeds(),
-        tokenizer=tokenizer,
-        environments=longdoc(tokenizer, max_reads=2),
-        memory=memory,
-        sampling=Sampling(seed=3, max_tokens=100),
-        **settings,
-    )
-
-
-def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
-    return lambda tokenizer: ListPolicy(tokenizer, texts)
-
-
-def told(step: Step) -> dict[str, Any]:
-    """All that a step says, its time apart, in words: two agents number their tokens as they come up."""
-    return {**asdict(step), "seconds": 0.0, "prompt_ids": len(step.prompt_ids), "token_ids": len(step.token_ids)}
-
-
-def json_trip(state: SessionState) -> SessionState:
-    return SessionState.from_json(json.loads(json.dumps(state.to_json())))
-
-
-async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:
-    return [
-        told(await session.turn(reading("q?", chunk=f"part {number}", index=number, count=9)))
-        for number in range(first, first + count)
-    ]
+from tests.atommem.sessions import Embeds, agent, json_trip, saying, turns
+from tests.fakes import ListPolicy, WordEmbedder, reading
 
 
 @pytest.mark.parametrize("way", ["json", "compact", "file", "appended", "vectors", "fork"])
@@ -374,167 +271,6 @@ async def test_the_last_turn_gets_the_tokens_that_it_is_given() -> None:
     await session.turn(reading("q?"), max_tokens=7)
     await session.turn(reading("q?"), max_tokens=700)
     assert [sampling.max_tokens for _, sampling in session.agent.policy.asked] == [7, 100]  # type: ignore[attr-defined]
-
-
-# Episodes.
-
-
-def runner(policy: Any = None, limits: Limits | None = None, **settings: Any) -> EpisodeRunner:
-    return EpisodeRunner(agent(policy, **settings), limits=limits)
-
-
-def outcome(episode: Episode) -> tuple[Any, ...]:
-    steps = [told(step) for step in episode.steps]
-    return steps, episode.answers, episode.reward, episode.metrics, episode.stop_reason
-
-
-@pytest.mark.parametrize("traced", [False, True])
-async def test_an_episode_goes_on_from_any_step_without_asking_again(traced: bool, tmp_path: Path) -> None:
-    whole = await runner().run(TASK, 4)
-    assert len(whole.steps) > 6
-    past = whole.steps
-    if traced:
-        path = write_trace(tmp_path / "t", whole, {}, tokens=True)
-        past = read_trace(path).episode.steps
-        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
-        assert [told(step) for step in read_trace(path).episode.steps] == [told(step) for step in whole.steps[:3]]
-    for count in range(len(past) + 1):
-        run = runner()
-        again = await run.run(TASK, 4, past[:count])
-        assert outcome(again) == outcome(whole)
-        assert len(run.agent.policy.asked) == len(past) - count  # type: ignore[attr-defined]
-        assert again.seconds >= sum(step.seconds for step in past[:count])
-    fork = await runner().run(TASK, 5, past[:3])  # another sample of it, from step 3 on
-    assert outcome(fork)[0][:3] == outcome(whole)[0][:3]
-    assert outcome(fork)[0][3]["text"] != outcome(whole)[0][3]["text"]
-    assert fork.sample == 5
-
-
-async def test_an_episode_that_was_cancelled_goes_on_after_its_last_whole_turn() -> None:
-    whole = await runner().run(TASK)
-    for number in range(len(whole.steps)):
-        run, reached, kept = runner(), asyncio.Event(), {}
-        complete = run.agent.policy.complete
-
-        async def hanging(*request: Any, number: int = number, run: Any = run, **settings: Any) -> Any:
-            if len(run.agent.policy.asked) == number:
-                reached.set()  # noqa: B023
-                await asyncio.Event().wait()
-            return await complete(*request, **settings)  # noqa: B023
-
-        run.agent.policy.complete = hanging  # type: ignore[method-assign]
-        work = asyncio.create_task(run.run_all([(TASK, 0)], kept=kept))
-        await reached.wait()
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
-        assert len(kept[TASK.id, 0].steps) == number
-        other = runner()
-        (again,) = await other.run_all([(TASK, 0)], kept=kept)
-        assert outcome(again) == outcome(whole)
-        assert len(other.agent.policy.asked) == len(whole.steps) - number  # type: ignore[attr-defined]
-        assert await other.run_all([(TASK, 0)], kept=kept) == [again]  # it has ended
-        assert len(other.agent.policy.asked) == len(whole.steps) - number  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [(Limits(max_steps=5), StopReason.STEP_LIMIT), (Limits(max_tokens=90), StopReason.TOKEN_LIMIT)],
-)
-async def test_limits_count_what_was_before(limits: Limits, reason: StopReason) -> None:
-    whole = await runner(limits=limits).run(TASK)
-    assert whole.stop_reason is reason
-    for count in range(1, len(whole.steps) + 1):
-        assert outcome(await runner(limits=limits).run(TASK, past=whole.steps[:count])) == outcome(whole)
-
-
-async def test_time_that_was_spent_before_counts() -> None:
-    whole = await runner().run(TASK)
-    slow = [replace(step, seconds=100.0) for step in whole.steps[:2]]
-    late = await runner(limits=Limits(max_seconds=150)).run(TASK, past=slow)
-    assert (late.stop_reason, len(late.steps)) == (StopReason.TIME_LIMIT, 2)
-    assert late.seconds >= 200
-
-
-async def test_an_episode_that_an_outage_ended_applies_what_it_had_sampled() -> None:
-    whole = await runner().run(TASK)
-    at = next(number for number, step in enumerate(whole.steps[2:], 2) if "<create" in step.text)
-    failing = runner()
-    embed = failing.agent.embedder.embed
-
-    async def fails(texts: Sequence[str], kind: TextKind) -> Vectors:
-        if len(failing.agent.policy.asked) == at + 1:  # type: ignore[attr-defined]
-            raise OutageError("gone")
-        return await embed(texts, kind)
-
-    failing.agent.embedder.embed = fails  # type: ignore[method-assign]
-    failed = await failing.run(TASK)
-    assert (failed.stop_reason, len(failed.steps), failed.steps[-1].operations) == (StopReason.FAILED, at + 1, ())
-    run = runner()
-    again = await run.run(TASK, past=failed.steps)
-    assert outcome(again) == outcome(whole)
-    assert len(run.agent.policy.asked) == len(whole.steps) - at - 1  # type: ignore[attr-defined]
-    assert failed.steps[-1].operations == ()  # what was given is not changed
-
-
-async def test_a_past_that_is_not_this_episodes_is_refused() -> None:
-    whole = await runner().run(TASK)
-    with pytest.raises(TraceError, match=r"has the steps \[1, 2\]: give all of them from step 0"):
-        await runner().run(TASK, past=whole.steps[1:3])
-    other = replace(TASK, documents=(Document("", "Another."), *TASK.documents[1:]))
-    with pytest.raises(TraceError, match=r"step 0 of task 't1' \(chunk 1/6\) showed something else then"):
-        await runner().run(other, past=whole.steps[:3])
-    with pytest.raises(TraceError, match="does not fit"):
-        await runner().run(TASK, past=[whole.steps[0], replace(whole.steps[1], operations=whole.steps[3].operations)])
-
-
-async def test_the_environment_is_driven_by_the_turns_as_they_were() -> None:
-    whole = await runner().run(TASK)
-    run = runner()
-    driven: list[Turn] = []
-
-    class Environments(type(run.environments)):  # type: ignore[misc]
-        def __call__(self) -> Any:
-            environment = super().__call__()
-            step = environment.step
-
-            async def noted(turn: Turn) -> StepResult:
-                driven.append(turn)
-                return await step(turn)
-
-            environment.step = noted
-            return environment
-
-    run.agent.environments = Environments(run.environments.config, run.agent.tokenizer)
-    await run.run(TASK, past=whole.steps[:4])
-    assert [(t.text, t.actions, t.problems, t.operations) for t in driven] == [
-        (s.text, s.actions, s.problems, s.operations) for s in whole.steps
-    ]
-
-
-async def test_the_token_limit_counts_what_a_chat_server_sampled_before() -> None:
-    limits = Limits(max_tokens=90)
-    whole = await runner(limits=limits).run(TASK)
-    past = [replace(step, token_ids=[], logprobs=[]) for step in whole.steps]  # a chat server returns text only
-    again = await runner(limits=limits).run(TASK, past=past)
-    assert (again.stop_reason, len(again.steps)) == (StopReason.TOKEN_LIMIT, len(past))
-
-
-@pytest.mark.slow
-def test_episodes_that_processes_take_from_each_other_are_the_uninterrupted_ones() -> None:
-    """`scripts/bench_sessions.py` in short: the scripted expert, four episodes, two processes."""
-    pytest.importorskip("transformers")
-    scripts = Path(__file__).parents[2] / "scripts"
-    command = [sys.executable, str(scripts / "bench_sessions.py"), "--quick"]
-    environment = {**os.environ, "PYTHONPATH": str(scripts.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["holds"]
-    found = result["hashing"]
-    assert (found["episodes"], found["differences"]) == (4, {})
-    assert found["turns"] > 20
-    assert {"create", "read", "scratchpad", "retrieve"} <= set(found["operations"])
 
 
 @pytest.mark.parametrize(("text", "kinds"), [("<create_memory>a</create_memory>", ["create"]), ("hm</think>x", [])])

@@ -1,0 +1,122 @@
+"""What the tests of sessions share: a policy and an embedder that keep what they were asked."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from atommem.config import MemoryConfig
+from atommem.embedding.embedder import TextKind, Vectors
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.envs.task import Document, Question, Task
+from atommem.episode import Episode, Step
+from atommem.episode_runner import EpisodeRunner, Limits
+from atommem.policy.contract import Completion, Sampling
+from atommem.session import Agent, Session
+from atommem.session_state import SessionState
+from tests.fakes import ListPolicy, WordTokenizer, longdoc, reading
+
+TASK = Task(
+    "t1",
+    (Question("Where does Ann live?", ("Rome",)), Question("Who sings?", ("Bob",))),
+    tuple(Document("", f"Person {number} lives in place {number}.") for number in range(6)),
+)
+WORDS = ["ann", "bob", "eve", "rome", "oslo", "sings", "lives"]
+
+
+class Embeds(HashingEmbedder):
+    """Keeps what it was asked. `fail` makes every call raise it."""
+
+    def __init__(self) -> None:
+        super().__init__(32)
+        self.calls: list[tuple[str, ...]] = []
+        self.fail: Exception | None = None
+
+    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
+        self.calls.append((kind, *texts))
+        if self.fail is not None:
+            raise self.fail
+        return await super().embed(texts, kind)
+
+
+class Muse:
+    """A policy without memory of its own: what it writes follows from the prompt and the seed alone."""
+
+    def __init__(self, tokenizer: WordTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.asked: list[tuple[str, Sampling]] = []
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
+        self.asked.append((prompt, sampling))
+        rng = random.Random(f"{prompt}/{sampling.seed}")
+        parts = []
+        for kind in rng.choices(
+            ("create", "update", "delete", "read", "pad", "end", "junk"), (4, 2, 1, 3, 1, 1, 1), k=4
+        ):
+            words = " ".join(rng.choices(WORDS, k=3))
+            parts.append(
+                {
+                    "create": f"<create_memory>{words}</create_memory>",
+                    "update": f"<update_memory>Memory {rng.randrange(1, 4)}: {words}</update_memory>",
+                    "delete": f"<delete_memory>Memory {rng.randrange(1, 4)}</delete_memory>",
+                    "read": f"<read_memory>{words}</read_memory>",
+                    "pad": f"<update_scratchpad>{words}</update_scratchpad>",
+                    "end": rf"<final_answer>\boxed{{{words}}}</final_answer>",
+                    "junk": "<create_memory>never closed",
+                }[kind]
+            )
+        text = " ".join(parts)
+        ids = [*self.tokenizer.encode(text), 0]
+        return Completion(ids, [-0.5] * len(ids), text, "stop")
+
+    async def close(self) -> None:
+        return None
+
+
+def agent(policy: Any = None, **settings: Any) -> Agent:
+    """Of a process of its own: nothing is shared with another agent."""
+    tokenizer = WordTokenizer()
+    made = policy(tokenizer) if callable(policy) else Muse(tokenizer)
+    memory = MemoryConfig(**{"capacity": 5, "retention": "lru", "retrieve_k": 3, **settings.pop("memory", {})})
+    return Agent(
+        policy=made,
+        embedder=settings.pop("embedder", None) or Embeds(),
+        tokenizer=tokenizer,
+        environments=longdoc(tokenizer, max_reads=2),
+        memory=memory,
+        sampling=Sampling(seed=3, max_tokens=100),
+        **settings,
+    )
+
+
+def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
+    return lambda tokenizer: ListPolicy(tokenizer, texts)
+
+
+def told(step: Step) -> dict[str, Any]:
+    """All that a step says, its time apart, in words: two agents number their tokens as they come up."""
+    return {**asdict(step), "seconds": 0.0, "prompt_ids": len(step.prompt_ids), "token_ids": len(step.token_ids)}
+
+
+def json_trip(state: SessionState) -> SessionState:
+    return SessionState.from_json(json.loads(json.dumps(state.to_json())))
+
+
+async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:
+    return [
+        told(await session.turn(reading("q?", chunk=f"part {number}", index=number, count=9)))
+        for number in range(first, first + count)
+    ]
+
+
+def runner(policy: Any = None, limits: Limits | None = None, **settings: Any) -> EpisodeRunner:
+    return EpisodeRunner(agent(policy, **settings), limits=limits)
+
+
+def outcome(episode: Episode) -> tuple[Any, ...]:
+    steps = [told(step) for step in episode.steps]
+    return steps, episode.answers, episode.reward, episode.metrics, episode.stop_reason
