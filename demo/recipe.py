@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ class ColdStart:
 
 
 @dataclass(frozen=True)
+class Bars:
+    """What the demo claims to show.
+
+    Attributes:
+        before, after: Held-out EM: at most before GRPO, at least after it.
+        lost: By ablation, how much lower EM must be at least.
+        chance: EM of guessing; what `tools_off` may have, three standard errors allowed.
+    """
+
+    before: float = 0.5
+    after: float = 0.9
+    lost: Mapping[str, float] = field(default_factory=lambda: {"store_off": 0.3, "update_off": 0.1})
+    chance: float | None = None
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The whole demo. `world` is a `WorldConfig` or a `SiteConfig`, and the cold start's faults are of its expert."""
 
@@ -75,6 +92,9 @@ class Recipe:
     updates: int | None = None
     """Updates of GRPO; None is what the YAML file says."""
     heldout: int = 300
+    ablations: tuple[str, ...] = ("store_off", "scratchpad_off", "update_off")
+    """Evaluations of the trained policy with something switched off; see `atommem.demo.results.ABLATIONS`."""
+    bars: Bars = field(default_factory=Bars)
 
     @property
     def capacity(self) -> int | None:
@@ -87,11 +107,15 @@ LIMITED = Recipe(
     world=replace(FULL.world, distractors=4, early=0.8, capacity=3),
     cold_start=ColdStart(faults=replace(FULL.cold_start.faults, delete=0.3)),
     updates=120,
+    ablations=(*FULL.ablations, "delete_off"),
+    bars=Bars(lost={**FULL.bars.lost, "delete_off": 0.1}),
 )
 """A store of three entries that discards the fourth, in a world with more facts that says which are of no more use."""
 WEB = Recipe(
     world=SiteConfig(),
     cold_start=ColdStart(faults=BrowsingFaults(create=0.4, read=0.2, scratchpad=0.15, wander=0.15)),
+    ablations=("store_off", "scratchpad_off", "tools_off"),
+    bars=Bars(after=0.8, lost={"store_off": 0.2, "scratchpad_off": 0.2}, chance=1 / SiteConfig().names),
 )
 """The synthetic site: pages that are visited by their links, with at most six calls."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from atommem.demo.recipe import Bars
 from atommem.envs.scoring.records import EvalResult, compare
 
 SUMMARY_FILE = "summary.json"
@@ -20,8 +22,11 @@ ABLATIONS: Mapping[str, tuple[str, ...]] = {
     "scratchpad_off": ("scratchpad",),
     "update_off": ("update",),
     "delete_off": ("delete",),
+    "tools_off": (),
 }
-"""Evaluations of the trained policy with memory actions switched off, in the environment and in the prompt."""
+"""Evaluations of the trained policy with memory actions switched off, in the environment and in the prompt, or (tools)
+with a web that has no pages.
+"""
 
 LABELS = {
     "before": "before GRPO",
@@ -30,17 +35,10 @@ LABELS = {
     "scratchpad_off": "  scratchpad off",
     "update_off": "  update off",
     "delete_off": "  delete off",
+    "tools_off": "  tools off",
 }
 _ACTIONS = {"create": "create", "read": "read", "update": "update", "delete": "delete", "scratchpad": "scratch"}
 """Actions, and their headings."""
-
-
-def ablations_of(capacity: int | None, corrections: bool = True) -> dict[str, tuple[str, ...]]:
-    """Those of `ABLATIONS` that a demo runs: without a limit its policy has no cause to delete, and none to update
-    where its world corrects nothing that is stored.
-    """
-    idle = {"delete_off": capacity is None, "update_off": not corrections}
-    return {name: disabled for name, disabled in ABLATIONS.items() if not idle.get(name, False)}
 
 
 def summarize(
@@ -111,28 +109,30 @@ def _rates(result: EvalResult) -> dict[str, float]:
     return {action: round(means.get(f"actions/{action}", 0.0), 4) for action in _ACTIONS}
 
 
-def check_bars(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
+def check_bars(summary: Mapping[str, Any], bars: Bars) -> list[tuple[str, bool]]:
     """What the demo claims to show, and whether this run did."""
     after = summary["em_after"]
-    bars = [
-        ("EM before GRPO is at most 0.50", summary["em_before"] <= 0.50),
-        ("EM after GRPO is at least 0.90", after >= 0.90),
+    claims = [
+        (f"EM before GRPO is at most {bars.before:.2f}", summary["em_before"] <= bars.before),
+        (f"EM after GRPO is at least {bars.after:.2f}", after >= bars.after),
         ("p-value of the paired sign-flip test is below 1e-6", summary["p_value"] < 1e-6),
-        ("without the store EM is at least 0.30 lower", after - summary["em_store_off"] >= 0.30),
     ]
-    for name in ("update", "delete"):
-        lost = after - summary.get(f"em_{name}_off", after)
-        bars += [(f"without {name} EM is at least 0.10 lower", lost >= 0.10)] * (f"em_{name}_off" in summary)
-    return bars
+    for name, lost in bars.lost.items():
+        off = LABELS[name].strip().removesuffix(" off")
+        claims.append((f"without {off} EM is at least {lost:.2f} lower", after - summary[f"em_{name}"] >= lost))
+    if bars.chance is not None:
+        most = bars.chance + 3 * math.sqrt(bars.chance * (1 - bars.chance) / summary["n"])
+        claims.append((f"without tools EM is at chance (at most {most:.2f})", summary["em_tools_off"] <= most))
+    return claims
 
 
-def print_outcome(summary: Mapping[str, Any], console: Console) -> None:
+def print_outcome(summary: Mapping[str, Any], bars: Bars, console: Console) -> None:
     """Say in words what the run shows and what it does not."""
     console.print(
         f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} held-out tasks: "
         f"{summary['better']} became right, {summary['worse']} wrong (sign-flip test p = {summary['p_value']:.1e}).",
         soft_wrap=True,
     )
-    for claim, holds in check_bars(summary):
+    for claim, holds in check_bars(summary, bars):
         console.print(f"  {'yes' if holds else 'NO '}  {claim}")
     console.print(f"{summary['seconds_total']:.0f} s in all (seed {summary['seed']})")

@@ -19,9 +19,9 @@ from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.demo.copying import pretrain_copying
 from atommem.demo.recipe import FULL, Recipe
 from atommem.demo.results import (
+    ABLATIONS,
     LABELS,
     SUMMARY_FILE,
-    ablations_of,
     print_outcome,
     results_table,
     summarize,
@@ -35,7 +35,6 @@ from atommem.environment import EnvironmentConfig, find_environment, make_enviro
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
-from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.task import Task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import Episode
@@ -176,14 +175,19 @@ class Demo:
         runner = EpisodeRunner(self._agent(policy, keep_prompts=True), max_in_flight=256)
         return asyncio.run(runner.run_all([(task, 0) for task in self.tasks(_DEMONSTRATIONS, count)]))
 
-    def evaluate(self, name: str, disabled: Sequence[str] = ()) -> EvalResult:
-        """Held-out EM, with the sampling of training; traces go to ``eval/NAME``."""
+    def evaluate(self, name: str) -> EvalResult:
+        """Held-out EM, with the sampling of training, and without what `name` switches off, where it is one of
+        `ABLATIONS`; traces go to ``eval/NAME``.
+        """
         policy = LocalPolicy(self.model, self.tokenizer)
-        runner = EpisodeRunner(self._agent(policy, disabled))
+        runner = EpisodeRunner(self._agent(policy, ABLATIONS.get(name, ())))
+        tasks = self.heldout
+        if name == "tools_off":
+            tasks = [replace(task, documents=(), metadata={}) for task in tasks]
 
         async def run() -> EvalResult:
             try:
-                return await evaluate(self.heldout, runner, self.out / "eval" / name, progress=False)
+                return await evaluate(tasks, runner, self.out / "eval" / name, progress=False)
             finally:
                 await policy.close()
 
@@ -265,15 +269,15 @@ def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: fl
     results = {"before": demo.evaluate("before")}
     demo.grpo()
     results["after"] = demo.evaluate("after")
-    for name, disabled in ablations_of(recipe.capacity, isinstance(recipe.world, WorldConfig)).items():
-        results[name] = demo.evaluate(name, disabled)
+    for name in recipe.ablations:
+        results[name] = demo.evaluate(name)
     summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
     written = write_summary(summary, out)
     console.print()
     console.print(results_table(results))
-    print_outcome(summary, console)
+    print_outcome(summary, recipe.bars, console)
     trace = min((out / "eval" / "after" / TRACES).iterdir())
     for label, path in (
         ("summary", written),

@@ -1,11 +1,12 @@
 """The demo's control: what GRPO adds where the cold start imitates an expert that forgets nothing.
 
-    python scripts/bench_control.py [--seeds 0 1 2] [--out DIR]
+    python scripts/bench_control.py [--web] [--seeds 0 1 2] [--out DIR]
 
-The demo's cold start imitates an expert that is made faulty on purpose (`ColdStart.faults`), so that there is something
-left to learn. A reader will ask what the faultless one would have taught: the same policy, tasks and updates, with the
-cold start from demonstrations without faults, and held-out EM before and after GRPO, beside the demo's own. Ten minutes
-a seed on two cores. There is no bar: the figures are what they are; "holds" is true if every run has ended.
+The demo's cold start imitates an expert that is made faulty on purpose (`ColdStart.faults`), so that there is
+something left to learn. A reader will ask what the faultless one would have taught: the same policy, tasks and
+updates, with the cold start from demonstrations without faults, and held-out EM before and after GRPO, beside the
+demo's own. Ten minutes a seed on two cores, with --web (the demo of the web) half an hour. There is no bar: the
+figures are what they are; "holds" is true if every run has ended.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from typing import Any
 from quick import add_quick
 from rich.console import Console
 
-from atommem.demo.recipe import FULL, Recipe, quick
+from atommem.demo.recipe import FULL, WEB, Recipe, quick
 from atommem.demo.run import Demo
 from atommem.envs.scoring.statistics import wilson_interval
-from atommem.envs.synthetic.expert import Faults
 
-EXPERTS = {"faulty": FULL.cold_start.faults, "faultless": Faults()}
+EXPERTS = ("faulty", "faultless")
 
 
-def run(recipe: Recipe, faults: Any, seed: int, out: Path) -> dict[str, Any]:
+def run(recipe: Recipe, expert: str, seed: int, out: Path) -> dict[str, Any]:
     """Cold start and GRPO; held-out EM before and after, each with its 95% interval."""
-    demo = Demo(replace(recipe, cold_start=replace(recipe.cold_start, faults=faults)), out, seed, Console(width=120))
+    if expert == "faultless":
+        faults = type(recipe.cold_start.faults)()
+        recipe = replace(recipe, cold_start=replace(recipe.cold_start, faults=faults))
+    demo = Demo(recipe, out, seed, Console(width=120))
     demo.learn_to_copy()
     demo.cold_start()
     before = demo.evaluate("before")
@@ -49,15 +52,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--experts", nargs="+", choices=EXPERTS, default=list(EXPERTS))
+    parser.add_argument("--web", action="store_true", help="the demo of the web")
     parser.add_argument("--out", type=Path, help="where policies and traces go (unset: a temporary folder)")
     add_quick(parser, seeds=[0], experts=["faultless"])
     options = parser.parse_args()
+    recipe = WEB if options.web else FULL
     found: dict[str, dict[int, Any]] = {name: {} for name in options.experts}
     with tempfile.TemporaryDirectory() as scratch:
         for seed in options.seeds:
             for name in options.experts:
                 out = (options.out or Path(scratch)) / f"{name}-{seed}"
-                found[name][seed] = run(quick(FULL) if options.quick else FULL, EXPERTS[name], seed, out)
+                found[name][seed] = run(quick(recipe) if options.quick else recipe, name, seed, out)
     print(f"{'expert':<10} {'seed':>4}  {'cold start':>10}  {'after GRPO':>10}")
     for name, runs in found.items():
         for seed, figures in runs.items():

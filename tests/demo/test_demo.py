@@ -11,7 +11,7 @@ import pytest
 
 from atommem.config import CONFIG_FILE
 from atommem.demo.demo_cli import main
-from atommem.demo.recipe import FULL
+from atommem.demo.recipe import FULL, LIMITED, WEB, Recipe
 from atommem.demo.run import load_settings
 from atommem.errors import ConfigError
 
@@ -48,9 +48,9 @@ def test_wrong_values_are_refused_before_anything_is_written(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize(("options", "recipe"), [((), FULL), (("--limited",), LIMITED), (("--web",), WEB)])
 def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
-    limited: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    options: tuple[str, ...], recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from atommem.envs.task_files import load_tasks
     from atommem.policy.local import LocalPolicy
@@ -63,7 +63,7 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     (out / "eval" / "before" / "traces").mkdir(parents=True)
     (out / "eval" / "before" / "run.json").write_text("{}")
     (out / "summary.json").write_text("{}")
-    assert main(["--quick", "--out", str(out), "--seed", "1", *(["--limited"] if limited else [])]) == 0
+    assert main(["--quick", "--out", str(out), "--seed", "1", *options]) == 0
     printed = capfd.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
     assert summary["seed"] == 1
@@ -73,10 +73,14 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
         assert str(out / name) in printed
     for stage in ("cold_start", "grpo"):
         saved = json.loads((out / stage / CONFIG_FILE).read_text())
-        assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == ("compact", "hashing", 48)
-        assert (saved["capacity"], saved["retention"]) == (3 if limited else None, "reject")
+        assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == (
+            "compact",
+            "hashing",
+            40 if recipe is WEB else 48,
+        )
+        assert (saved["capacity"], saved["retention"]) == (recipe.capacity, "reject")
         LocalPolicy.from_pretrained(out / stage)
-    for name in ("before", "after", "store_off", "scratchpad_off", "update_off", *(["delete_off"] * limited)):
+    for name in ("before", "after", *recipe.ablations):
         traces = sorted((out / "eval" / name / "traces").iterdir())
         assert len(traces) == 20
         assert read_trace(traces[0]).complete

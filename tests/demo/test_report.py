@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from atommem.demo.results import ablations_of, check_bars, print_outcome, results_table, summarize, write_summary
+from atommem.demo.recipe import FULL, LIMITED, WEB
+from atommem.demo.results import check_bars, print_outcome, results_table, summarize, write_summary
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionRecord
 from atommem.episode_stats import episode_sums
 from atommem.observation import StopReason
@@ -43,7 +44,7 @@ def evaluation(right: int, n: int = 200) -> EvalResult:
 
 def results(before: int, after: int, *off: int) -> dict[str, EvalResult]:
     """Those of a demo, with store, scratchpad, update and, with a limited store, delete off."""
-    names = ablations_of(capacity=3 if len(off) == 4 else None)
+    names = (LIMITED if len(off) == 4 else FULL).ablations
     counts = {"before": before, "after": after, **dict(zip(names, off, strict=True))}
     return {name: evaluation(right) for name, right in counts.items()}
 
@@ -79,11 +80,19 @@ def test_the_summary_has_the_fields_that_are_promised(tmp_path: Path) -> None:
 )
 def test_claims_that_do_not_hold_are_said_not_to_hold(counts: tuple[int, ...], holding: list[bool]) -> None:
     summary = summarize(results(*counts), SECONDS, 1.0, seed=0)
-    assert [holds for _, holds in check_bars(summary)] == holding
+    bars = (LIMITED if len(counts) == 6 else FULL).bars
+    assert [holds for _, holds in check_bars(summary, bars)] == holding
     console = Console(width=100)
     with console.capture() as capture:
-        print_outcome(summary, console)
+        print_outcome(summary, bars, console)
     assert capture.get().count("  NO  ") == holding.count(False)
+
+
+@pytest.mark.parametrize(("tools_off", "holds"), [(20, True), (24, False)])
+def test_without_tools_a_policy_can_only_guess(tools_off: int, holds: bool) -> None:
+    counts = dict(zip(("before", "after", *WEB.ablations), (90, 170, 100, 20, tools_off), strict=True))
+    summary = summarize({name: evaluation(right) for name, right in counts.items()}, SECONDS, 1.0, seed=0)
+    assert [held for _, held in check_bars(summary, WEB.bars)] == [True] * 5 + [holds]
 
 
 @pytest.mark.parametrize("off", [(4, 20, 90), (4, 20, 90, 130)], ids=["no limit", "limited"])
