@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from atommem.demo.recipe import Bars
-from atommem.envs.scoring.records import EvalResult, compare
+from atommem.envs.scoring.paired import compare
+from atommem.envs.scoring.records import EvalResult
 
 SUMMARY_FILE = "summary.json"
 

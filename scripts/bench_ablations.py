@@ -37,7 +37,8 @@ from atommem.demo.recipe import FULL, LIMITED, Recipe, quick
 from atommem.demo.run import run_demo
 from atommem.embedding import make_embedder
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment, make_environments
-from atommem.envs.scoring.records import Comparison, EvalResult, compare
+from atommem.envs.scoring.paired import Comparison, compare
+from atommem.envs.scoring.records import EvalResult
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.episode_runner import EpisodeRunner

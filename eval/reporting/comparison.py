@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from atommem.envs.scoring.records import Comparison, EpisodeRecord, compare, main_metric, metric_names, task_scores
+from atommem.envs.scoring.paired import Comparison, compare
+from atommem.envs.scoring.records import EpisodeRecord, main_metric, metric_names, task_scores
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.scores import label, ordered

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from atommem.envs.scoring.records import EpisodeRecord, metric_names, question_scores
+from atommem.envs.scoring.paired import question_scores
+from atommem.envs.scoring.records import EpisodeRecord, metric_names
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.compared_settings import setting_charts, to_json
 from atommem.eval.reporting.evaluations import Evaluation

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.scoring.records import EpisodeRecord, compare, summarize
+from atommem.envs.scoring.paired import compare
+from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, joined_records

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atommem.cli import main
-from atommem.envs.scoring.records import compare
+from atommem.envs.scoring.paired import compare
 from atommem.errors import ConfigError
 from atommem.eval.reporting.comparison import flips
 from atommem.eval.reporting.evaluations import read_evaluation

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.envs.scoring.records import EpisodeRecord, compare
+from atommem.envs.scoring.paired import compare
+from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.task import Task
 from atommem.errors import ConfigError, DataError, PolicyError

@@ -12,11 +12,11 @@ import pytest
 from atommem.cli import main
 from atommem.description import QuestionDescription, TaskDescription
 from atommem.environment import Environment, Score, find_environment
+from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import (
     EpisodeRecord,
     EvalResult,
     QuestionRecord,
-    compare,
     main_metric,
     metric_names,
     record_of,
