@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -10,13 +10,15 @@ from typing import Any
 class QuestionDescription:
     """A question with the answers that count as right.
 
-    `category` is the benchmark's, where it reports its categories apart (LoCoMo).
+    `category` is the benchmark's, where it reports its categories apart (LoCoMo). `attributes` are what else scores can
+    be broken down by: a name (``type``, ``hops``, ...) and this question's value.
     """
 
     text: str
     golds: tuple[str, ...] = ()
     id: str = ""
     category: str = ""
+    attributes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

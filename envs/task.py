@@ -48,13 +48,34 @@ class Task:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+_ATTRIBUTES = ("type", "level", "hops", "subset", "answerable")
+"""What benchmarks say of a question (its metadata), as far as scores are reported by it."""
+
+
 def describe_task(task: Task) -> TaskDescription:
     """What records, reports and traces say of `task`."""
     questions = (
-        QuestionDescription(item.text, item.answers, item.id, str(item.metadata.get("category", "")))
+        QuestionDescription(
+            item.text, item.answers, item.id, str(item.metadata.get("category", "")), _attributes(item, task)
+        )
         for item in task.questions
     )
     return TaskDescription(task.id, task.source, tuple(questions), str(task.metadata.get("sample_id", "")))
+
+
+def _attributes(question: Question, task: Task) -> dict[str, str]:
+    """What scores can be broken down by: the benchmark's own, and in which fifths of the documents the evidence lies."""
+    found = {name: str(question.metadata[name]) for name in _ATTRIBUTES if name in question.metadata}
+    places, count = question.metadata.get("documents"), len(task.documents)
+    if places:
+        found |= {"first evidence": _fifth(min(places), count), "last evidence": _fifth(max(places), count)}
+    return found
+
+
+def _fifth(place: int, count: int) -> str:
+    """Where document `place` (from 0) of `count` lies: in the first fifth of the text ("0-20%"), the second, ..."""
+    fifth = 5 * place // count
+    return f"{20 * fifth}-{20 * fifth + 20}%"
 
 
 def questions_piece(texts: Sequence[str]) -> Piece:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -43,6 +43,23 @@ def report_table(summary: Mapping[str, Any]) -> Table:
             table.add_row(heading, *cells)
         if rows:
             table.add_section()
+    return table
+
+
+def breakdown_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """`atommem.envs.scoring.breakdowns.breakdowns` as a table: a line for each value, a column for each score."""
+    names = ordered(row["metric"] for row in rows)
+    table = Table("by", "", "questions", *map(label, names), title="Breakdowns", title_justify="left")
+    lines: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault((row["by"], row["value"]), {})[row["metric"]] = row
+    last = ""
+    for (by, value), scores in lines.items():
+        if last not in ("", by):
+            table.add_section()
+        cells = [_interval(scores.get(name)) for name in names]
+        table.add_row("" if by == last else by, value, str(max(row["n"] for row in scores.values())), *cells)
+        last = by
     return table
 
 

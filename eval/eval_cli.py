@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from atommem.environment import find_environment
+from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.eval.budget import BudgetSpentError
-from atommem.eval.console_report import report_table
+from atommem.eval.console_report import breakdown_table, report_table
 from atommem.eval.eval_config import Configs, parse_arguments
 from atommem.eval.output import EPISODES, SUMMARY, TRACES
 from atommem.eval.runner import evaluate
@@ -106,6 +107,8 @@ def _print_report(result: EvalResult, out: Path) -> None:
     if not console.is_terminal:
         console.width = 160  # a log file need not wrap at 80 columns
     console.print(report_table(summary))
+    if rows := breakdowns(result.records, [name for name in (summary["metric"], "f1") if name in summary["metrics"]]):
+        console.print(breakdown_table(rows))
     for error, count in sorted(summary["errors"].items(), key=lambda item: -item[1]):
         console.print(f"failed {count} x: {error}", markup=False)
     if result.failed:

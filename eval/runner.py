@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, main_metric, record_of
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
@@ -98,7 +99,8 @@ async def evaluate(
             raise BudgetSpentError(f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run.")
         result = EvalResult(tuple(records[(task.id, sample)] for task, sample in jobs), resumed)
         if folder is not None:
-            folder.write_summary({**result.summary(), "run": folder.manifest})
+            rows = breakdowns(result.records)
+            folder.write_summary({**result.summary(), "breakdowns": rows, "run": folder.manifest})
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,8 @@ class QuestionRecord:
     """A question, what was answered, and what its environment says of the answer.
 
     `category` is the benchmark's, where it reports its categories apart (LoCoMo); `metrics` are the scores of this
-    question (``em``, ``f1``, ``judge``, ...) and what was diagnosed of it (`atommem.envs.longdoc.fact_recall`).
+    question (``em``, ``f1``, ``judge``, ...) and what was diagnosed of it (`atommem.envs.longdoc.fact_recall`);
+    `attributes` are what scores can be broken down by (`atommem.envs.scoring.breakdowns`).
     """
 
     id: str
@@ -29,6 +30,7 @@ class QuestionRecord:
     golds: tuple[str, ...]
     category: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
 
     def score(self, metric: str) -> float | None:
         """One of `metrics`; None if the question has no such score."""
@@ -166,7 +168,7 @@ def record_of(
                 f"{len(parts[1])} question_metrics, and {len(further)} were diagnosed: one of each for every question."
             )
         questions = tuple(
-            QuestionRecord(item.id, item.text, answer, item.golds, item.category, {**metrics, **more})
+            QuestionRecord(item.id, item.text, answer, item.golds, item.category, {**metrics, **more}, item.attributes)
             for item, answer, metrics, more in zip(task.questions, *parts, further, strict=True)
         )
     return EpisodeRecord(
@@ -285,27 +287,32 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         "failed": sum(record.failed for record in items),
         "overflow": sum(record.overflowed for record in items),
         "metric": main_metric(items),
-        "metrics": _estimates(items, names),
+        "metrics": estimates(items, names),
         "means": rates,
         "errors": errors,
     }
     if categories:
-        summary["by_category"] = {
-            name: {"metrics": _estimates(_of_category(items, name), names)} for name in categories
-        }
+        summary["by_category"] = {name: {"metrics": estimates(_of_category(items, name), names)} for name in categories}
     return summary
 
 
 def _of_category(records: Sequence[EpisodeRecord], category: str) -> list[EpisodeRecord]:
-    """The questions of one category; of those that have none, the episode's own scores do not speak."""
+    return chosen(records, lambda record, question: question.category == category)
+
+
+def chosen(
+    records: Iterable[EpisodeRecord], choose: Callable[[EpisodeRecord, QuestionRecord], bool]
+) -> list[EpisodeRecord]:
+    """The questions that `choose` takes; of those that have no score, the episode's own scores do not speak."""
     return [
         replace(record, metrics={}, reward=None, questions=questions)
         for record in records
-        if (questions := tuple(item for item in record.questions if item.category == category))
+        if (questions := tuple(item for item in record.questions if choose(record, item)))
     ]
 
 
-def _estimates(records: Sequence[EpisodeRecord], metrics: Iterable[str]) -> dict[str, dict[str, float]]:
+def estimates(records: Sequence[EpisodeRecord], metrics: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Each score's mean over all questions with its interval, as a dict; scores that nothing has are not there."""
     found = {}
     for metric in metrics:
         placed = [(record, *item) for record in records for item in record.placed(metric)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atommem.eval.reporting.breakdown_tables import breakdown_tables
 from atommem.eval.reporting.tables import Table, Value, incomplete_note, make_tables
 
 
@@ -15,7 +16,7 @@ def markdown_tables(results: Mapping[str, Any]) -> str:
     if note:
         parts += [f"**{note}**", ""]
     last = ""
-    for table in make_tables(results):
+    for table in [*make_tables(results), *breakdown_tables(results)]:
         if last not in ("", table.note):
             parts += [last, ""]
         parts += [f"## {_plain(table.title)}", "", *_lines(table), ""]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
@@ -177,6 +178,7 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
         "bound": cell.bound,
         **summary,
         "episode_metrics": episode_metrics(records),
+        "breakdowns": breakdowns(records),
     }
     seeds = [summarize(item.records) for item in cell.evaluations] if len(cell.evaluations) > 1 else [summary]
     for metric in metrics_of([result]):

@@ -47,8 +47,8 @@ def test_a_description_says_what_scores_and_traces_need() -> None:
         "source": "locomo",
         "group": "",
         "questions": [
-            {"text": "Where?", "golds": ["Port", "Harbour"], "id": "q", "category": "temporal"},
-            {"text": "Who?", "golds": ["Orla"], "id": "", "category": ""},
+            {"text": "Where?", "golds": ["Port", "Harbour"], "id": "q", "category": "temporal", "attributes": {}},
+            {"text": "Who?", "golds": ["Orla"], "id": "", "category": "", "attributes": {}},
         ],
     }
 
