@@ -12,6 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
+from atommem.envs.benchmarks.musique import SOURCE as MUSIQUE
 from atommem.envs.benchmarks.overlap import AskedQuestions, read_asked
 from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS, get_benchmark
 from atommem.envs.benchmarks.rows import QARow
@@ -30,7 +31,15 @@ def main(argv: Sequence[str]) -> int:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
     args = _parser().parse_args(argv)
-    config = BuildConfig(args.docs, args.n, args.questions, args.seed, args.exclude_answer_documents)
+    config = BuildConfig(
+        args.docs,
+        args.n,
+        args.questions,
+        args.seed,
+        args.exclude_answer_documents,
+        args.distractors,
+        args.unanswerable,
+    )
     check_name(args.out)
     benchmark = get_benchmark(args.benchmark)
     read = benchmark.read
@@ -55,7 +64,9 @@ def main(argv: Sequence[str]) -> int:
             if not rows_of[file]:
                 raise DataError(f"{file}: has no rows. Get the file again, or give another one.")
 
-    pool = Pool(rows())
+    if config.unanswerable and benchmark.name != MUSIQUE:
+        raise ConfigError(f"unanswerable is given for {benchmark.name}; only {MUSIQUE} (Full) has such questions.")
+    pool = Pool(rows(), config.unanswerable)
     if not args.drop_overlap:
         for questions in asked:
             questions.check()
@@ -73,6 +84,8 @@ def main(argv: Sequence[str]) -> int:
             "n": config.n,
             "seed": config.seed,
             "exclude_answer_documents": config.exclude_answer_documents,
+            "distractors": config.distractors,
+            "unanswerable": config.unanswerable,
             "inputs": [{**describe_file(file), "rows": rows_of[file]} for file in files],
             "aliases": None if args.aliases is None else describe_file(args.aliases),
             "excluded": [{**describe_file(q.path), "shared_questions": len(q.shared)} for q in asked],
@@ -139,6 +152,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--n", type=int, required=True, help="tasks to build")
     parser.add_argument("--seed", type=int, default=42, help="seed of every draw")
     parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
+    parser.add_argument(
+        "--distractors",
+        default="pool",
+        choices=("pool", "own"),
+        help="pool: documents of other questions; own: the questions' own paragraphs first, as RULER and MemAgent do",
+    )
+    parser.add_argument(
+        "--unanswerable",
+        action="store_true",
+        help="MuSiQue-Full: keep the questions that cannot be answered, in pairs with those that can",
+    )
     parser.add_argument(
         "--exclude_answer_documents",
         action="store_true",

@@ -64,7 +64,7 @@ def describe_task(task: Task) -> TaskDescription:
 
 
 def _attributes(question: Question, task: Task) -> dict[str, str]:
-    """What scores can be broken down by: the benchmark's own, and in which fifths of the documents the evidence lies."""
+    """What scores can be broken down by: the benchmark's own, and in which fifths of the text the evidence lies."""
     found = {name: str(question.metadata[name]) for name in _ATTRIBUTES if name in question.metadata}
     places, count = question.metadata.get("documents"), len(task.documents)
     if places:

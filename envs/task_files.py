@@ -1,23 +1,34 @@
-"""Task files: written as parquet or JSON Lines, read from these and from MemAgent's and LoCoMo's files."""
+"""Task files: written as parquet or JSON Lines, read from these and from benchmarks whose rows are ready tasks."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from atommem.envs.benchmarks.beam import is_beam, parse_beam
 from atommem.envs.benchmarks.locomo import is_locomo, parse_locomo
+from atommem.envs.benchmarks.longmemeval import is_longmemeval, parse_longmemeval
 from atommem.envs.benchmarks.memagent import is_memagent, parse_memagent
+from atommem.envs.benchmarks.memory_agent_bench import is_memory_agent_bench, parse_memory_agent_bench
 from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
 
 # Documents in a row group: some 10 MB of text, so that neither side ever holds much of a file in memory.
 _DOCUMENTS_PER_GROUP = 20_000
+_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Row], Iterable[Task]]], ...] = (
+    (is_memagent, lambda row: (parse_memagent(row),)),
+    (is_locomo, parse_locomo),
+    (is_longmemeval, parse_longmemeval),
+    (is_memory_agent_bench, parse_memory_agent_bench),
+    (is_beam, parse_beam),
+)
+"""How a row is known by its fields, and the tasks that it makes."""
 
 
 def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:
@@ -50,7 +61,9 @@ def check_name(path: str | Path) -> Path:
 
 
 def load_tasks(path: str | Path) -> list[Task]:
-    """Read a file of `save_tasks`, one of MemAgent's, or LoCoMo's (recognised by their keys).
+    """Read a file of `save_tasks`, or one of MemAgent, LoCoMo, LongMemEval, MemoryAgentBench or BEAM.
+
+    Which of them it is, the fields of its rows say.
 
     Raises:
         DataError: The file is none of these, is damaged, or has no task; the message names the row and the field.
@@ -69,12 +82,11 @@ def iter_tasks(path: str | Path) -> Iterator[Task]:
     rows: dict[str, int] = {}
     documents: dict[Document, Document] = {}
     for row in read_rows(path):
-        if is_memagent(row.values):
-            tasks = iter([parse_memagent(row)])
-        elif is_locomo(row.values):
-            tasks = parse_locomo(row)
+        parse = next((parse for known, parse in _FORMATS if known(row.values)), None)
+        if parse is not None:
+            tasks = parse(row)
         elif "questions" in row.values:
-            tasks = iter([_parse(row, documents)])
+            tasks = (_parse(row, documents),)
         else:
             raise DataError(
                 f"{row.path}: row {row.number}: has the fields {', '.join(map(repr, row.values))}; a task has "

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
 
+from atommem.config import check_choice
 from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.scoring.abstention import hint
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
@@ -35,6 +37,10 @@ class BuildConfig:
         documents: Documents of every task (N).
         questions: Fewest and most questions of a task; their number is uniform between them.
         n: Number of tasks.
+        distractors: Where distractors come from: ``pool``, any other question's documents; ``own``, the questions' own
+            first, as in the data of RULER and MemAgent, and then any other's.
+        unanswerable: Keep the questions of MuSiQue-Full that cannot be answered, each beside the one that can: their
+            tasks come in pairs. What is missing for such a question is no distractor of its task.
         exclude_answer_documents: Keep out distractors that contain an answer of the task (as whole words, after
             SQuAD normalisation). Answers such as yes and no are not looked for.
     """
@@ -44,6 +50,8 @@ class BuildConfig:
     questions: tuple[int, int] = (1, 1)
     seed: int = 42
     exclude_answer_documents: bool = False
+    distractors: str = "pool"
+    unanswerable: bool = False
 
     def __post_init__(self) -> None:
         low, high = self.questions
@@ -53,6 +61,12 @@ class BuildConfig:
             raise ConfigError(f"documents is {self.documents}: give at least 1.")
         if self.n < 1:
             raise ConfigError(f"n is {self.n}: give at least 1.")
+        check_choice("distractors", self.distractors, ("pool", "own"))
+        if self.unanswerable and self.questions != (1, 1):
+            raise ConfigError(
+                f"unanswerable is given, and questions is {low}-{high}: give 1, as the answer to one question may "
+                "stand in the documents of another."
+            )
 
 
 class Pool:
@@ -64,26 +78,35 @@ class Pool:
         gold, contexts: For each question, the indices of its gold documents, and of all that it comes with.
         holders: For each document, how many questions it comes with.
         skipped: How many rows were left out because a supporting paragraph is missing.
+        twins: The indices of the questions with the same id, by the first of them: pairs of MuSiQue-Full.
+
+    Args:
+        rows: Of a benchmark.
+        unanswerable: Keep those that cannot be answered, as questions that say so (`BuildConfig`).
     """
 
-    def __init__(self, rows: Iterable[QARow]) -> None:
+    def __init__(self, rows: Iterable[QARow], unanswerable: bool = False) -> None:
         self.questions: list[Question] = []
         self.documents: list[Document] = []
         self.gold: list[tuple[int, ...]] = []
         self.contexts: list[tuple[int, ...]] = []
         self.skipped = 0
         self._index: dict[tuple[str, str], int] = {}
-        places: dict[str, str] = {}
+        self.twins: dict[str, list[int]] = {}
+        self._unanswerable = unanswerable
+        places: dict[tuple[str, bool], str] = {}
         for row in rows:
-            if not row.answerable:
+            if not row.answerable and not unanswerable:
                 self.skipped += 1
                 continue
-            if row.id in places:
+            key = (row.id, row.answerable)
+            if key in places:
                 raise DataError(
-                    f"{row.place}: field 'id' is {row.id!r}, as in {places[row.id]}. Give every row once: a "
+                    f"{row.place}: field 'id' is {row.id!r}, as in {places[key]}. Give every row once: a "
                     "question that stands in a pool twice is drawn twice as often."
                 )
-            places[row.id] = row.place
+            places[key] = row.place
+            self.twins.setdefault(row.id, []).append(len(self.questions))
             self._add(row)
         self.holders = Counter(chain.from_iterable(self.contexts))
 
@@ -101,7 +124,10 @@ class Pool:
             if index == len(self.documents):
                 self.documents.append(replace(paragraph, gold=False))
             context[index] = context.get(index, False) or paragraph.gold
-        self.questions.append(Question(row.question, row.answers, row.id, row.metadata))
+        text, metadata = row.question, row.metadata
+        if self._unanswerable:
+            text, metadata = text + hint("text"), {**metadata, "answerable": row.answerable}
+        self.questions.append(Question(text, row.answers, row.id, metadata))
         self.contexts.append(tuple(context))
         self.gold.append(tuple(index for index, gold in context.items() if gold))
 
@@ -153,7 +179,12 @@ def build_tasks(pool: Pool, config: BuildConfig, source: str, split: str = "trai
             ),
             documents=tuple(documents),
             source=source,
-            metadata={"split": split, "seed": config.seed},
+            metadata={
+                "split": split,
+                "seed": config.seed,
+                # The two tasks of a pair vary together.
+                **({"sample_id": pool.questions[rows[0]].id} if config.unanswerable else {}),
+            },
         )
 
 
@@ -172,7 +203,7 @@ class _Drawer:
         low, high = self.config.questions
         rng = Random(f"{self.config.seed}:questions")
         keys = [normalize(question.text) for question in self.pool.questions]
-        order = _endless_orders(rng, len(keys))
+        order = _endless_orders(rng, list(self.pool.twins.values()))
         postponed: deque[int] = deque()
         job: list[tuple[int, tuple[int, ...]]] = []
         for number in range(self.config.n):
@@ -204,11 +235,17 @@ class _Drawer:
         own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
         answers = self._answers(rows)
         rng = Random(f"{self.config.seed}:{number}")
+        twins = chain.from_iterable(pool.twins[pool.questions[row].id] for row in rows)
+        taken = gold.union(*(pool.gold[twin] for twin in twins))
+        if self.config.distractors == "own":
+            others = sorted(own.keys() - taken)
+            drawn += rng.sample(others, min(len(others), wanted - len(drawn)))
+            taken |= {*drawn}
         for index in _permutation(rng, len(pool.documents)):
             if len(drawn) == wanted:
                 break
             # A distractor comes with some other question, too.
-            if index in gold or own[index] == pool.holders[index]:
+            if index in taken or own[index] == pool.holders[index]:
                 continue
             if answers and any(answer in self._texts[index] for answer in answers):
                 continue
@@ -259,12 +296,12 @@ def _work(job: _Job) -> list[tuple[int, tuple[int, ...], list[int]]]:
     return _drawer.draw(job)
 
 
-def _endless_orders(rng: Random, count: int) -> Iterator[int]:
-    """The numbers below `count` in a random order, then in another one, and so on."""
+def _endless_orders(rng: Random, groups: list[list[int]]) -> Iterator[int]:
+    """The numbers of all groups, those of a group together, in a random order, then in another one, and so on."""
     while True:
-        order = list(range(count))
+        order = groups.copy()
         rng.shuffle(order)
-        yield from order
+        yield from chain.from_iterable(order)
 
 
 def _permutation(rng: Random, count: int) -> Iterator[int]:

@@ -1,9 +1,12 @@
 """LoCoMo (Maharana et al. 2024, arXiv 2402.17753): long dialogues of two people over many dated sessions.
 
 The official ``locomo10.json`` is a list of conversations. Every turn becomes a document whose title is its session's
-date and time, so that no cut separates the two; the turns that a question's evidence names are gold. A conversation has
-some two hundred questions: they are asked in tasks of `QUESTIONS`, each of which reads the conversation from its
-beginning.
+date and time, so that no cut separates the two; the turns that a question's evidence names are gold.
+
+How questions are asked (`Wording`): by default all alike, with a hint that they need not have an answer. The authors'
+``task_eval/evaluate_gpts.py`` asks temporal questions for a date, and lets adversarial ones choose between two options,
+(a) and (b), in random order, one of which is that the conversation does not tell; it asks one question at a time. That
+is `PROTOCOL`, in words of ours; the authors' own can be given in their place.
 """
 
 from __future__ import annotations
@@ -11,20 +14,91 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from random import Random
 from typing import Any
 
+from atommem.envs.benchmarks.conversations import QUESTIONS, Asked, grouped_tasks
 from atommem.envs.benchmarks.rows import Row, read_rows
-from atommem.envs.scoring.locomo_scores import ABSTENTION, CATEGORIES, LOCOMO_SOURCE
+from atommem.envs.scoring.abstention import ABSTENTION, hint
+from atommem.envs.scoring.locomo_scores import CATEGORIES, LOCOMO_SOURCE
 from atommem.envs.task import Document, Question, Task
+from atommem.errors import ConfigError
 
-QUESTIONS = 10
-HINT = f' (If the conversation does not tell, answer "{ABSTENTION}".)'
-"""Follows every question, so that an adversarial one can be answered rightly; it is the same for all categories."""
+NOT_MENTIONED = "Not mentioned in the conversation"
+"""The option of an adversarial question that is right."""
 
 _SESSION = re.compile(r"session_(\d+)")
 # Also in the official file: several in one string, and "D:11:26".
 _TURN = re.compile(r"D:?(\d+):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How questions are put to the policy: templates with ``{question}``, by category.
+
+    Attributes:
+        other: Those of the categories that have no template of their own.
+        temporal: Those that ask for a time.
+        adversarial: Those that the conversation does not answer; with ``{a}`` and ``{b}`` it offers two options.
+        seed: Decides, with a question's id, which of the two is (a).
+    """
+
+    other: str = "{question}" + hint("conversation")
+    temporal: str = other
+    adversarial: str = other
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        for name in ("other", "temporal", "adversarial"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or "{question}" not in text or ("{a}" in text) != ("{b}" in text):
+                raise ConfigError(
+                    f"wording {name} is {text!r}: give a text with {{question}} in it, and with both or none of "
+                    "{a} and {b}."
+                )
+
+    def ask(self, question: str, category: str, identifier: str, wrong: str) -> tuple[str, dict[str, str]]:
+        """The question as it is asked, and its options by their letters (none: an open question)."""
+        template = getattr(self, category) if category in ("temporal", "adversarial") else self.other
+        options = {}
+        if "{a}" in template:
+            both = [NOT_MENTIONED, wrong]
+            Random(f"{self.seed}:{identifier}").shuffle(both)
+            options = dict(zip("ab", both, strict=True))
+        # Not str.format: a question may hold braces.
+        for name, value in (*options.items(), ("question", question)):
+            template = template.replace(f"{{{name}}}", value)
+        return template, options
+
+
+PROTOCOL = Wording(
+    other="{question}",
+    temporal="{question} (Tell the approximate date, by the date of the conversation.)",
+    adversarial="{question} Choose the right answer: (a) {a} (b) {b}",
+)
+"""As the authors ask, in words of ours."""
+
+
+def read_wording(given: str) -> Wording:
+    """`PROTOCOL` for ``official``, or a YAML file with fields of `Wording`; what it leaves out is as in `PROTOCOL`.
+
+    Raises:
+        ConfigError: The file cannot be read, or has another field.
+    """
+    import yaml
+
+    if given == "official":
+        return PROTOCOL
+    known = {item.name: getattr(PROTOCOL, item.name) for item in fields(Wording)}
+    try:
+        values = yaml.safe_load(Path(given).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"wording {given!r} cannot be read ({error}): give official, or a YAML file.") from error
+    if not isinstance(values, dict) or values.keys() - known.keys():
+        raise ConfigError(f"wording {given!r} must be a YAML file with some of the fields {', '.join(known)}.")
+    return Wording(**{**known, **values})
 
 
 def is_locomo(values: Mapping[str, Any]) -> bool:
@@ -32,40 +106,34 @@ def is_locomo(values: Mapping[str, Any]) -> bool:
     return {"conversation", "qa"} <= values.keys()
 
 
-def read_locomo(path: str | Path, questions: int = QUESTIONS) -> Iterator[Task]:
+def read_locomo(path: str | Path, questions: int = QUESTIONS, wording: Wording | None = None) -> Iterator[Task]:
     """Read ``locomo10.json`` or a file in its format.
 
     Args:
         path: The file.
         questions: Questions of a task, the last one of a conversation excepted.
+        wording: How they are asked; the default `Wording` where not given.
 
     Raises:
         DataError: The file is not in this layout, or damaged.
     """
     for row in read_rows(path):
-        yield from parse_locomo(row, questions)
+        yield from parse_locomo(row, questions, wording)
 
 
-def parse_locomo(row: Row, questions: int = QUESTIONS) -> Iterator[Task]:
+def parse_locomo(row: Row, questions: int = QUESTIONS, wording: Wording | None = None) -> Iterator[Task]:
     """The tasks of one conversation: ``locomo-SAMPLE-NUMBER``."""
-    sample = row.text("sample_id")
+    sample, wording = row.text("sample_id"), wording or Wording()
     turns = _turns(row)
-    asked = [_question(row, i, item, sample, turns) for i, item in enumerate(row.check_list("qa", row.get("qa")))]
+    places = {name: place for place, name in enumerate(turns)}
+    asked = []
+    for i, item in enumerate(row.check_list("qa", row.get("qa"))):
+        question = _question(row, i, item, sample, turns, wording)
+        asked.append(Asked(question, frozenset(places[turn] for turn in question.metadata["evidence"])))
     if not asked:
         raise row.error("qa", "has no question")
-    for number, start in enumerate(range(0, len(asked), questions)):
-        group = tuple(asked[start : start + questions])
-        evidence = {turn for question in group for turn in question.metadata["evidence"]}
-        places = {name: place for place, name in enumerate(turns)}
-        yield Task(
-            id=f"{LOCOMO_SOURCE}-{sample}-{number:03d}",
-            questions=tuple(
-                question.with_documents(places[turn] for turn in {*question.metadata["evidence"]}) for question in group
-            ),
-            documents=tuple(Document(date, text, name in evidence) for name, (date, text) in turns.items()),
-            source=LOCOMO_SOURCE,
-            metadata={"sample_id": sample},
-        )
+    documents = [Document(date, text) for date, text in turns.values()]
+    yield from grouped_tasks(LOCOMO_SOURCE, sample, asked, documents, size=questions)
 
 
 def _turns(row: Row) -> dict[str, tuple[str, str]]:
@@ -93,7 +161,7 @@ def _turns(row: Row) -> dict[str, tuple[str, str]]:
     return turns
 
 
-def _question(row: Row, index: int, item: Any, sample: str, turns: Mapping[str, Any]) -> Question:
+def _question(row: Row, index: int, item: Any, sample: str, turns: Mapping[str, Any], wording: Wording) -> Question:
     name = f"qa[{index}]"
     if not isinstance(item, dict):
         raise row.error(name, f"is {item!r}, expected an object")
@@ -124,8 +192,13 @@ def _question(row: Row, index: int, item: Any, sample: str, turns: Mapping[str, 
         answer = row.check_text(f"{name}.answer", str(given) if type(given) in (int, float) else given)
         if category == "open_domain":
             answer = answer.split(";")[0].strip()
+    identifier = f"{sample}-{index:03d}"
+    wrong = metadata.get("adversarial_answer", "")
     text = row.check_text(f"{name}.question", item.get("question")).strip()
-    return Question(text + HINT, (answer,), id=f"{sample}-{index:03d}", metadata=metadata)
+    text, options = wording.ask(text, category, identifier, wrong)
+    if options:
+        metadata["options"] = options
+    return Question(text, (answer,), id=identifier, metadata=metadata)
 
 
 def _turn_ids(text: str) -> list[str]:

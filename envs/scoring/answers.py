@@ -8,6 +8,7 @@ from typing import Protocol
 
 from atommem.config import check_choice
 from atommem.environment import Score
+from atommem.envs.scoring.abstention import abstains
 from atommem.envs.scoring.locomo_scores import LOCOMO_SOURCE, locomo_exact_match, locomo_f1
 from atommem.envs.scoring.metrics import exact_match, f1, f1_rule, sub_exact_match
 from atommem.envs.scoring.verdicts import Verdict
@@ -52,18 +53,29 @@ def check_reward(reward: str, source: str = "") -> None:
 
 
 def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
-    """``em``, ``f1`` and ``sub_em`` of one answer, by the rules of the benchmark `source`; nothing without golds."""
+    """``em``, ``f1`` and ``sub_em`` of one answer, by the rules of the benchmark `source`; nothing without golds.
+
+    Where the text does not tell (`abstention`), all of them say whether the answer says so. In MuSiQue-Full
+    (`answerable`) there is ``sufficiency``: whether it says so where it should and only there; questions that cannot
+    be answered have no other score (``evaluate_v1.0.py`` of MuSiQue).
+    """
     if not question.answers:
         return {}
+    if question.metadata.get("abstention"):
+        return dict.fromkeys(("em", "f1", "sub_em"), float(abstains(answer)))
+    answerable = question.metadata.get("answerable")
+    sufficiency = {} if answerable is None else {"sufficiency": float(abstains(answer) is not answerable)}
+    if answerable is False:
+        return sufficiency
     if source == LOCOMO_SOURCE:
         em, token_f1 = locomo_exact_match(question, answer), locomo_f1(question, answer)
     else:
         em, token_f1 = exact_match(answer, question.answers), f1(answer, question.answers, f1_rule(source))
-    return {"em": em, "f1": token_f1, "sub_em": sub_exact_match(answer, question.answers)}
+    return {"em": em, "f1": token_f1, "sub_em": sub_exact_match(answer, question.answers), **sufficiency}
 
 
 async def score_answers(task: Task, answers: Sequence[str | None], reward: str, judge: Judge | None = None) -> Score:
-    """Score a task: every metric is the mean over its questions, answer i against the golds of question i only.
+    """Score a task: every metric is the mean over the questions that have it, answer i against the golds of question i.
 
     Questions without gold answers are in no metric; a task of such questions alone has no reward.
 
@@ -87,12 +99,14 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
         verdicts = await asyncio.gather(*(_verdict(judge, question, answer) for question, answer in pairs))
         notes = tuple(verdict.text and f"judge: {verdict.text}" for verdict in verdicts)
         for score, verdict in zip(scores, verdicts, strict=True):
-            if not score:
+            if "em" not in score:
                 continue
             score |= {"judge": verdict.score, "judge_unreadable": float(not verdict.readable)}
-    scored = [score for score in scores if score]
-    names = scored[0] if scored else ()
-    metrics = {name: sum(score[name] for score in scored) / len(scored) for name in names}
+    by_name: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.items():
+            by_name.setdefault(name, []).append(value)
+    metrics = {name: sum(values) / len(values) for name, values in by_name.items()}
     return Score(metrics.get(reward), tuple(answers), metrics, tuple(scores), notes)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.locomo import HINT, is_locomo, read_locomo
+from atommem.envs.benchmarks.locomo import is_locomo, read_locomo
 from atommem.envs.chunking import joined_text
-from atommem.envs.scoring.locomo_scores import abstains, locomo_exact_match, locomo_f1
+from atommem.envs.scoring.abstention import abstains, hint
+from atommem.envs.scoring.locomo_scores import locomo_exact_match, locomo_f1
 from atommem.envs.scoring.porter import stem
 from atommem.envs.task import Question
 from atommem.envs.task_files import load_tasks, save_tasks
@@ -79,7 +80,7 @@ def test_turns_are_the_stream_and_keep_their_dates(tmp_path: Path) -> None:
     ]
     assert first.questions[0].metadata["evidence"] == ["D2:1", "D10:1"]
     assert first.questions[4].metadata["adversarial_answer"] == "the kiln"
-    assert all(question.text.endswith(HINT) for question in first.questions)
+    assert all(question.text.endswith(hint("conversation")) for question in first.questions)
 
 
 def test_questions_are_cut_into_tasks(tmp_path: Path) -> None:
