@@ -16,9 +16,11 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urljoin
 
+Answer = dict[str, Any]
 _SPACES = re.compile(r"[ \t]*\n\s*\n\s*")
 
 
@@ -45,13 +47,13 @@ def main() -> int:
     return 0
 
 
-def read_html(body: bytes, url: str, charset: str, most: int, most_links: int) -> dict[str, Any]:
+def read_html(body: bytes, url: str, charset: str, most: int, most_links: int) -> Answer:
     """Title, main text (the first `most` characters) and links of a page."""
     import trafilatura
     from lxml import html
 
     tree = _tree(body, charset)
-    found = trafilatura.bare_extraction(tree, url=url, with_metadata=True, deduplicate=False)
+    found: Any = trafilatura.bare_extraction(tree, url=url, with_metadata=True, deduplicate=False)
     title, text = "", ""
     if found is not None:
         title, text = found.title or "", found.text or ""
@@ -85,7 +87,7 @@ def _tree(body: bytes, charset: str) -> Any:
     return html.document_fromstring(decode_file(body).encode(), parser=html.HTMLParser(encoding="utf-8"))
 
 
-def read_pdf(body: bytes, most: int, most_pages: int) -> dict[str, Any]:
+def read_pdf(body: bytes, most: int, most_pages: int) -> Answer:
     """Title and text of a PDF's first pages."""
     from pypdf import PdfReader
 
@@ -101,14 +103,14 @@ def read_pdf(body: bytes, most: int, most_pages: int) -> dict[str, Any]:
     return {"title": str(title or "")[:500], "text": "\n\n".join(parts).strip()[:most], "links": []}
 
 
-def read_robots(body: bytes, url: str, agent: str) -> dict[str, Any]:
+def read_robots(body: bytes, url: str, agent: str) -> Answer:
     """Whether a robots.txt lets `agent` read `url`. Its wildcards can be made to take for ever, hence here."""
     from protego import Protego
 
     return {"allowed": Protego.parse(body.decode("utf-8", errors="replace")).can_fetch(url, agent)}
 
 
-_READERS = {"html": read_html, "pdf": read_pdf, "robots": read_robots}
+_READERS: dict[str, Callable[..., Answer]] = {"html": read_html, "pdf": read_pdf, "robots": read_robots}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,8 +21,8 @@ def denied_by_default() -> tuple[str, ...]:
 class HostRules:
     """Lists of hosts, each with or without the beginning of a path (``huggingface.co/datasets``).
 
-    A host stands for its subdomains too. What is denied is denied also where an archive, a translator or a mirror is asked
-    for it, that is: where another URL contains it.
+    A host stands for its subdomains too. What is denied is denied also where an archive, a translator or a mirror is
+    asked for it, that is: where another URL contains it.
 
     Args:
         allow: The only ones that may be visited; empty for all.

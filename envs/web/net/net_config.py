@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from atommem.envs.question_answering import QAConfig
 from atommem.errors import ConfigError
 
 
 @dataclass
-class NetConfig:
+class NetConfig(QAConfig):
     """Where the live web is asked for, and what may be asked of it."""
+
+    least: ClassVar = {
+        **QAConfig.least,
+        "tool_retries": 0,
+        "tool_requests": 1,
+        "parse_workers": 1,
+        "parse_megabytes": 256,  # its libraries need that much
+    }
 
     search_url: str | None = field(
         default=None, metadata={"help": "The server of tools searxng or retrieve (serper has its own)."}
@@ -33,17 +43,16 @@ class NetConfig:
     )
     obey_robots: bool = field(default=True, metadata={"help": "Whether direct holds to robots.txt."})
     user_agent: str = field(default="atommem", metadata={"help": "What direct calls itself."})
-    page_megabytes: float = field(default=10.0, metadata={"help": "Largest page that direct reads, as sent or unpacked."})
+    page_megabytes: float = field(
+        default=10.0, metadata={"help": "Largest page that direct reads, as sent or unpacked."}
+    )
     page_seconds: float = field(default=30.0, metadata={"help": "Longest time to fetch a page, redirects included."})
     parse_seconds: float = field(default=10.0, metadata={"help": "Longest time to read the text of a page."})
     parse_megabytes: int = field(default=1024, metadata={"help": "Address space of a process that reads pages."})
     parse_workers: int = field(default=2, metadata={"help": "Processes that read pages."})
 
     def __post_init__(self) -> None:
-        for name in ("tool_requests", "page_megabytes", "page_seconds", "parse_seconds", "parse_workers"):
+        super().__post_init__()
+        for name in ("page_megabytes", "page_seconds", "parse_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give more than 0.")
-        if self.tool_retries < 0:
-            raise ConfigError(f"tool_retries is {self.tool_retries}: give 0 or more.")
-        if self.parse_megabytes < 256:
-            raise ConfigError(f"parse_megabytes is {self.parse_megabytes}: its libraries alone need 256.")

@@ -63,7 +63,9 @@ class SearchSource(ToolSource):
         if not query.strip():
             return ToolResult("The query is empty.", is_error=True)
         found = await self._found(query)
-        shown = [one for one in found if "://" not in one[1] or self._hosts.allows(one[1])][: self.config.search_results]
+        shown = [one for one in found if "://" not in one[1] or self._hosts.allows(one[1])][
+            : self.config.search_results
+        ]
         if not shown:
             return ToolResult(f"No page was found for: {query}", is_error=True)
         lines = [" ".join(filter(None, (f"{title}:", url, text))) for title, url, text in shown]
@@ -112,7 +114,8 @@ class Searxng(SearchSource):
 class Retrieve(SearchSource):
     """A server with Search-R1's protocol (``POST /retrieve`` with ``queries``, ``topk``, ``return_scores``).
 
-    A document has ``contents``, whose first line is its title in quotes, or ``title`` and ``text``; its address is ``url``.
+    A document has ``contents``, whose first line is its title in quotes, or ``title`` and ``text``; its address is
+    ``url``.
     """
 
     service = "retrieve"
