@@ -1,4 +1,4 @@
-"""A process that reads what hostile hands may have written: HTML, PDF and robots.txt. It ends when its input does.
+"""A process that reads what hostile hands may have written (HTML, PDF, text, robots.txt), and ends when its input does.
 
 It runs as a script of its own, without the keys of its parent's environment, with bounded memory and without the right
 to write files. Its parent kills it when it takes too long; an alarm ends it where the parent cannot.
@@ -103,6 +103,18 @@ def read_pdf(body: bytes, most: int, most_pages: int) -> Answer:
     return {"title": str(title or "")[:500], "text": "\n\n".join(parts).strip()[:most], "links": []}
 
 
+def read_text(body: bytes, charset: str, most: int) -> Answer:
+    """Plain text. Some of the codecs that a server may name take quadratic time, hence here."""
+    try:
+        text = body.decode(charset or "utf-8", errors="replace")
+    except LookupError:
+        text = body.decode(errors="replace")
+    begin = text[:10_000]
+    if sum(character == "\ufffd" or character < "\t" for character in begin) > len(begin) / 10:
+        raise ValueError("it is not a text")
+    return {"title": "", "text": text[:most].strip(), "links": []}
+
+
 def read_robots(body: bytes, url: str, agent: str) -> Answer:
     """Whether a robots.txt lets `agent` read `url`. Its wildcards can be made to take for ever, hence here."""
     from protego import Protego
@@ -110,7 +122,12 @@ def read_robots(body: bytes, url: str, agent: str) -> Answer:
     return {"allowed": Protego.parse(body.decode("utf-8", errors="replace")).can_fetch(url, agent)}
 
 
-_READERS: dict[str, Callable[..., Answer]] = {"html": read_html, "pdf": read_pdf, "robots": read_robots}
+_READERS: dict[str, Callable[..., Answer]] = {
+    "html": read_html,
+    "pdf": read_pdf,
+    "text": read_text,
+    "robots": read_robots,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

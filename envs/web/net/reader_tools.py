@@ -28,7 +28,7 @@ SCHEMA = {
 }
 LONGEST_TEXT = 500_000
 """Characters of a page: some thirty steps of 4,000 tokens."""
-_HTML_BYTES = 1_000_000
+_TEXT_BYTES = 1_000_000
 _MOST_LINKS = 100
 _MOST_PDF_PAGES = 200
 _LIBRARIES = ("trafilatura", "lxml_html_clean", "pypdf", "protego")
@@ -98,13 +98,15 @@ class Direct(ReaderSource):
     async def _text(self, page: Fetched) -> dict[str, Any]:
         start = page.body[:1024].lstrip()
         kind = page.content_type
+        most = {"most": LONGEST_TEXT}
         if kind == "application/pdf" or start.startswith(b"%PDF-"):
-            return await self._extraction.read("pdf", page.body, most=LONGEST_TEXT, most_pages=_MOST_PDF_PAGES)
+            return await self._extraction.read("pdf", page.body, most_pages=_MOST_PDF_PAGES, **most)
+        text, charset = page.body[:_TEXT_BYTES], page.charset
         if kind in ("text/html", "application/xhtml+xml") or (not kind and start.startswith(b"<")):
-            details = {"url": page.url, "charset": page.charset, "most": LONGEST_TEXT, "most_links": _MOST_LINKS}
-            return await self._extraction.read("html", page.body[:_HTML_BYTES], **details)
+            details = {"url": page.url, "charset": charset, "most_links": _MOST_LINKS, **most}
+            return await self._extraction.read("html", text, **details)
         if not kind or kind.startswith("text/") or kind.endswith(("json", "xml")):
-            return {"title": "", "text": _plain(page), "links": []}
+            return await self._extraction.read("text", text, charset=charset, **most)
         raise PageError(f"{page.url} is {kind}, not a text.")
 
 
@@ -175,14 +177,3 @@ class Access(ReaderSource):
             return ToolResult(str(text)[:LONGEST_TEXT], title=str(page.get("title") or at), links=links, origin=at)
         except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
             raise self._provider.unreadable(answer) from error
-
-
-def _plain(page: Fetched) -> str:
-    try:
-        text = page.body.decode(page.charset or "utf-8", errors="replace")
-    except LookupError:
-        text = page.body.decode(errors="replace")
-    begin = text[:10_000]
-    if sum(character == "\ufffd" or character < "\t" for character in begin) > len(begin) / 10:
-        raise PageError(f"{page.url} is not a text.")
-    return text[:LONGEST_TEXT].strip()
