@@ -1,4 +1,4 @@
-"""JSON over HTTP to an inference server, with retries: shared by policies, embedder and judge."""
+"""JSON over HTTP to a server, with retries: shared by policies, embedder, judge, search engines and readers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.keys import Service, api_key, is_loopback
+from atommem.servers.keys import Service, api_key, is_loopback, key_header
 from atommem.untrusted import clean
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _Connection:
 
 
 class ServerClient:
-    """Calls one OpenAI-compatible server.
+    """Calls one server, an OpenAI-compatible one or another that speaks JSON.
 
     Retried with exponential back-off and jitter (or after the server's Retry-After): connections
     that fail or break, time-outs, HTTP 408, 429 and 5xx. Redirects are refusals: a key is never carried to another
@@ -98,6 +98,7 @@ class ServerClient:
         retries: How often a request is repeated after its first failure.
         max_in_flight: Most requests at the same time; the others wait.
         backoff: Seconds before the first repetition; doubles each time, at most 30.
+        headers: Sent with every request.
         transport: An httpx transport, for tests.
 
     Raises:
@@ -113,12 +114,13 @@ class ServerClient:
         retries: int,
         max_in_flight: int,
         backoff: float = 0.5,
+        headers: Mapping[str, str] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"The server's URL is {base_url!r}: give one that begins with http:// or https://.")
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self._key = api_key(service, self.base_url)
+        self._headers = {**(headers or {}), **key_header(service, api_key(service, self.base_url))}
         self._timeout = timeout
         self._retries = retries
         self._max_in_flight = max_in_flight
@@ -199,7 +201,7 @@ class ServerClient:
         if connection is None:
             self._connections = {known: c for known, c in self._connections.items() if not known.is_closed()}
             client = httpx.AsyncClient(
-                headers={"Authorization": f"Bearer {self._key}"} if self._key else None,
+                headers=self._headers,
                 # Requests queue at the semaphore, which is fair, and never time out there.
                 timeout=httpx.Timeout(self._timeout, pool=None),
                 transport=self._transport or self._own_transport(),

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from atommem.config import is_loopback
 from atommem.errors import ConfigError
 
-Service = Literal["policy", "embedder", "judge"]
+Service = Literal["policy", "embedder", "judge", "serper", "searxng", "retrieve", "access", "jina"]
 PLAIN_HTTP = "ATOMMEM_ALLOW_KEYS_OVER_HTTP"
 
 
@@ -36,3 +36,10 @@ def api_key(service: Service, base_url: str) -> str | None:
             f"{PLAIN_HTTP}=1 if the network is yours alone."
         )
     return own or None
+
+
+def key_header(service: Service, key: str | None) -> dict[str, str]:
+    """The header that carries a key: Serper has its own, all others take a bearer token."""
+    if key is None:
+        return {}
+    return {"X-API-KEY": key} if service == "serper" else {"Authorization": f"Bearer {key}"}

@@ -13,7 +13,16 @@ from atommem.errors import ConfigError
 
 GROUP = "atommem.tools"
 """The group of entry points that sources of tools are found in."""
-_OURS = {"mcp": "atommem.envs.web.mcp_source:McpSource", "task": "atommem.envs.web.task_pages:TaskPages"}
+_OURS = {
+    "task": "atommem.envs.web.task_pages:TaskPages",
+    "mcp": "atommem.envs.web.mcp_source:McpSource",
+    "serper": "atommem.envs.web.net.search_tools:Serper",
+    "searxng": "atommem.envs.web.net.search_tools:Searxng",
+    "retrieve": "atommem.envs.web.net.search_tools:Retrieve",
+    "direct": "atommem.envs.web.net.reader_tools:Direct",
+    "jina": "atommem.envs.web.net.reader_tools:Jina",
+    "access": "atommem.envs.web.net.reader_tools:Access",
+}
 
 
 def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:

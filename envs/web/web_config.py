@@ -6,21 +6,22 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from atommem.config import check_choice
-from atommem.envs.question_answering import QAConfig
+from atommem.envs.web.net.net_config import NetConfig
 from atommem.errors import ConfigError
 
 
 @dataclass
-class WebConfig(QAConfig):
+class WebConfig(NetConfig):
     """Which tools there are, how often they may be called, and how an episode is scored."""
 
-    least: ClassVar = {**QAConfig.least, "max_calls": 1, "search_results": 1}
+    least: ClassVar = {**NetConfig.least, "max_calls": 1, "search_results": 1}
 
     tools: list[str] = field(
         default_factory=lambda: ["task"],
         metadata={
-            "help": "Where tools come from: task (the documents of each task are its web), mcp (mcp_servers), or "
-            "package.module:name of a typed function or a ToolSource; several with spaces."
+            "help": "Where tools come from: task (the documents of each task are its web); search engines serper, "
+            "searxng, retrieve (search_url); readers direct, jina, access (reader_url); mcp (mcp_servers); or "
+            "package.module:name of a typed function or a ToolSource. Several with spaces."
         },
     )
     mcp_servers: list[str] = field(

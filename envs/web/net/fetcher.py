@@ -1,0 +1,174 @@
+"""Fetches one page of the live web: guarded, bounded in bytes and time."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import zlib
+from dataclasses import dataclass
+from email.message import Message
+
+import httpcore
+import httpx
+
+from atommem.envs.web.net.guard import GuardedBackend
+from atommem.envs.web.net.hosts import HostRules
+from atommem.envs.web.net.page_error import PageError
+
+_MAX_URL = 4096
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A page as it came.
+
+    Attributes:
+        url: Where it was, after redirects.
+        content_type, charset: As the server says, "" where it does not.
+        body: Decoded bytes.
+    """
+
+    url: str
+    content_type: str
+    charset: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a page may cost: bytes as sent and again as decoded, seconds in all, redirects."""
+
+    max_bytes: int = 10_000_000
+    seconds: float = 30.0
+    redirects: int = 5
+
+
+class Fetcher:
+    """Fetches pages through a guard.
+
+    Nothing of this machine's settings is used (proxies, .netrc), nothing is sent but the request, and no cookie is
+    kept. Each fetch has connections of its own, so that it may be used from several event loops.
+
+    Args:
+        guard: Connects.
+        hosts: Which URLs may be asked for; redirects are held to it too.
+        limits: What a page may cost.
+        user_agent: Says who asks.
+    """
+
+    def __init__(self, guard: GuardedBackend, hosts: HostRules, limits: Limits, user_agent: str) -> None:
+        self._guard = guard
+        self._hosts = hosts
+        self._limits = limits
+        self._headers = [
+            ("User-Agent", user_agent),
+            ("Accept", "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"),
+            ("Accept-Encoding", "identity"),
+        ]
+        self._tls = ssl.create_default_context()
+
+    async def fetch(self, url: str) -> Fetched:
+        """The page at `url`.
+
+        Raises:
+            PageError: It is not there, not allowed, too slow, too large, or its server breaks off.
+            OutageError: This machine reaches no network, or no resolver.
+        """
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                return await self._follow(self.checked(url))
+        except TimeoutError as error:
+            raise PageError(f"{url} takes longer than {self._limits.seconds:g} seconds.") from error
+
+    def checked(self, url: str) -> httpx.URL:
+        """`url`, if it is one that may be visited.
+
+        Raises:
+            PageError: It is none.
+        """
+        if len(url) > _MAX_URL:
+            raise PageError(f"this address is longer than {_MAX_URL} characters.")
+        try:
+            parsed = httpx.URL(url)
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise PageError(f"{url} is no address of a page: {error}") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise PageError(f"{url} is no address of a page: write one that begins with https:// or http://.")
+        if parsed.userinfo:
+            raise PageError(f"{url} holds a name or password, which no page needs.")
+        if not self._hosts.allows(str(parsed)):
+            raise PageError(f"{parsed.host} may not be visited for this address.")
+        return parsed
+
+    async def _follow(self, url: httpx.URL) -> Fetched:
+        for _ in range(self._limits.redirects + 1):
+            found = await self._get(url)
+            if isinstance(found, Fetched):
+                return found
+            try:
+                url = self.checked(str(url.join(found)))
+            except httpx.InvalidURL as error:
+                raise PageError(f"{url} leads to {found!r}, which is no address.") from error
+        raise PageError(f"{url} leads on to other addresses more than {self._limits.redirects} times.")
+
+    async def _get(self, url: httpx.URL) -> Fetched | str:
+        """The page, or where its server says that it is."""
+        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        try:
+            async with (
+                httpcore.AsyncConnectionPool(ssl_context=self._tls, network_backend=self._guard) as pool,
+                pool.stream("GET", target, headers=self._headers) as response,
+            ):
+                headers = httpx.Headers(response.headers)
+                location = headers.get("location")
+                if response.status in _REDIRECTS and location:
+                    return location
+                if response.status != 200:
+                    raise PageError(f"{url} answers {response.status}.", response.status)
+                raw = await self._read(url, response, headers)
+        except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
+            raise PageError(f"{url} cannot be had: {str(error) or type(error).__name__}.") from error
+        body = await self._decoded(url, raw, headers.get("content-encoding", ""))
+        said = Message()
+        said["content-type"] = headers.get("content-type", "")
+        content_type = said.get_content_type() if said["content-type"] else ""
+        return Fetched(str(url), content_type, str(said.get_param("charset") or ""), body)
+
+    async def _read(self, url: httpx.URL, response: httpcore.Response, headers: httpx.Headers) -> bytes:
+        """The body as sent."""
+        most = self._limits.max_bytes
+        announced = headers.get("content-length", "")
+        if announced.isdecimal() and int(announced[:20]) > most:
+            raise PageError(f"{url} is larger than {most / 1e6:g} MB.")
+        raw = bytearray()
+        async for part in response.aiter_stream():
+            raw += part
+            if len(raw) > most:
+                raise PageError(f"{url} is larger than {most / 1e6:g} MB.")
+        return bytes(raw)
+
+    async def _decoded(self, url: httpx.URL, raw: bytes, encoding: str) -> bytes:
+        """The body without the encoding that was not asked for, and that some servers use all the same."""
+        encoding = encoding.strip().casefold()
+        if encoding in ("", "identity"):
+            return raw
+        if encoding not in ("gzip", "x-gzip", "deflate"):
+            raise PageError(f"{url} is encoded as {encoding[:40]!r}, which was not asked for.")
+        # Off the loop: megabytes take tens of milliseconds.
+        body = await asyncio.to_thread(_inflated, raw, self._limits.max_bytes)
+        if body is None:
+            raise PageError(f"{url} is damaged, or larger than {self._limits.max_bytes / 1e6:g} MB when unpacked.")
+        return body
+
+
+def _inflated(raw: bytes, most: int) -> bytes | None:
+    """What zlib or gzip data hold, None if that is more than `most` bytes or cannot be read."""
+    for bits in (zlib.MAX_WBITS | 32, -zlib.MAX_WBITS):  # with a header of either, without
+        unpacking = zlib.decompressobj(bits)
+        try:
+            body = unpacking.decompress(raw, most + 1)
+        except zlib.error:
+            continue
+        return body if len(body) <= most and unpacking.eof else None
+    return None

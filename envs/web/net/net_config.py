@@ -1,0 +1,58 @@
+"""Settings of search engines, readers and the guard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from atommem.envs.question_answering import QAConfig
+from atommem.errors import ConfigError
+
+
+@dataclass
+class NetConfig(QAConfig):
+    """Where the live web is asked for, and what may be asked of it."""
+
+    least: ClassVar = {
+        **QAConfig.least,
+        "tool_retries": 0,
+        "tool_requests": 1,
+        "parse_workers": 1,
+        "parse_megabytes": 256,  # its libraries need that much
+    }
+
+    search_url: str | None = field(
+        default=None, metadata={"help": "The server of tools searxng or retrieve (serper has its own)."}
+    )
+    reader_url: str | None = field(
+        default=None, metadata={"help": "The server of tools access (unset: search_url) or jina (unset: Jina's own)."}
+    )
+    tool_retries: int = field(default=3, metadata={"help": "How often a search engine or reader is asked again."})
+    tool_requests: int = field(default=32, metadata={"help": "Most requests in flight at a search engine or reader."})
+    allow_hosts: list[str] = field(
+        default_factory=list,
+        metadata={"help": "The only hosts (or host/path) that may be visited or found; unset: all but deny_hosts."},
+    )
+    deny_hosts: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Hosts (or host/path) that may not, beside those that publish benchmarks' answers."},
+    )
+    private_hosts: list[str] = field(
+        default_factory=list,
+        metadata={"help": "host:port of servers on private addresses that direct may visit all the same."},
+    )
+    obey_robots: bool = field(default=True, metadata={"help": "Whether direct holds to robots.txt."})
+    user_agent: str = field(default="atommem", metadata={"help": "What direct calls itself."})
+    page_megabytes: float = field(
+        default=10.0, metadata={"help": "Largest page that direct reads, as sent or unpacked."}
+    )
+    page_seconds: float = field(default=30.0, metadata={"help": "Longest time to fetch a page, redirects included."})
+    parse_seconds: float = field(default=10.0, metadata={"help": "Longest time to read the text of a page."})
+    parse_megabytes: int = field(default=1024, metadata={"help": "Address space of a process that reads pages."})
+    parse_workers: int = field(default=2, metadata={"help": "Processes that read pages."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("page_megabytes", "page_seconds", "parse_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give more than 0.")

@@ -1,0 +1,93 @@
+"""A search engine or reader that is asked over HTTP, and whose fault it is when it does not answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from atommem.envs.web.net.net_config import NetConfig
+from atommem.envs.web.net.page_error import PageError
+from atommem.envs.web.tools import Run, ToolResult
+from atommem.errors import OutageError
+from atommem.servers.client import RefusedError, ServerClient
+from atommem.servers.keys import Service, key_variable
+
+_OF_THE_CALL = (400, 409, 413, 415, 422, 451)
+"""Statuses that a provider has for a query that it does not take, or a page that it cannot get."""
+_OF_THE_ACCOUNT = re.compile(r"credit|quota|balance|billing|api.?key|unauthori[sz]ed", re.IGNORECASE)
+"""Serper says 400 to an account that is used up."""
+
+
+class Provider:
+    """One provider.
+
+    Args:
+        config: Settings with `NetConfig` and ``tool_seconds``.
+        service: Its name, which is also that of its key (``ATOMMEM_SERPER_API_KEY``).
+        base_url: Where it is.
+        headers: Sent with every request.
+    """
+
+    def __init__(self, config: Any, service: Service, base_url: str, headers: Mapping[str, str] | None = None) -> None:
+        self.service = service
+        self._client = ServerClient(
+            base_url,
+            service=service,
+            timeout=config.tool_seconds,
+            retries=config.tool_retries,
+            max_in_flight=config.tool_requests,
+            headers=headers,
+        )
+
+    async def get(self, path: str) -> Any:
+        """GET. Raises as `post` does."""
+        return await self._answer(self._client.get(path))
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """POST `body` as JSON and return the JSON that comes back.
+
+        Raises:
+            PageError: This one query or page is refused.
+            OutageError: The provider is gone, overloaded after its retries, or refuses the key.
+        """
+        return await self._answer(self._client.post(path, body))
+
+    def unreadable(self, answer: Any) -> OutageError:
+        """The outage of a provider that says something else than what its documentation has."""
+        return OutageError(f"{self._client.base_url} gives no {self.service} answer: {str(answer)[:200]}.")
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.close()
+
+    async def _answer(self, request: Awaitable[Any]) -> Any:
+        try:
+            return await request
+        except RefusedError as error:
+            of_account = error.status == 400 and _OF_THE_ACCOUNT.search(error.message)
+            if error.status in _OF_THE_CALL and not of_account:
+                raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
+            raise OutageError(
+                f"{self._client.base_url} refuses {self.service} requests ({error}): check "
+                f"{key_variable(self.service)}, the account and the URL."
+            ) from error
+
+
+def observed(run: Callable[[Mapping[str, Any], Any], Awaitable[ToolResult]]) -> Run:
+    """`run`, with a page's fault as an observation."""
+
+    async def observing(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        try:
+            return await run(arguments, task)
+        except PageError as error:
+            return ToolResult(str(error), is_error=True)
+
+    return observing
+
+
+def host_lists(config: NetConfig) -> Any:
+    """The rules of `config`, with the hosts that are denied by default."""
+    from atommem.envs.web.net.hosts import HostRules, denied_by_default
+
+    return HostRules(config.allow_hosts, [*denied_by_default(), *config.deny_hosts])

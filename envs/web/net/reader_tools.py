@@ -1,0 +1,179 @@
+"""Readers of pages as tools: ``direct`` (guarded), ``jina``, and ``/access`` servers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+from atommem.envs.web.net.extraction import Extraction
+from atommem.envs.web.net.fetcher import Fetched, Fetcher, Limits
+from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, public, resolve
+from atommem.envs.web.net.page_error import PageError
+from atommem.envs.web.net.provider import Provider, host_lists, observed
+from atommem.envs.web.net.robots import Robots
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.errors import ConfigError
+
+JINA = "https://r.jina.ai"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "page": {"type": "string", "description": "A page's address (https://...), or the number of a link shown now."}
+    },
+    "required": ["page"],
+    "additionalProperties": False,
+}
+LONGEST_TEXT = 500_000
+"""Characters of a page: some thirty steps of 4,000 tokens."""
+_TEXT_BYTES = 1_000_000
+_MOST_LINKS = 100
+_MOST_PDF_PAGES = 200
+_LIBRARIES = ("trafilatura", "lxml_html_clean", "pypdf", "protego")
+
+
+class ReaderSource(ToolSource):
+    """One tool, ``visit``."""
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The one."""
+        return (Tool("visit", "Shows a page.", SCHEMA, observed(self._visit), follows="page"),)
+
+    async def _visit(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        result = await self._read(str(arguments["page"]).strip())
+        if not result.text.strip():
+            raise PageError(f"{result.origin} has no text.")
+        return result
+
+    @abstractmethod
+    async def _read(self, url: str) -> ToolResult:
+        """The page at `url`.
+
+        Raises:
+            PageError: It cannot be read.
+            OutageError: A provider, or this machine's network, is out of reach.
+        """
+
+
+class Direct(ReaderSource):
+    """Fetches pages itself: through the guard, held to robots.txt, HTML and PDF read in processes of their own.
+
+    Args:
+        config: Settings with `NetConfig`.
+        rule: Which addresses may be connected to.
+        resolve: Makes addresses of names.
+
+    Raises:
+        ConfigError: Its libraries are not installed.
+    """
+
+    def __init__(self, config: Any, rule: Rule = public, resolve: Resolve = resolve) -> None:
+        super().__init__(config)
+        missing = [name for name in _LIBRARIES if find_spec(name) is None]
+        if missing:
+            raise ConfigError(f"tools name direct, which needs {', '.join(missing)}: pip install 'atommem[web]'.")
+        limits = Limits(int(config.page_megabytes * 1e6), config.page_seconds)
+        guard = GuardedBackend(rule, config.private_hosts, resolve)
+        self._fetcher = Fetcher(guard, host_lists(config), limits, config.user_agent)
+        self._extraction = Extraction(config.parse_workers, config.parse_seconds, config.parse_megabytes)
+        self._robots = Robots(self._fetcher, self._extraction, config.user_agent) if config.obey_robots else None
+        self.backend = f"direct trafilatura-{version('trafilatura')} pypdf-{version('pypdf')}"
+
+    async def close(self) -> None:
+        """End the processes."""
+        self._extraction.close()
+
+    async def _read(self, url: str) -> ToolResult:
+        url = str(self._fetcher.checked(url))
+        if self._robots is not None:
+            await self._robots.check(url)
+        page = await self._fetcher.fetch(url)
+        read = await self._text(page)
+        links = tuple(Link(name, target) for target, name in read["links"])
+        return ToolResult(read["text"], title=read["title"] or page.url, links=links, origin=page.url)
+
+    async def _text(self, page: Fetched) -> dict[str, Any]:
+        start = page.body[:1024].lstrip()
+        kind = page.content_type
+        most = {"most": LONGEST_TEXT}
+        if kind == "application/pdf" or start.startswith(b"%PDF-"):
+            return await self._extraction.read("pdf", page.body, most_pages=_MOST_PDF_PAGES, **most)
+        text, charset = page.body[:_TEXT_BYTES], page.charset
+        if kind in ("text/html", "application/xhtml+xml") or (not kind and start.startswith(b"<")):
+            details = {"url": page.url, "charset": charset, "most_links": _MOST_LINKS, **most}
+            return await self._extraction.read("html", text, **details)
+        if not kind or kind.startswith("text/") or kind.endswith(("json", "xml")):
+            return await self._extraction.read("text", text, charset=charset, **most)
+        raise PageError(f"{page.url} is {kind}, not a text.")
+
+
+class Jina(ReaderSource):
+    """Jina Reader (``POST /`` with ``url``; JSON with ``data``: title, url, content, links)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._hosts = host_lists(config)
+        url = config.reader_url or JINA
+        headers = {"Accept": "application/json", "X-With-Links-Summary": "true", "X-Retain-Images": "none"}
+        self._provider = Provider(config, "jina", url, headers)
+        self.backend = f"jina {url}"
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._provider.close()
+
+    async def _read(self, url: str) -> ToolResult:
+        if not url.startswith(("http://", "https://")):
+            raise PageError(f"{url} is no address of a page: write one that begins with https:// or http://.")
+        if not self._hosts.allows(url):
+            raise PageError(f"{url} may not be visited.")
+        answer = await self._provider.post("/", {"url": url})
+        try:
+            data = answer["data"]
+            warning = str(data.get("warning") or "")
+            links = data.get("links") or {}
+            pairs = [(str(name), str(target)) for name, target in (links.items() if isinstance(links, dict) else links)]
+            text, title, at = str(data.get("content") or ""), str(data.get("title") or ""), str(data.get("url") or url)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise self._provider.unreadable(answer) from error
+        if "returned error" in warning:
+            raise PageError(warning[:300])
+        if not self._hosts.allows(at):
+            raise PageError(f"{url} leads to {at}, which may not be visited.")
+        shown = tuple(Link(name.strip() or target, target) for name, target in pairs[:_MOST_LINKS])
+        return ToolResult(text[:LONGEST_TEXT], title=title or at, links=shown, origin=at)
+
+
+class Access(ReaderSource):
+    """Pages of a server with ASearcher's protocol (``POST /access`` with ``urls``)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        url = config.reader_url or config.search_url
+        if not url:
+            raise ConfigError("tools name access, and neither reader_url nor search_url is set: give its server's URL.")
+        self._hosts = host_lists(config)
+        self._provider = Provider(config, "access", url)
+        self.backend = f"access {url}"
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._provider.close()
+
+    async def _read(self, url: str) -> ToolResult:
+        if "://" in url and not self._hosts.allows(url):
+            raise PageError(f"{url} may not be visited.")
+        answer = await self._provider.post("/access", {"urls": [url]})
+        try:
+            (page,) = answer["result"]
+            if page is None:
+                raise PageError(f"there is no page {url}.")
+            text = next(page[name] for name in ("text", "contents", "page") if page.get(name) is not None)
+            links = tuple(Link(str(one["title"]), str(one["url"])) for one in page.get("links") or ())
+            at = str(page.get("url") or url)
+            return ToolResult(str(text)[:LONGEST_TEXT], title=str(page.get("title") or at), links=links, origin=at)
+        except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
+            raise self._provider.unreadable(answer) from error

@@ -1,0 +1,61 @@
+"""robots.txt (RFC 9309): whether a site lets robots read a page."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from urllib.parse import urlsplit
+
+from atommem.envs.web.net.extraction import Extraction
+from atommem.envs.web.net.fetcher import Fetcher
+from atommem.envs.web.net.page_error import PageError
+
+_SECONDS = 3600.0
+_KEPT = 1024
+_LONGEST = 500_000
+"""Bytes that are read, as the RFC has it."""
+
+
+class Robots:
+    """What sites say of robots, asked once an hour.
+
+    Args:
+        fetcher: Gets robots.txt.
+        extraction: Reads it.
+        agent: Whom the rules are for.
+    """
+
+    def __init__(self, fetcher: Fetcher, extraction: Extraction, agent: str) -> None:
+        self._fetcher = fetcher
+        self._extraction = extraction
+        self._agent = agent
+        self._known: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+
+    async def check(self, url: str) -> None:
+        """Return if `url` may be read.
+
+        Raises:
+            PageError: It may not, or the site's rules cannot be had (an error of its server is no permission).
+            OutageError: This machine reaches no network.
+        """
+        parts = urlsplit(url)
+        rules = await self._rules(f"{parts.scheme}://{parts.netloc}")
+        if rules.strip():
+            answer = await self._extraction.read("robots", rules, url=url, agent=self._agent)
+            if not answer["allowed"]:
+                raise PageError(f"{parts.netloc} does not let robots read {url}.")
+
+    async def _rules(self, site: str) -> bytes:
+        known = self._known.get(site)
+        if known is not None and known[0] > time.monotonic():
+            return known[1]
+        try:
+            rules = (await self._fetcher.fetch(f"{site}/robots.txt")).body[:_LONGEST]
+        except PageError as error:
+            if error.status is None or not 400 <= error.status < 500:
+                raise
+            rules = b""
+        self._known[site] = (time.monotonic() + _SECONDS, rules)
+        if len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return rules

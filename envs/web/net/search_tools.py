@@ -1,0 +1,142 @@
+"""Search engines as tools: ``serper``, ``searxng``, and any ``/retrieve`` server."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from atommem.envs.web.net.provider import Provider, host_lists, observed
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.errors import ConfigError, OutageError
+from atommem.servers.keys import Service
+
+SERPER = "https://google.serper.dev"
+SCHEMA = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "Words to look for."}},
+    "required": ["query"],
+    "additionalProperties": False,
+}
+_LONGEST_QUERY = 2048
+_LONGEST_PASSAGE = 5000
+
+
+class SearchSource(ToolSource):
+    """One tool, ``search``: numbered results with title, address and what they say of the query.
+
+    Results of hosts that may not be visited are left out: what they say is as good as a visit.
+
+    Raises:
+        ConfigError: Its server is not named, or its key may not be sent there.
+    """
+
+    service: Service
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._hosts = host_lists(config)
+        self._provider = Provider(config, self.service, self._url())
+        self.backend = f"{self.service} {self._url()} {config.search_results}"
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The one."""
+        return (Tool("search", "Searches the web.", SCHEMA, observed(self._search)),)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._provider.close()
+
+    def _url(self) -> str:
+        if not self.config.search_url:
+            raise ConfigError(f"tools name {self.service}, and search_url is unset: give its server's URL.")
+        return str(self.config.search_url)
+
+    @abstractmethod
+    async def _found(self, query: str) -> list[tuple[str, str, str]]:
+        """Title, address ("" where there is none) and text of the results for `query`, the best first."""
+
+    async def _search(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        query = str(arguments["query"])[:_LONGEST_QUERY]
+        if not query.strip():
+            return ToolResult("The query is empty.", is_error=True)
+        found = await self._found(query)
+        shown = [one for one in found if "://" not in one[1] or self._hosts.allows(one[1])][
+            : self.config.search_results
+        ]
+        if not shown:
+            return ToolResult(f"No page was found for: {query}", is_error=True)
+        lines = [" ".join(filter(None, (f"{title}:", url, text))) for title, url, text in shown]
+        links = tuple(Link(title, url) for title, url, _ in shown) if all(url for _, url, _ in shown) else ()
+        return ToolResult("\n".join(lines), links=links)
+
+
+class Serper(SearchSource):
+    """Google through Serper (``POST /search`` with ``q`` and ``num``, key in ``X-API-KEY``)."""
+
+    service = "serper"
+
+    def _url(self) -> str:
+        return self.config.search_url or SERPER
+
+    async def _found(self, query: str) -> list[tuple[str, str, str]]:
+        answer = await self._provider.post("/search", {"q": query, "num": self.config.search_results})
+        try:
+            found = [_result(one, "link", "snippet") for one in answer.get("organic", ())]
+            # The engine's own answer, where it has one, is a result like another.
+            box = answer.get("answerBox") or {}
+            if box.get("link") and (text := box.get("answer") or box.get("snippet")):
+                found.insert(0, (str(box.get("title", "")), str(box["link"]), str(text)))
+            return found
+        except (KeyError, TypeError, AttributeError) as error:
+            raise self._provider.unreadable(answer) from error
+
+
+class Searxng(SearchSource):
+    """A SearxNG server (``GET /search?q=...&format=json``; its settings must name the format json)."""
+
+    service = "searxng"
+
+    async def _found(self, query: str) -> list[tuple[str, str, str]]:
+        answer = await self._provider.get(f"/search?{urlencode({'q': query, 'format': 'json'})}")
+        try:
+            found = [_result(one, "url", "content") for one in answer["results"]]
+            silent = answer.get("unresponsive_engines") or ()
+        except (KeyError, TypeError, AttributeError) as error:
+            raise self._provider.unreadable(answer) from error
+        if not found and silent:
+            raise OutageError(f"none of the engines behind {self.config.search_url} answers: {str(silent)[:200]}.")
+        return found
+
+
+class Retrieve(SearchSource):
+    """A server with Search-R1's protocol (``POST /retrieve`` with ``queries``, ``topk``, ``return_scores``).
+
+    A document has ``contents``, whose first line is its title in quotes, or ``title`` and ``text``; its address is
+    ``url``.
+    """
+
+    service = "retrieve"
+
+    async def _found(self, query: str) -> list[tuple[str, str, str]]:
+        body = {"queries": [query], "topk": self.config.search_results, "return_scores": True}
+        answer = await self._provider.post("/retrieve", body)
+        try:
+            return [_passage(one.get("document", one)) for one in answer["result"][0]]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise self._provider.unreadable(answer) from error
+
+
+def _result(result: Mapping[str, Any], url: str, text: str) -> tuple[str, str, str]:
+    said = " ".join(str(result.get(text) or "").split())
+    return " ".join(str(result.get("title") or result[url]).split()), str(result[url]), said
+
+
+def _passage(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    title, text = document.get("title"), document.get("text")
+    if text is None:
+        first, _, rest = str(document["contents"]).partition("\n")
+        title, text = (title or first.strip('" '), rest) if rest else (title, first)
+    return str(title or "-"), str(document.get("url") or title or ""), " ".join(str(text).split())[:_LONGEST_PASSAGE]

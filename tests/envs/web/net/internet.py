@@ -1,0 +1,88 @@
+"""A little internet on 127.0.0.2, and providers on 127.0.0.1: no packet leaves this machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from typing import Any
+
+from atommem.envs.web.net.guard import Address
+
+INTERNET = "127.0.0.2"
+Route = Callable[[BaseHTTPRequestHandler, bytes], None]
+
+
+def on_loopback(address: Address, port: int) -> bool:
+    """The guard's rule of tests: 127.0.0.2 is all that is public."""
+    return address == ip_address(INTERNET)
+
+
+def answering(body: str | bytes | Any, kind: str = "text/html", status: int = 200, **headers: str) -> Route:
+    """A route that says `body` (JSON of what is neither str nor bytes)."""
+    content = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
+
+    def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        handler.send_response(status)
+        if kind:
+            handler.send_header("Content-Type", kind)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return route
+
+
+@contextmanager
+def serving(routes: Mapping[str, Route], address: str = INTERNET) -> Iterator[tuple[str, list[Any]]]:
+    """The host:port of a server with these paths, and what it was asked: (method and path, headers, body) each."""
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name that http.server calls
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            asked.append((f"{self.command} {self.path}", dict(self.headers.items()), body))
+            path = self.path.partition("?")[0]
+            routes.get(path, answering("no such page", status=404))(self, body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            return None
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that has gone away is none."""
+
+    listening = Server((address, 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"{address}:{listening.server_port}", asked
+    finally:
+        listening.shutdown()
+        thread.join()
+        listening.server_close()
+
+
+def resolver(names: Mapping[str, list[str]]) -> Any:
+    """Resolves these names, by the system what is a number, and nothing else."""
+
+    async def resolve(host: str, port: int) -> list[str]:
+        if host in names:
+            return names[host]
+        try:
+            return [str(socket.getaddrinfo(host, port, flags=socket.AI_NUMERICHOST)[0][4][0])]
+        except socket.gaierror:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name") from None
+
+    return resolve

@@ -1,0 +1,265 @@
+"""The guard at the socket and what a fetch may cost, on loopback alone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gzip
+import socket
+import time
+import zlib
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address
+from typing import Any
+
+import httpcore
+import pytest
+
+from atommem.envs.web.net.fetcher import Fetched, Fetcher, Limits
+from atommem.envs.web.net.guard import GuardedBackend, public
+from atommem.envs.web.net.hosts import HostRules, denied_by_default
+from atommem.envs.web.net.page_error import PageError
+from atommem.errors import OutageError
+from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
+
+
+def fetch(url: str, hosts: HostRules | None = None, names: Any = None, private: Any = (), **limits: Any) -> Fetched:
+    guard = GuardedBackend(on_loopback, private, resolver(names or {}))
+    fetcher = Fetcher(guard, hosts or HostRules(), Limits(**{"seconds": 5.0, **limits}), "tests")
+    return asyncio.run(fetcher.fetch(url))
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1:248:1893:25c8:1946", True),
+        ("64:ff9b::5db8:d822", True),
+        ("64:ff9b::7f00:1", False),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("192.168.1.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("240.0.0.1", False),
+        ("198.18.0.1", False),
+        ("::1", False),
+        ("::", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:8.8.8.8", False),
+        ("::127.0.0.1", False),
+        ("2002:7f00:1::", False),
+        ("fe80::1%1", False),
+        ("fec0::1", False),
+        ("fd00::1", False),
+        ("ff02::1", False),
+    ],
+)
+def test_the_rule_of_the_live_web(address: str, allowed: bool) -> None:
+    assert public(ip_address(address), 443) is allowed
+    assert not public(ip_address(address), 22)
+
+
+def test_a_page_comes_with_its_type_and_nothing_of_ours_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with serving({"/a": answering("Grüße", "text/html; charset=UTF-8")}) as (host, asked):
+        page = fetch(f"http://{host}/a?q=1")
+    assert page == Fetched(f"http://{host}/a?q=1", "text/html", "UTF-8", "Grüße".encode())
+    ((line, headers, _),) = asked
+    assert line == "GET /a?q=1"
+    assert {name.lower() for name in headers} == {"host", "user-agent", "accept", "accept-encoding"}
+    assert headers["User-Agent"] == "tests"
+    assert headers["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "0x7f000001", "2130706433", "0177.0.0.1", "[::1]", "0"])
+def test_private_addresses_in_any_notation_get_no_packet(host: str) -> None:
+    with serving({"/": answering("secret")}, "127.0.0.1") as (at, asked):
+        port = at.partition(":")[2]
+        with pytest.raises(PageError, match=r"not on the public web|Invalid IPv4"):
+            fetch(f"http://{host}:{port}/")
+    assert asked == []
+
+
+def test_all_addresses_of_a_name_must_be_allowed_and_the_checked_one_is_connected_to() -> None:
+    with serving({"/": answering("public")}) as (host, asked):
+        port = host.partition(":")[2]
+        names: dict[str, Sequence[str]] = {"mixed.test": ["127.0.0.2", "127.0.0.1"], "good.test": ["127.0.0.2"]}
+        with pytest.raises(PageError, match=r"mixed\.test.*not on the public web"):
+            fetch(f"http://mixed.test:{port}/", names=names)
+        assert fetch(f"http://good.test:{port}/", names=names).body == b"public"
+    assert [headers["Host"] for _, headers, _ in asked] == [f"good.test:{port}"]
+
+
+def test_a_name_is_resolved_once_a_connection() -> None:
+    answers = [["127.0.0.2"], ["127.0.0.1"]]
+    asked = []
+
+    async def rebinding(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return answers[len(asked) - 1]
+
+    with serving({"/": answering("public")}) as (host, _):
+        url = f"http://rebinding.test:{host.partition(':')[2]}/"
+        fetcher = Fetcher(GuardedBackend(on_loopback, (), rebinding), HostRules(), Limits(seconds=5), "tests")
+        assert asyncio.run(fetcher.fetch(url)).body == b"public"
+        assert asked == ["rebinding.test"]
+        with pytest.raises(PageError, match="not on the public web"):
+            asyncio.run(fetcher.fetch(url))
+
+
+def test_redirects_are_held_to_all_rules() -> None:
+    routes: dict[str, Any] = {"/end": answering("here")}
+    with (
+        serving({"/secret": answering("secret")}, "127.0.0.1") as (inside, asked),
+        serving(routes) as (host, _),
+    ):
+        routes["/good"] = answering("", status=302, Location="/end")
+        routes["/in"] = answering("", status=307, Location=f"http://{inside}/secret")
+        routes["/file"] = answering("", status=301, Location="file:///etc/passwd")
+        routes["/round"] = answering("", status=302, Location="/round")
+        routes["/denied"] = answering("", status=302, Location=f"http://{host}/no/answers")
+        assert fetch(f"http://{host}/good").url == f"http://{host}/end"
+        with pytest.raises(PageError, match="not on the public web"):
+            fetch(f"http://{host}/in")
+        with pytest.raises(PageError, match="no address of a page"):
+            fetch(f"http://{host}/file")
+        with pytest.raises(PageError, match="more than 5 times"):
+            fetch(f"http://{host}/round")
+        with pytest.raises(PageError, match="may not be visited"):
+            fetch(f"http://{host}/denied", HostRules(deny=["127.0.0.2/no"]))
+    assert asked == []
+
+
+def test_a_private_host_that_is_named_with_its_port_may_be_visited() -> None:
+    with serving({"/": answering("mine")}, "127.0.0.1") as (host, _):
+        assert fetch(f"http://{host}/", private=[host]).body == b"mine"
+        with pytest.raises(PageError, match="not on the public web"):
+            fetch(f"http://{host}/", private=["127.0.0.1:1"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://a.test/", "file:///etc/passwd", "a.test", "http://", "http://u:p@a.test/", "http://a b/", "x" * 5000],
+)
+def test_what_is_no_address_of_a_page(url: str) -> None:
+    with pytest.raises(PageError):
+        fetch(url)
+
+
+def test_bytes_are_bounded_as_sent_and_as_unpacked() -> None:
+    def endless(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(1000):
+            handler.wfile.write(b"x" * 65536)
+
+    zeros, text = bytes(50_000_000), b"hello " * 100
+    raw = zlib.compressobj(wbits=-15)
+    routes = {
+        "/endless": endless,
+        "/announced": answering("x" * 2000),
+        "/bomb": answering(gzip.compress(zeros), Content_Encoding="gzip"),
+        "/gzip": answering(gzip.compress(text), Content_Encoding="gzip"),
+        "/deflate": answering(raw.compress(text) + raw.flush(), Content_Encoding="deflate"),
+        "/cut": answering(gzip.compress(text)[:-9], Content_Encoding="gzip"),
+        "/br": answering(b"\x00", Content_Encoding="br"),
+    }
+    with serving(routes) as (host, _):
+        for path in ("endless", "announced", "bomb"):
+            with pytest.raises(PageError, match=r"larger than 0\.001 MB"):
+                fetch(f"http://{host}/{path}", max_bytes=1000)
+        for path in ("bomb", "cut"):
+            with pytest.raises(PageError, match="damaged, or larger"):
+                fetch(f"http://{host}/{path}", max_bytes=1_000_000)
+        for path in ("gzip", "deflate"):
+            assert fetch(f"http://{host}/{path}", max_bytes=1000).body == text
+        with pytest.raises(PageError, match="encoded as 'br'"):
+            fetch(f"http://{host}/br")
+
+
+def test_the_deadline_is_over_all_of_it() -> None:
+    def drip(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(100):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+
+    with serving({"/drip": drip}) as (host, _):
+        began = time.perf_counter()
+        with pytest.raises(PageError, match=r"longer than 0\.4 seconds"):
+            fetch(f"http://{host}/drip", seconds=0.4)
+        assert time.perf_counter() - began < 2
+
+
+def test_statuses_and_connections_that_break() -> None:
+    def broken(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
+        handler.connection.shutdown(socket.SHUT_RDWR)
+
+    def garbage(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        handler.wfile.write(b"\x00\x01\x02 no http at all\r\n\r\n")
+
+    with serving({"/broken": broken, "/garbage": garbage}) as (host, _):
+        with pytest.raises(PageError, match="404") as caught:
+            fetch(f"http://{host}/missing")
+        assert caught.value.status == 404
+        for path in ("broken", "garbage"):
+            with pytest.raises(PageError, match="cannot be had"):
+                fetch(f"http://{host}/{path}")
+    with pytest.raises(PageError, match="cannot be had"):
+        fetch(f"http://{host}/gone")
+
+
+def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no_network_is_not() -> None:
+    with pytest.raises(PageError, match=r"there is no host nowhere\.test"):
+        fetch("http://nowhere.test/")
+
+    async def silent(host: str, port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_AGAIN, "try again")
+
+    class Unplugged(httpcore.AsyncNetworkBackend):
+        async def connect_tcp(self, *arguments: Any, **settings: Any) -> httpcore.AsyncNetworkStream:
+            raise httpcore.ConnectError from OSError(errno.ENETUNREACH, "no network")
+
+    names = resolver({"a.test": ["127.0.0.2"]})
+    for guard in (GuardedBackend(on_loopback, (), silent), GuardedBackend(on_loopback, (), names, Unplugged())):
+        with pytest.raises(OutageError, match="this machine"):
+            asyncio.run(Fetcher(guard, HostRules(), Limits(), "tests").fetch("http://a.test/"))
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("https://huggingface.co/datasets/some/thing", False),
+        ("https://HuggingFace.co./datasets", False),
+        ("https://huggingface.co//x/../datasets/a", False),
+        ("https://huggingface.co/%64atasets/a", False),
+        ("https://www.huggingface.co/datasets/a", False),
+        ("https://web.archive.org/web/2024/https://huggingface.co/datasets/a", False),
+        ("https://translate.test/?u=https%3A%2F%2Fhuggingface.co%2Fdatasets%2Fa", False),
+        ("https://huggingface.co/datasetsofmine", True),
+        ("https://huggingface.co/docs", True),
+        ("https://nothuggingface.co/datasets", True),
+        ("https://example.test/a-huggingface.co/datasets", True),
+    ],
+)
+def test_hosts_that_publish_answers_are_denied(url: str, allowed: bool) -> None:
+    assert HostRules(deny=denied_by_default()).allows(url) is allowed
+
+
+def test_a_list_of_allowed_hosts_allows_no_other() -> None:
+    rules = HostRules(allow=["example.test", "b.test/docs"], deny=["example.test/no"])
+    urls = [
+        "https://www.example.test/a",
+        "https://b.test/docs/1",
+        "https://b.test/",
+        "https://example.test/no",
+        "http://c.test",
+    ]
+    assert [rules.allows(url) for url in urls] == [True, True, False, False, False]

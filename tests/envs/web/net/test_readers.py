@@ -1,0 +1,200 @@
+"""Readers as tools: what they make of pages, and of those that cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from atommem.environment import environment_config
+from atommem.envs.web.net.page_error import PageError
+from atommem.envs.web.net.reader_tools import Access, Direct, Jina, ReaderSource
+from atommem.envs.web.tools import Link, ToolResult
+from atommem.errors import ConfigError
+from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
+
+PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her first workshop. " * 4
+PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>
+<nav><a href="/">Home</a></nav><article><h1>Ann Gray</h1><p>{PROSE}</p>
+<p>She wrote to <a href="/bob#top">Bob Vin</a> and <a href="mailto:b@b.test">mailed</a>.</p></article></body></html>"""
+
+
+def read(source: ReaderSource, *pages: str) -> list[ToolResult]:
+    async def run() -> list[ToolResult]:
+        try:
+            return [await source.tools[0].run({"page": page}, None) for page in pages]
+        finally:
+            await source.close()
+
+    return asyncio.run(run())
+
+
+def direct(**settings: Any) -> Direct:
+    pytest.importorskip("lxml_html_clean")
+    config = environment_config("web", **{"obey_robots": False, "parse_workers": 1, "page_seconds": 10.0, **settings})
+    return Direct(config, rule=on_loopback, resolve=resolver({}))
+
+
+def make_pdf(text: str) -> bytes:
+    fpdf = pytest.importorskip("fpdf")
+    pdf = fpdf.FPDF()
+    pdf.set_title("A notice")
+    for part in text.split("\f"):
+        pdf.add_page()
+        pdf.set_font("Helvetica")
+        pdf.multi_cell(0, 10, part)
+    made = io.BytesIO()
+    pdf.output(made)
+    return made.getvalue()
+
+
+def test_html_gives_title_text_and_links_and_pdf_and_plain_text_their_text() -> None:
+    routes = {
+        "/ann": answering(PAGE, "text/html; charset=utf-8"),
+        "/pdf": answering(make_pdf("The bell was stolen.\fIt is back."), "application/pdf"),
+        "/txt": answering("Grüße".encode("latin-1"), "text/plain; charset=latin-1"),
+        "/bare": answering("<html><body>few words</body></html>", ""),
+    }
+    with serving(routes) as (host, _):
+        ann, pdf, text, bare = read(direct(), *(f"http://{host}{path}" for path in routes))
+    assert (ann.title, ann.is_error, ann.origin) == ("Ann Gray", False, f"http://{host}/ann")
+    assert PROSE.strip() in ann.text
+    assert "not text" not in ann.text
+    assert ann.links == (Link("Home", f"http://{host}/"), Link("Bob Vin", f"http://{host}/bob"))
+    assert pdf.title == "A notice"
+    assert "The bell was stolen." in pdf.text
+    assert "It is back." in pdf.text
+    assert text.text == "Grüße"
+    assert bare.text == "few words"
+
+
+def test_pages_that_cannot_be_read_are_observations() -> None:
+    routes = {
+        "/png": answering(b"\x89PNG", "image/png"),
+        "/binary": answering(bytes(range(32)) * 100, "text/plain"),
+        "/empty": answering("", "text/html"),
+        "/pdf": answering(b"%PDF-1.7 garbage", "application/pdf"),
+        "/deep": answering("<div>" * 200_000, "text/html"),
+        "/nothing": answering("<html><script>x</script></html>", "text/html"),
+    }
+    with serving(routes) as (host, _):
+        results = read(direct(), *(f"http://{host}{path}" for path in [*routes, "/404"]), "Ann", "http://127.0.0.1/")
+    assert all(result.is_error for result in results)
+    assert "image/png, not a text" in results[0].text
+    assert "404" in results[-3].text
+    assert "begins with https://" in results[-2].text
+    assert "not on the public web" in results[-1].text
+
+
+def test_a_page_that_takes_too_long_or_too_much_memory_is_given_up_and_the_next_one_is_read() -> None:
+    table = "<html><body><table>" + "<tr>" + "<td><p>x</p></td>" * 40_000 + "</tr></table></body></html>"
+    routes = {"/table": answering(table), "/ann": answering(PAGE)}
+    with serving(routes) as (host, _):
+        slow, fine = read(direct(parse_seconds=1.0), f"http://{host}/table", f"http://{host}/ann")
+    assert slow.is_error
+    assert "longer than 1 seconds" in slow.text
+    assert fine.title == "Ann Gray"
+
+
+def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_gives_no_permission() -> None:
+    routes = {
+        "/robots.txt": answering("User-agent: *\nDisallow: /private\n", "text/plain"),
+        "/private/a": answering(PAGE),
+        "/open": answering(PAGE),
+    }
+    with serving(routes) as (host, asked):
+        refused, fine = read(direct(obey_robots=True), f"http://{host}/private/a", f"http://{host}/open")
+    assert "does not let robots read" in refused.text
+    assert not fine.is_error
+    assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /open"]
+    with serving({"/open": answering(PAGE)}) as (host, _):
+        assert not read(direct(obey_robots=True), f"http://{host}/open")[0].is_error, "no rules: all is allowed"
+    with serving({"/open": answering(PAGE), "/robots.txt": answering("", status=503)}) as (host, _):
+        assert "robots.txt answers 503" in read(direct(obey_robots=True), f"http://{host}/open")[0].text
+
+
+def test_workers_have_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "secret")
+    source = direct()
+    with serving({"/ann": answering(PAGE)}) as (host, _):
+
+        async def run() -> str:
+            await source.tools[0].run({"page": f"http://{host}/ann"}, None)
+            worker = source._extraction._idle.get()
+            source._extraction._idle.put(worker)
+            assert worker is not None
+            with open(f"/proc/{worker.pid}/environ") as environment:
+                return environment.read()
+
+        assert "secret" not in asyncio.run(run())
+        asyncio.run(source.close())
+
+
+def test_direct_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atommem.envs.web.net.reader_tools.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"trafilatura.*atommem\[web\]"):
+        Direct(environment_config("web"))
+
+
+@contextmanager
+def provider(path: str, answer: Any, status: int = 200) -> Iterator[tuple[str, list[Any]]]:
+    with serving({path: answering(answer, "application/json", status)}, "127.0.0.1") as (host, asked):
+        yield f"http://{host}", asked
+
+
+def test_jina_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "my-key")
+    data = {"title": "Ann", "url": "https://a.test/", "content": "Ann lives.", "links": {"Bob": "https://a.test/bob"}}
+    with provider("/", {"code": 200, "status": 20000, "data": data}) as (url, asked):
+        source = Jina(environment_config("web", reader_url=url))
+        result, denied = read(source, "https://a.test/", "https://huggingface.co/datasets/x")
+    assert result == ToolResult(
+        "Ann lives.", title="Ann", links=(Link("Bob", "https://a.test/bob"),), origin="https://a.test/"
+    )
+    assert denied.is_error
+    ((line, headers, body),) = asked
+    assert (line, body) == ("POST /", b'{"url":"https://a.test/"}')
+    assert headers["Authorization"] == "Bearer my-key"
+    assert headers["Accept"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "message"),
+    [
+        ({"code": 422, "message": "Failed to goto"}, 422, "Failed to goto"),
+        ({"data": {"warning": "Target URL returned error 404: Not Found", "content": "x"}}, 200, "error 404"),
+        ({"data": {"content": ""}}, 200, "has no text"),
+        ({"data": {"content": "x", "url": "https://huggingface.co/datasets/x"}}, 200, "may not be visited"),
+    ],
+)
+def test_pages_that_jina_cannot_read(answer: Any, status: int, message: str) -> None:
+    with provider("/", answer, status) as (url, _):
+        (result,) = read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
+    assert result.is_error
+    assert message in result.text
+
+
+def test_access_servers() -> None:
+    page = {"url": "https://a.test/", "title": "Ann", "contents": "Ann lives."}
+    with provider("/access", {"result": [page]}) as (url, asked):
+        (result,) = read(Access(environment_config("web", search_url=url)), "https://a.test/")
+    assert result == ToolResult("Ann lives.", title="Ann", origin="https://a.test/")
+    assert asked[0][2] == b'{"urls":["https://a.test/"]}'
+    with provider("/access", {"result": [None]}) as (url, _):
+        (missing,) = read(Access(environment_config("web", search_url=url)), "nowhere")
+    assert (missing.is_error, missing.text) == (True, "there is no page nowhere.")
+
+
+def test_a_key_goes_to_its_own_service_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "my-key")
+    with provider("/access", {"result": [None]}) as (url, asked):
+        read(Access(environment_config("web", search_url=url)), "a")
+    assert "Authorization" not in asked[0][1]
+
+
+def test_page_errors_are_no_outages() -> None:
+    assert PageError("x").status is None

@@ -1,0 +1,114 @@
+"""Search engines as tools, against servers that speak as their documentation has it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from atommem.environment import environment_config
+from atommem.envs.web.net.search_tools import Retrieve, SearchSource, Searxng, Serper
+from atommem.envs.web.sources import make_sources
+from atommem.envs.web.tools import Link, ToolResult
+from atommem.errors import ConfigError, OutageError
+from tests.envs.web.net.internet import answering, serving
+
+DENIED = "https://huggingface.co/datasets/x"
+
+
+def search(source: SearchSource, query: str = "who is Ann") -> ToolResult:
+    async def run() -> ToolResult:
+        try:
+            return await source.tools[0].run({"query": query}, None)
+        finally:
+            await source.close()
+
+    return asyncio.run(run())
+
+
+def ask(kind: type[SearchSource], path: str, answer: Any, **settings: Any) -> tuple[ToolResult, list[Any]]:
+    with serving({path: answering(answer, "application/json")}, "127.0.0.1") as (host, asked):
+        return search(kind(environment_config("web", search_url=f"http://{host}", **settings))), asked
+
+
+def test_serper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
+    organic = [
+        {"title": "Leak", "link": DENIED, "snippet": "the answer"},
+        {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann lives\nin Oakrest.", "position": 2},
+        {"title": "Bob", "link": "https://b.test/"},
+        {"title": "Third", "link": "https://c.test/", "snippet": "x"},
+    ]
+    result, asked = ask(Serper, "/search", {"organic": organic}, search_results=2)
+    assert result.text == "Ann Gray: https://a.test/ Ann lives in Oakrest.\nBob: https://b.test/"
+    assert result.links == (Link("Ann Gray", "https://a.test/"), Link("Bob", "https://b.test/"))
+    ((line, headers, body),) = asked
+    assert line == "POST /search"
+    assert json.loads(body) == {"q": "who is Ann", "num": 2}
+    assert headers["X-API-KEY"] == "my-key"
+    assert "Authorization" not in headers
+
+
+def test_serpers_own_answer_is_a_result() -> None:
+    box = {"title": "Ann", "answer": "Oakrest", "link": "https://a.test/"}
+    result, _ = ask(Serper, "/search", {"organic": [], "answerBox": box})
+    assert result.text == "Ann: https://a.test/ Oakrest"
+
+
+def test_searxng() -> None:
+    found = [{"title": "Ann", "url": "https://a.test/", "content": "Ann lives."}]
+    result, asked = ask(Searxng, "/search", {"results": found, "unresponsive_engines": [["x", "timeout"]]})
+    assert result.text == "Ann: https://a.test/ Ann lives."
+    assert asked[0][0] == "GET /search?q=who+is+Ann&format=json"
+
+
+def test_retrieve_servers_with_and_without_scores_titles_and_addresses() -> None:
+    documents = [
+        {"document": {"id": "1", "contents": '"Ann Gray"\nAnn lives.'}, "score": 3.0},
+        {"title": "Bob", "text": "Bob too.", "contents": "unused"},
+        {"document": {"contents": "no title", "url": "https://c.test/"}},
+        {"document": {"title": "Leak", "text": "the answer", "url": DENIED}},
+    ]
+    result, asked = ask(Retrieve, "/retrieve", {"result": [documents]})
+    assert result.text == "Ann Gray: Ann Gray Ann lives.\nBob: Bob Bob too.\n-: https://c.test/ no title"
+    assert [link.target for link in result.links] == ["Ann Gray", "Bob", "https://c.test/"]
+    assert json.loads(asked[0][2]) == {"queries": ["who is Ann"], "topk": 5, "return_scores": True}
+
+
+def test_nothing_found_and_nothing_asked_are_observations() -> None:
+    result, asked = ask(Searxng, "/search", {"results": []})
+    assert (result.text, result.is_error) == ("No page was found for: who is Ann", True)
+    assert len(asked) == 1
+    empty = search(Searxng(environment_config("web", search_url="http://127.0.0.1:9")), "  ")
+    assert empty.text == "The query is empty."
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "answer"),
+    [
+        (Serper, "/search", ["no dict"]),
+        (Serper, "/search", {"organic": ["no result"]}),
+        (Searxng, "/search", {"error": "what"}),
+        (Searxng, "/search", {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}),
+        (Retrieve, "/retrieve", {"result": []}),
+        (Retrieve, "/retrieve", {"result": [[{"document": {"id": 1}}]]}),
+    ],
+)
+def test_answers_that_are_none_are_outages(kind: type[SearchSource], path: str, answer: Any) -> None:
+    with pytest.raises(OutageError):
+        ask(kind, path, answer)
+
+
+def test_servers_must_be_named_and_tools_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("searxng", "retrieve", "access"):
+        with pytest.raises(ConfigError, match=rf"tools name {name}.*search_url"):
+            make_sources([name], environment_config("web", tools=[name]))
+    names = [
+        tool.name for source in make_sources(["serper", "jina"], environment_config("web")) for tool in source.tools
+    ]
+    assert names == ["search", "visit"]
+    monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
+    with pytest.raises(ConfigError, match="plain http to another machine"):
+        Serper(environment_config("web", search_url="http://search.test"))
