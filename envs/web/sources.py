@@ -13,7 +13,11 @@ from atommem.errors import ConfigError
 
 GROUP = "atommem.tools"
 """The group of entry points that sources of tools are found in."""
-_OURS = {"mcp": "atommem.envs.web.mcp_source:McpSource", "task": "atommem.envs.web.task_pages:TaskPages"}
+_OURS = {
+    "corpus": "atommem.envs.web.corpus.corpus_source:CorpusSource",
+    "mcp": "atommem.envs.web.mcp_source:McpSource",
+    "task": "atommem.envs.web.task_pages:TaskPages",
+}
 
 
 def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
