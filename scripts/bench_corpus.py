@@ -20,7 +20,6 @@ import argparse
 import asyncio
 import json
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -121,7 +120,8 @@ def build_generated(count: int, folder: Path) -> None:
     done = build_corpus(generated(count), folder)
     assert done["passages"] == count, done
     # Not getrusage: what it says of a process includes the one that started it.
-    print(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+    status = Path("/proc/self/status").read_text().splitlines()
+    print(next(line.split()[1] for line in status if line.startswith("VmHWM")))
 
 
 def measure_million(count: int, queries: int, folder: Path) -> dict[str, Any]:
