@@ -16,6 +16,7 @@ _SUMMARIES = {
     "ask": "read a file with a policy and answer questions about it",
     "demo": "train a tiny policy with GRPO from nothing, on CPU, and show what it learned",
     "data": "build and look at task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, synthetic)",
+    "corpus": "make a corpus of pages, search it, and serve it to tools",
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a checkpoint or a server on a task file, or run a suite",
     "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",

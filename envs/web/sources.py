@@ -15,6 +15,7 @@ GROUP = "atommem.tools"
 """The group of entry points that sources of tools are found in."""
 _OURS = {
     "task": "atommem.envs.web.task_pages:TaskPages",
+    "corpus": "atommem.envs.web.corpus.corpus_source:CorpusSource",
     "mcp": "atommem.envs.web.mcp_source:McpSource",
     "serper": "atommem.envs.web.net.search_tools:Serper",
     "searxng": "atommem.envs.web.net.search_tools:Searxng",

@@ -13,10 +13,9 @@ from math import log
 from typing import Any
 
 from atommem.envs.task import Document, Task
+from atommem.envs.web.page_texts import folded, schema, snippet, words
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 
-_WORD = re.compile(r"\w+")
-_SNIPPET_WORDS = 40
 _KEPT = 256
 
 
@@ -33,8 +32,8 @@ class TaskPages(ToolSource):
         query = {"query": {"type": "string", "description": "Words to look for."}}
         page = {"page": {"type": "string", "description": "The title of a page, or the number of a link shown now."}}
         return (
-            Tool("search", "Finds pages.", _schema(query), self._search),
-            Tool("visit", "Shows a page.", _schema(page), self._visit, follows="page"),
+            Tool("search", "Finds pages.", schema(query), self._search),
+            Tool("visit", "Shows a page.", schema(page), self._visit, follows="page"),
         )
 
     async def _search(self, arguments: Mapping[str, Any], task: Task) -> ToolResult:
@@ -42,13 +41,13 @@ class TaskPages(ToolSource):
         found = self._web(task).search(query, self.config.search_results)
         if not found:
             return ToolResult(f"No page was found for: {query}", is_error=True)
-        text = "\n".join(f"{page.title}: {_snippet(page.text, query)}" for page in found)
+        text = "\n".join(f"{page.title}: {snippet(page.text, query)}" for page in found)
         return ToolResult(text, links=tuple(Link(page.title, page.title) for page in found))
 
     async def _visit(self, arguments: Mapping[str, Any], task: Task) -> ToolResult:
         name = str(arguments["page"])
         web = self._web(task)
-        page = web.pages.get(_folded(name))
+        page = web.pages.get(folded(name))
         if page is None:
             return ToolResult(f"There is no page: {name}", is_error=True)
         links = tuple(Link(title, title) for title in web.links(page))
@@ -69,9 +68,9 @@ class _Web:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.pages = {_folded(document.title): document for document in task.documents if document.title}
+        self.pages = {folded(document.title): document for document in task.documents if document.title}
         self._links: Mapping[str, Sequence[str]] | None = task.metadata.get("links")
-        self._words = {title: Counter(_words(f"{page.title} {page.text}")) for title, page in self.pages.items()}
+        self._words = {title: Counter(words(f"{page.title} {page.text}")) for title, page in self.pages.items()}
         seen = Counter(word for words in self._words.values() for word in words)
         self._rarity = {word: log(1 + len(self.pages) / count) for word, count in seen.items()}
         titles = sorted((re.escape(page.title) for page in self.pages.values()), key=len, reverse=True)
@@ -79,11 +78,11 @@ class _Web:
 
     def search(self, query: str, count: int) -> list[Document]:
         """The pages that share the rarest words with `query`, the best first; a word in a title counts twice."""
-        wanted = set(_words(query))
+        wanted = set(words(query))
         scores = {}
-        for title, words in self._words.items():
-            in_title = set(_words(title))
-            shared = [word for word in wanted if word in words]
+        for title, said in self._words.items():
+            in_title = set(words(title))
+            shared = [word for word in wanted if word in said]
             score = sum(self._rarity[word] * (1 + (word in in_title)) for word in shared)
             if score:
                 scores[title] = score
@@ -95,30 +94,5 @@ class _Web:
             return list(self._links.get(page.title, ()))
         if self._titles is None:
             return []
-        named = dict.fromkeys(_folded(match[0]) for match in self._titles.finditer(page.text))
-        return [self.pages[title].title for title in named if title != _folded(page.title)]
-
-
-def _schema(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def _folded(title: str) -> str:
-    return " ".join(title.split()).casefold()
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
-
-
-def _snippet(text: str, query: str) -> str:
-    """Some words of `text` from where it first says one of `query`."""
-    words, wanted = text.split(), set(_words(query))
-    at = next((index for index, word in enumerate(words) if wanted.intersection(_words(word))), 0)
-    start = max(0, at - _SNIPPET_WORDS // 4)
-    return " ".join(words[start : start + _SNIPPET_WORDS])
+        named = dict.fromkeys(folded(match[0]) for match in self._titles.finditer(page.text))
+        return [self.pages[title].title for title in named if title != folded(page.title)]

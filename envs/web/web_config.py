@@ -19,14 +19,22 @@ class WebConfig(NetConfig):
     tools: list[str] = field(
         default_factory=lambda: ["task"],
         metadata={
-            "help": "Where tools come from: task (the documents of each task are its web); search engines serper, "
-            "searxng, retrieve (search_url); readers direct, jina, access (reader_url); mcp (mcp_servers); or "
-            "package.module:name of a typed function or a ToolSource. Several with spaces."
+            "help": "Where tools come from: task (the documents of each task are its web); corpus (a folder of "
+            "`atommem corpus build`); search engines serper, searxng, retrieve (search_url); readers direct, jina, "
+            "access (reader_url); mcp (mcp_servers); or package.module:name of a typed function or a ToolSource. "
+            "Several with spaces."
         },
     )
     mcp_servers: list[str] = field(
         default_factory=list,
         metadata={"help": "URLs or command lines of MCP servers, whose tools are all offered (tools: mcp)."},
+    )
+    corpus: str | None = field(default=None, metadata={"help": "Folder of the corpus (tools: corpus)."})
+    corpus_search: str | None = field(
+        default=None, metadata={"help": "lexical, dense or hybrid; unset is hybrid for a corpus with vectors."}
+    )
+    corpus_embedder: str | None = field(
+        default=None, metadata={"help": "Where the model of the corpus's vectors lies here, if not where it was built."}
     )
     tool_seconds: float = field(default=120.0, metadata={"help": "Longest time of a call, seconds."})
     calls: str = field(

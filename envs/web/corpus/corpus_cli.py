@@ -1,0 +1,110 @@
+"""The command `atommem corpus`: make a corpus of pages, search it, and serve it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from atommem.config import EMBEDDERS, EmbedderConfig
+from atommem.envs.benchmarks.registry import BENCHMARKS
+from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
+from atommem.envs.web.corpus.corpus_input import Page, benchmark_pages, read_pages
+from atommem.errors import AtomMemError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``atommem corpus ...``; returns the exit status (2: an `AtomMemError`, printed to stderr)."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except AtomMemError as error:
+        print(f"atommem corpus: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="atommem corpus", description=__doc__)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    build = commands.add_parser("build", help="make a corpus of files, or add them to one")
+    build.add_argument(
+        "--input",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="JSON, JSON Lines or parquet; a row has text (or contents), and title, url and id as far as known",
+    )
+    build.add_argument("--benchmark", choices=list(BENCHMARKS), help="the files are a benchmark's: take its paragraphs")
+    build.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the corpus")
+    build.add_argument(
+        "--passage_characters",
+        type=int,
+        default=PASSAGE_CHARACTERS,
+        help="longest passage that is searched; pages are read whole (default: %(default)s)",
+    )
+    build.add_argument("--embedder", choices=EMBEDDERS, help="for dense and hybrid search (default: words alone)")
+    build.set_defaults(run=_build)
+    search = commands.add_parser("search", help="print the pages that fit a query best")
+    search.add_argument("query", help="what is looked for")
+    serve = commands.add_parser("serve", help="serve it over HTTP: /retrieve, /access, and MCP at /mcp")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+    for command, run in ((search, _search), (serve, _serve)):
+        command.add_argument("folder", type=Path, metavar="DIR", help="folder of the corpus")
+        command.add_argument("--mode", choices=MODES, help="how it is searched (default: hybrid if it has vectors)")
+        command.add_argument("--results", type=int, default=5, help="pages of a search (default: %(default)s)")
+        command.set_defaults(run=run)
+    for command in (build, search, serve):
+        for field in fields(EmbedderConfig):
+            if field.name != "embedder":
+                kind = int if field.name == "embedder_dim" else str
+                command.add_argument(f"--{field.name}", type=kind, help=field.metadata["help"])
+    return parser
+
+
+def _build(args: argparse.Namespace) -> int:
+    embedder = None if args.embedder is None else EmbedderConfig(args.embedder, **_embedder(args))
+    pages = tqdm(_pages(args.input, args.benchmark), "adding", unit="page", disable=None)
+    done = build_corpus(pages, args.out, embedder, args.passage_characters)
+    print(f"{args.out}: {done['added']} pages added; {done['pages']} pages in {done['passages']} passages.")
+    return 0
+
+
+def _pages(files: Iterable[Path], benchmark: str | None) -> Iterator[Page]:
+    for file in files:
+        yield from read_pages(file) if benchmark is None else benchmark_pages(benchmark, file)
+
+
+def _embedder(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        field.name: value
+        for field in fields(EmbedderConfig)
+        if field.name != "embedder" and (value := getattr(args, field.name)) is not None
+    }
+
+
+def _search(args: argparse.Namespace) -> int:
+    async def search() -> None:
+        corpus = Corpus(args.folder, _embedder(args))
+        for hit in (await corpus.search([args.query], args.results, args.mode))[0]:
+            print(f"{hit.score:.4f}  {hit.page.id}: {' '.join(hit.passage.split())[:160]}")
+        await corpus.close()
+
+    asyncio.run(search())
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from atommem.envs.web.corpus.serving import make_server
+
+    corpus = Corpus(args.folder, _embedder(args))
+    print(f"{args.folder}: {corpus.counts['pages']} pages at http://{args.host}:{args.port}", file=sys.stderr)
+    make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=args.port)
+    return 0

@@ -1,0 +1,58 @@
+"""``tools: [corpus]``: ``search`` and ``visit`` over a corpus of one's own, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atommem.envs.web.corpus.corpus import Corpus
+from atommem.envs.web.page_texts import schema, snippet
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.errors import ConfigError
+
+
+class CorpusSource(ToolSource):
+    """The corpus in the folder ``corpus``. Titles that a page names are its links.
+
+    Raises:
+        ConfigError: ``corpus`` is not set, or is no corpus.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.corpus is None:
+            raise ConfigError("tools name corpus, and corpus is not set: give the folder of atommem corpus build.")
+        self._corpus = Corpus(config.corpus, {"embedder_model": config.corpus_embedder})
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The two."""
+        query = {"query": {"type": "string", "description": "Words to look for."}}
+        page = {"page": {"type": "string", "description": "Title or address of a page, or number of a link shown now."}}
+        return (
+            Tool("search", "Finds pages.", schema(query), self._search),
+            Tool("visit", "Shows a page.", schema(page), self._visit, follows="page"),
+        )
+
+    async def close(self) -> None:
+        """Close the corpus."""
+        await self._corpus.close()
+
+    async def _search(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        query = str(arguments["query"])
+        (found,) = await self._corpus.search([query], self.config.search_results, self.config.corpus_search)
+        if not found:
+            return ToolResult(f"No page was found for: {query}", is_error=True)
+        text = "\n".join(f"{hit.page.title}: {snippet(hit.passage, query)}" for hit in found)
+        return ToolResult(text, links=tuple(Link(hit.page.title, hit.page.id) for hit in found))
+
+    async def _visit(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        name = str(arguments["page"])
+        page = self._corpus.page(name)
+        if page is None:
+            return ToolResult(f"There is no page: {name}", is_error=True)
+        # A title may stand in any of a page's thousand words: off the event loop.
+        titles = await asyncio.to_thread(self._corpus.links, page)
+        links = tuple(Link(title, title) for title in titles)
+        return ToolResult(page.text, title=page.title, links=links, origin=page.url or page.id)

@@ -1,0 +1,244 @@
+"""A corpus: built, grown, searched by words, vectors and both, and read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atommem.config import EmbedderConfig
+from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages
+from atommem.envs.web.corpus import corpus as corpus_module
+from atommem.envs.web.corpus.corpus import fused
+from atommem.envs.web.corpus.page_store import batched, cut
+from atommem.envs.web.page_texts import core, named, snippet
+from atommem.errors import ConfigError, DataError
+
+pytest.importorskip("tantivy")
+HASHING = EmbedderConfig("hashing", embedder_dim=64)
+PAGES = [
+    Page("Orla Finch lives in Brent and builds bells.", "Orla Finch"),
+    Page("Brent is a town on the Vesk. The Town Hall was built by Ann.", "Brent"),
+    Page("北京大学位于海淀区。", "北京大学"),
+    Page("A page about cooking potatoes.", "Potatoes", "https://a.example/p", "doc7"),
+]
+
+
+def found(corpus: Corpus, query: str, count: int = 3, mode: str | None = None) -> list[str]:
+    return [hit.page.title for hit in asyncio.run(corpus.search([query], count, mode))[0]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build_corpus(PAGES, tmp_path / "corpus")
+    return tmp_path / "corpus"
+
+
+def test_words_find_pages(folder: Path) -> None:
+    corpus = Corpus(folder)
+    assert corpus.modes == ("lexical",)
+    assert corpus.counts == {"pages": 4, "passages": 4}
+    assert found(corpus, "who was BUILDING a bell?")[0] == "Orla Finch"  # stems
+    assert found(corpus, "brént")[0] == "Brent"  # its title counts
+    assert found(corpus, "海淀") == ["北京大学"]
+    assert found(corpus, "学") == []
+    assert found(corpus, '( "]: +-') == []
+    assert found(corpus, "") == []
+    with pytest.raises(ConfigError, match="mode is 'dense': give one of lexical"):
+        found(corpus, "x", mode="dense")
+
+
+@pytest.mark.parametrize("name", ["doc7", "https://a.example/p", "Potatoes", " potatoes "])
+def test_a_page_is_read_by_id_url_and_title(folder: Path, name: str) -> None:
+    assert Corpus(folder).page(name) == PAGES[3]
+
+
+def test_a_page_that_is_not_there(folder: Path) -> None:
+    assert Corpus(folder).page("Nobody") is None
+    assert Corpus(folder).page("...") is None
+
+
+def test_titles_in_a_text_are_links(folder: Path) -> None:
+    corpus = Corpus(folder)
+    page = corpus.page("Orla Finch")
+    assert page is not None
+    assert corpus.links(page) == ["Brent"]
+    assert corpus.links(Page("Brent and Orla   finch of Brent, at 北京大学.", "x")) == [
+        "Brent",
+        "Orla Finch",
+        "北京大学",
+    ]
+
+
+def test_the_longest_title_is_the_link() -> None:
+    titles = {core("Dr. No (film)"), core("Dr. No"), core("No")}
+    assert named("He saw Dr. No (film), then Dr. No; No.", titles.intersection) == ["dr. no (film", "dr. no", "no"]
+    assert named("no dr. no", titles.intersection) == []  # in small letters: no name
+
+
+def test_a_corpus_grows(folder: Path) -> None:
+    before = Corpus(folder).version
+    again = build_corpus([*PAGES, Page("Ann built it.", "Ann")], folder)
+    assert again == {"added": 1, "pages": 5, "passages": 5}
+    corpus = Corpus(folder)
+    assert found(corpus, "ann")[0] == "Ann"
+    assert corpus.version != before
+
+
+def test_a_page_under_its_id_is_replaced(folder: Path) -> None:
+    build_corpus([Page("Now about carrots.", "Carrots", "https://a.example/p", "doc7")], folder)
+    corpus = Corpus(folder)
+    assert corpus.counts["pages"] == 4
+    assert found(corpus, "potatoes") == []
+    assert found(corpus, "carrots") == ["Carrots"]
+
+
+def test_another_reader_sees_what_was_added(folder: Path) -> None:
+    reader = Corpus(folder)
+    build_corpus([Page("Lorne lies on the sea.", "Lorne")], folder)
+    assert found(reader, "sea") == ["Lorne"]
+
+
+def test_the_version_says_what_the_pages_say(tmp_path: Path) -> None:
+    versions = set()
+    for name, pages in (("a", PAGES), ("b", PAGES[::-1])):
+        build_corpus(pages, tmp_path / name)
+        versions.add(Corpus(tmp_path / name).version)
+    assert len(versions) == 1
+
+
+def test_passages_of_one_title_are_one_page(tmp_path: Path) -> None:
+    build_corpus([Page("First.", "Ann"), Page("Second.", "Ann"), Page("First. ", "Ann")], tmp_path / "c")
+    corpus = Corpus(tmp_path / "c")
+    page = corpus.page("ann")
+    assert page is not None
+    assert page.text == "First.\n\nSecond."
+    assert corpus.counts["pages"] == 2
+    second = corpus.page("Ann (2)")
+    assert second is not None
+    assert second.text == "Second."
+
+
+def test_a_long_page_is_found_by_its_passage_and_read_whole(tmp_path: Path) -> None:
+    text = " ".join(f"Sentence {number} about nothing." for number in range(200)) + " The bell is in Lorne."
+    build_corpus([Page(text, "Long")], tmp_path / "c", passage_characters=300)
+    corpus = Corpus(tmp_path / "c")
+    ((hit,),) = asyncio.run(corpus.search(["bell Lorne"], 5))
+    assert "bell is in Lorne" in hit.passage
+    assert len(hit.passage) <= 300
+    assert hit.page.text == text
+
+
+def test_cutting_loses_nothing() -> None:
+    text = "One two. " * 30 + "\n\n" + "x" * 250 + "。" * 40
+    spans = cut(text, 100)
+    assert "".join(text[start:stop] for start, stop in spans) == text
+    assert all(0 < stop - start <= 100 for start, stop in spans)
+    assert text[spans[0][0] : spans[0][1]].endswith("One two. ")
+    assert cut("", 100) == [(0, 0)]
+
+
+def test_vectors_and_fusion(tmp_path: Path) -> None:
+    build_corpus(PAGES[:2], tmp_path / "c", HASHING)
+    build_corpus(PAGES[2:], tmp_path / "c")  # the corpus knows its embedder
+    corpus = Corpus(tmp_path / "c")
+    assert corpus.modes == ("lexical", "dense", "hybrid")
+    assert found(corpus, "cooking potatoes", 1, "dense") == ["Potatoes"]
+    assert len(found(corpus, "cooking potatoes", 4, "dense")) == 4  # everything has a similarity
+    assert found(corpus, "cooking potatoes")[0] == "Potatoes"
+    assert found(corpus, "cooking potatoes", 4, "lexical") == ["Potatoes"]
+
+
+def test_reciprocal_ranks_by_hand() -> None:
+    ranked = fused([[(7, 9.0), (8, 1.0)], [(8, 0.5), (9, 0.4)]])
+    assert [number for number, _ in ranked] == [8, 7, 9]
+    assert ranked[0][1] == pytest.approx(1 / 62 + 1 / 61)
+
+
+def test_an_addition_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "c"
+    build_corpus(PAGES[:1], folder, HASHING)
+
+    def dies(self: object, passages: Iterable[tuple[int, str]], gone: Iterable[int] = ()) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus_module.LexicalIndex, "add", dies)
+        with pytest.raises(KeyboardInterrupt):
+            build_corpus(PAGES, folder)
+    assert build_corpus([], folder)["pages"] == 4
+    corpus = Corpus(folder)
+    assert found(corpus, "potatoes", 1, "lexical") == found(corpus, "potatoes", 1, "dense") == ["Potatoes"]
+
+
+def test_vectors_go_on_where_they_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    build_corpus(PAGES, folder, HASHING)
+    whole = np.fromfile(folder / "vectors.f32", dtype=np.float32)
+    with (folder / "vectors.f32").open("r+b") as file:
+        file.truncate(64 * 4 + 17)  # killed in the middle of a row
+    build_corpus([], folder)
+    np.testing.assert_array_equal(np.fromfile(folder / "vectors.f32", dtype=np.float32), whole)
+
+
+def test_wrong_folders_and_embedders(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no corpus"):
+        Corpus(tmp_path)
+    with pytest.raises(ConfigError, match="holds other files"):
+        build_corpus([], tmp_path)
+    with pytest.raises(ConfigError, match="was built without an embedder"):
+        build_corpus([], folder, HASHING)
+    build_corpus([], tmp_path / "dense", HASHING)
+    with pytest.raises(ConfigError, match=r"those of 'hashing/\d+/64', but the embedder is 'hashing/\d+/32'"):
+        Corpus(tmp_path / "dense", {"embedder_dim": 32})
+    (folder / "corpus.json").write_text('{"version": 9}')
+    with pytest.raises(ConfigError, match="of another version"):
+        Corpus(folder)
+
+
+@pytest.mark.parametrize(
+    ("row", "page"),
+    [
+        ({"title": "A", "text": "b"}, Page("b", "A")),
+        ({"url": "https://x", "title": "A", "text": "b"}, Page("b", "A", "https://x")),
+        ({"id": 3, "contents": '"A"\nb\nc'}, Page("b\nc", "A", "", "3")),
+        ({"docid": "9", "url": "u", "text": "---\ntitle: A B\ndate: x\n---\nText"}, None),
+        ({"text": "First line\nsecond"}, Page("First line\nsecond", "First line")),
+        ({"text": "b\0", "title": "A\ud800"}, Page("b\ufffd", "A\ufffd")),
+    ],
+)
+def test_rows_of_files(row: dict[str, object], page: Page | None, tmp_path: Path) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    (read,) = read_pages(path)
+    assert read == page if page is not None else (read.title, read.id) == ("A B", "9")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"title": "A"}, "row 1: field 'text' is missing"),
+        ({"text": 3}, "row 1: field 'text' is 3"),
+        ({"text": "a", "url": ["x"]}, "row 1: field 'url' is"),
+        ({"text": "a", "id": {"x": 1}}, "row 1: field 'id' is"),
+    ],
+)
+def test_hostile_rows(row: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=message):
+        list(read_pages(path))
+
+
+def test_a_snippet_begins_where_the_query_is_said() -> None:
+    text = " ".join(["word"] * 100 + ["Lorne"] + ["after"] * 100)
+    assert "Lorne" in snippet(text, "lorne")
+    assert snippet(text, "nothing").startswith("word")
+
+
+def test_batched() -> None:
+    assert list(batched("abc", 2)) == [("a", "b"), ("c",)]

@@ -1,0 +1,213 @@
+"""A corpus behind /retrieve, /access and MCP, as a tool source, and from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from atommem.envs.web.corpus import Corpus, Page, build_corpus
+from atommem.envs.web.corpus.corpus_cli import main
+from atommem.envs.web.corpus.corpus_source import CorpusSource
+from atommem.envs.web.sources import make_sources
+from atommem.envs.web.tools import ToolResult
+from atommem.errors import ConfigError, OutageError
+
+pytest.importorskip("tantivy")
+pytest.importorskip("mcp")
+from atommem.envs.web.corpus.serving import make_server
+
+PAGES = [
+    Page("Orla Finch lives in Brent and builds bells.", "Orla Finch"),
+    Page("Brent is a town.", "Brent", "https://a.example/brent", "b1"),
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Iterator[Corpus]:
+    build_corpus(PAGES, tmp_path / "corpus")
+    corpus = Corpus(tmp_path / "corpus")
+    yield corpus
+    asyncio.run(corpus.close())
+
+
+def ask(corpus: Corpus, path: str, body: Any) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(make_server(corpus).streamable_http_app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+            if body is None:
+                return await client.get(path)
+            return await client.post(path, content=body if isinstance(body, bytes) else json.dumps(body))
+
+    return asyncio.run(send())
+
+
+def test_retrieve_speaks_search_r1s_protocol(corpus: Corpus) -> None:
+    reply = ask(corpus, "/retrieve", {"queries": ["bells", "nothing at all"], "topk": 1, "return_scores": True})
+    bells, nothing = reply.json()["result"]
+    document = {"id": "Orla Finch", "title": "Orla Finch", "url": "Orla Finch"}
+    assert bells[0]["document"] == document | {"contents": '"Orla Finch"\nOrla Finch lives in Brent and builds bells.'}
+    assert bells[0]["score"] > 0
+    assert nothing == []
+    unscored = ask(corpus, "/retrieve", {"queries": ["town"]}).json()["result"]
+    assert unscored[0][0]["url"] == "https://a.example/brent"
+
+
+def test_access_gives_pages_or_null(corpus: Corpus) -> None:
+    reply = ask(corpus, "/access", {"urls": ["https://a.example/brent", "https://a.example/none"]})
+    page = {"contents": "Brent is a town.", "title": "Brent", "url": "https://a.example/brent"}
+    assert reply.json() == {"result": [page, None]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/retrieve", {"queries": "bells"}, "queries is"),
+        ("/retrieve", {"queries": [3]}, "queries is"),
+        ("/retrieve", {"queries": ["x"] * 2000}, "at most 1024"),
+        ("/retrieve", {"queries": ["x"], "topk": 0}, "topk is 0"),
+        ("/retrieve", {"queries": ["x"], "topk": "5"}, "topk is '5'"),
+        ("/retrieve", [1], "no JSON object"),
+        ("/retrieve", b"{", "Expecting"),
+        ("/retrieve", b"\xff", "utf-8"),
+        ("/access", {}, "urls is"),
+    ],
+)
+def test_bad_requests_are_refused(corpus: Corpus, path: str, body: Any, said: str) -> None:
+    reply = ask(corpus, path, body)
+    assert reply.status_code == 400
+    assert said in reply.json()["error"]
+
+
+def test_an_embedder_that_is_gone_is_an_outage(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gone(*arguments: object) -> None:
+        raise OutageError("the embedder is gone.")
+
+    monkeypatch.setattr(corpus, "search", gone)
+    reply = ask(corpus, "/retrieve", {"queries": ["x"]})
+    assert (reply.status_code, reply.json()) == (503, {"error": "the embedder is gone."})
+
+
+def test_health_tells_the_version(corpus: Corpus) -> None:
+    told = ask(corpus, "/health", None).json()
+    assert told == {"pages": 2, "passages": 2, "version": corpus.version, "mode": "lexical"}
+
+
+def test_mcp_offers_search_and_get_document(corpus: Corpus) -> None:
+    from mcp import Client
+
+    async def use() -> tuple[Any, ...]:
+        async with Client(make_server(corpus)) as client:
+            names = {tool.name for tool in (await client.list_tools()).tools}
+            hits = await client.call_tool("search", {"query": "town"})
+            page = await client.call_tool("get_document", {"docid": "b1"})
+            none = await client.call_tool("get_document", {"docid": "zzz"})
+            return names, hits, page, none
+
+    names, hits, page, none = asyncio.run(use())
+    assert names == {"search", "get_document"}
+    assert hits.structured_content["result"][0] | {"score": 0} == {
+        "docid": "b1",
+        "score": 0,
+        "snippet": '"Brent"\nBrent is a town.',
+    }
+    assert json.loads(page.content[0].text)["text"] == "Brent is a town."
+    assert not none.is_error
+
+
+def settings(folder: Path | None) -> SimpleNamespace:
+    return SimpleNamespace(
+        corpus=None if folder is None else str(folder), corpus_search=None, corpus_embedder=None, search_results=3
+    )
+
+
+def test_the_tool_source(corpus: Corpus) -> None:
+    (source,) = make_sources(["corpus"], settings(corpus.folder))
+    search, visit = source.tools
+
+    async def use() -> list[ToolResult]:
+        given = [
+            await search.run({"query": "who builds bells?"}, None),
+            await search.run({"query": "xyzzy"}, None),
+            await visit.run({"page": "orla finch"}, None),
+            await visit.run({"page": "nowhere"}, None),
+        ]
+        await source.close()
+        return given
+
+    hits, none, page, gone = asyncio.run(use())
+    assert "Orla Finch: Orla Finch lives in Brent" in hits.text
+    assert [link.target for link in hits.links] == ["Orla Finch"]
+    assert none.is_error
+    assert (page.title, page.text, page.origin) == ("Orla Finch", PAGES[0].text, "Orla Finch")
+    assert [link.title for link in page.links] == ["Brent"]
+    assert gone.is_error
+
+
+def test_the_tool_source_wants_a_corpus(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="corpus is not set"):
+        CorpusSource(settings(None))
+    with pytest.raises(ConfigError, match="is no corpus"):
+        CorpusSource(settings(tmp_path))
+
+
+def test_the_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text("".join(json.dumps({"title": p.title, "text": p.text}) + "\n" for p in PAGES))
+    folder = str(tmp_path / "corpus")
+    dense = ("--embedder", "hashing", "--embedder_dim", "64")
+    assert main(["build", "--input", str(pages), "--out", folder, *dense]) == 0
+    assert "2 pages added; 2 pages in 2 passages" in capsys.readouterr().out
+    assert main(["search", "bells", folder]) == 0
+    assert "Orla Finch:" in capsys.readouterr().out.splitlines()[0]
+    assert main(["search", "bells", str(tmp_path / "none")]) == 2
+    assert "is no corpus" in capsys.readouterr().err
+
+
+def test_paragraphs_of_a_benchmark_are_pages(tmp_path: Path) -> None:
+    row = {
+        "_id": "1",
+        "question": "q",
+        "answer": "a",
+        "type": "comparison",
+        "supporting_facts": [["A", 0]],
+        "context": [["A", ["One.", "Two."]], ["B", ["Three."]]],
+        "evidences": [],
+    }
+    (tmp_path / "dev.json").write_text(json.dumps([row]))
+    out = str(tmp_path / "corpus")
+    assert main(["build", "--benchmark", "2wikimultihopqa", "--input", str(tmp_path / "dev.json"), "--out", out]) == 0
+    page = Corpus(out).page("A")
+    assert page is not None
+    assert page.text == "One. Two."
+
+
+@pytest.mark.slow
+def test_served_to_another_process(corpus: Corpus) -> None:
+    import socket
+    import subprocess
+    import time
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = "from atommem.envs.web.corpus.corpus_cli import main; main()"
+    server = subprocess.Popen([sys.executable, "-c", code, "serve", str(corpus.folder), "--port", str(port)])
+    try:
+        for _ in range(200):
+            try:
+                reply = httpx.post(f"http://127.0.0.1:{port}/retrieve", json={"queries": ["town"], "topk": 3})
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        assert reply.json()["result"][0][0]["id"] == "b1"
+    finally:
+        server.terminate()
+        server.wait(10)
