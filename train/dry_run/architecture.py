@@ -17,39 +17,31 @@ SHIPPED = Path(__file__).parent.parent / "architectures"
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The numbers that memory and time depend on. Parameters are counted on the model itself, tied ones once.
-
-    Attributes:
-        name, source, kind: As it was given; where its config was found; transformers' model type.
-        parameters, trainable: Of the whole model, its adapter included.
-        layer, embedding: Parameters of one transformer layer, and of the input embedding.
-        layers, hidden, intermediate, vocabulary: Numbers and widths.
-        query, key_value: heads x head size.
-        query_norm: Whether queries and keys are normalised.
-        tied: Whether input and output embedding are one.
-        context: Longest input, tokens.
-        dtype: That of the checkpoint, for ``dtype: auto``.
-        lora: Whether only an adapter is trained.
-    """
+    """What memory and time depend on. Parameters are counted on the model itself, tied ones once."""
 
     name: str
-    source: str
-    kind: str
-    parameters: int
+    source: str  # where its config was found
+    config: Any  # transformers', of the part that reads text
+    parameters: int  # its adapter's included
     trainable: int
-    layer: int
-    embedding: int
-    layers: int
-    hidden: int
-    intermediate: int
-    vocabulary: int
-    query: int
-    key_value: int
-    query_norm: bool
-    tied: bool
-    context: int
-    dtype: str
-    lora: bool
+    layer: int  # parameters of one transformer layer
+    embedding: int  # parameters of the input embedding
+    query_norm: bool  # whether queries and keys are normalised
+    dtype: str  # of the checkpoint, for `dtype: auto`
+    lora: bool  # whether only an adapter is trained
+
+    @property
+    def context(self) -> int:
+        """Longest input, tokens."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def widths(self) -> tuple[int, int, int, int]:
+        """Of hidden states, of the MLP, and heads x head size of queries and of keys."""
+        config, heads = self.config, self.config.num_attention_heads
+        head = getattr(config, "head_dim", None) or config.hidden_size // heads
+        keys = getattr(config, "num_key_value_heads", None) or heads
+        return config.hidden_size, config.intermediate_size, heads * head, keys * head
 
 
 def find_config(name: str) -> tuple[Any, str]:
@@ -60,14 +52,13 @@ def find_config(name: str) -> tuple[Any, str]:
     """
     from transformers import AutoConfig
 
-    shipped = SHIPPED / f"{name.rsplit('/', 1)[-1].lower()}.json"
-    if not Path(name).is_dir() and shipped.is_file():
+    is_folder, shipped = Path(name).is_dir(), SHIPPED / f"{name.rsplit('/', 1)[-1].lower()}.json"
+    if not is_folder and shipped.is_file():
         return AutoConfig.for_model(**json.loads(shipped.read_text(encoding="utf-8"))), "shipped architecture"
     try:
-        where = "folder" if Path(name).is_dir() else "hub cache"
-        return AutoConfig.from_pretrained(name, local_files_only=True), where
+        return AutoConfig.from_pretrained(name, local_files_only=True), "folder" if is_folder else "hub cache"
     except (OSError, ValueError) as error:
-        if Path(name).is_dir():
+        if is_folder:
             raise ConfigError(f"{name} holds no model that transformers knows: {error}") from error
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
         raise ConfigError(
@@ -83,45 +74,36 @@ def measure(config: ModelConfig) -> ModelShape:
         ConfigError: Its architecture is unknown, or is no language model of transformer layers.
     """
     import torch
+    from peft import PeftConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     name = str(config.model_name_or_path)
-    adapter = Path(name) / "adapter_config.json"
-    base, lora = name, config.use_peft
-    if adapter.is_file():
-        base, lora = str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]), True
-    found, source = find_config(base)
-    text = found.get_text_config()
+    is_adapter = (Path(name) / "adapter_config.json").is_file()
+    adapter: Any = PeftConfig.from_pretrained(name) if is_adapter else get_peft_config(config)
+    found, source = find_config(str(adapter.base_model_name_or_path) if is_adapter else name)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(found)
-        layers = getattr(model.base_model, "layers", None)
+        model: Any = AutoModelForCausalLM.from_config(found)
+        layers, embedding = getattr(model.base_model, "layers", None), model.get_input_embeddings().weight.numel()
         if layers is None:
             raise ConfigError(f"{name} ({found.model_type}) has no list of layers: the dry run cannot estimate it.")
         layer = sum(weight.numel() for weight in layers[0].parameters())
-        embedding = model.get_input_embeddings().weight.numel()
-        if lora:
-            model = _with_adapter(model, config, adapter)
-    heads = text.num_attention_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+        if adapter is not None:
+            adapter.inference_mode = False
+            try:
+                model = get_peft_model(model, adapter, low_cpu_mem_usage=True)
+            except ValueError as error:
+                raise ConfigError(f"the adapter does not fit {name}: {error}") from error
     return ModelShape(
         name=name,
         source=source,
-        kind=text.model_type,
-        parameters=sum(weight.numel() for weight in model.parameters()),
-        trainable=sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
+        config=found.get_text_config(),
+        parameters=model.num_parameters(),
+        trainable=model.num_parameters(only_trainable=True),
         layer=layer,
         embedding=embedding,
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        intermediate=text.intermediate_size,
-        vocabulary=text.vocab_size,
-        query=heads * head_size,
-        key_value=(getattr(text, "num_key_value_heads", None) or heads) * head_size,
         query_norm=hasattr(getattr(layers[0], "self_attn", None), "q_norm"),
-        tied=bool(text.tie_word_embeddings),
-        context=text.max_position_embeddings,
         dtype=str(found.dtype or torch.float32).removeprefix("torch."),
-        lora=lora,
+        lora=adapter is not None,
     )
 
 
@@ -132,15 +114,4 @@ def parameters_of(name: str) -> int:
 
     config, _ = find_config(name)
     with torch.device("meta"):
-        return sum(weight.numel() for weight in AutoModel.from_config(config).parameters())
-
-
-def _with_adapter(model: Any, config: ModelConfig, adapter: Path) -> Any:
-    from peft import PeftConfig, get_peft_model
-
-    peft_config = PeftConfig.from_pretrained(str(adapter.parent)) if adapter.is_file() else get_peft_config(config)
-    peft_config.inference_mode = False
-    try:
-        return get_peft_model(model, peft_config, low_cpu_mem_usage=True)
-    except ValueError as error:
-        raise ConfigError(f"the adapter does not fit {config.model_name_or_path}: {error}") from error
+        return int(AutoModel.from_config(config).num_parameters())

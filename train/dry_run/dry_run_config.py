@@ -1,4 +1,4 @@
-"""Settings of the dry run, and where the effective value of every other setting comes from."""
+"""Settings of the dry run, the devices that it knows, and where the values of all other settings come from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,39 @@ from typing import Any
 import yaml
 
 from atommem.errors import ConfigError
-from atommem.train.dry_run.devices import DEVICES
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Peak figures of one device: dense bfloat16 FLOP/s (float32 on the CPU), bytes, bytes/s of its memory."""
+
+    name: str
+    flops: float
+    memory: float
+    bandwidth: float
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU: float32, and no context of a driver in its memory."""
+        return self.name == "cpu"
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("h100", 989e12, 80e9, 3.35e12),
+        Device("h200", 989e12, 141e9, 4.8e12),
+        Device("b200", 2250e12, 180e9, 7.7e12),
+        Device("a100", 312e12, 80e9, 2.04e12),
+        Device("a100_40gb", 312e12, 40e9, 1.56e12),
+        Device("l40s", 362e12, 48e9, 0.86e12),
+        Device("l4", 121e12, 24e9, 0.3e12),
+        Device("rtx4090", 165e12, 24e9, 1.01e12),
+        # Two cores of a server; a desktop has a few times as much.
+        Device("cpu", 0.1e12, 16e9, 0.02e12),
+    )
+}
+"""By name, the SXM parts where there are several. Sparsity is not counted."""
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -79,15 +111,5 @@ def trace_settings(configs: Sequence[Any], argv: Sequence[str], stored: Mapping[
     for name, value in ((item.name, getattr(config, item.name)) for config in configs for item in fields(config)):
         source = next((place for place, names in places.items() if name in names), "default")
         # Printed and written to files: no secrets.
-        found[name] = {"value": "(hidden)" if name.endswith("_token") and value else _plain(value), "source": source}
+        found[name] = {"value": "(hidden)" if name.endswith("_token") and value else value, "source": source}
     return found
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON takes it: enumerations by their value, other objects by their text."""
-    value = getattr(value, "value", value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

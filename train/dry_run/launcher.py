@@ -8,6 +8,9 @@ from typing import Any
 from atommem.errors import ConfigError
 from atommem.shipped import find_file
 
+OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
+"""What is sharded from which of ZeRO's stages on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -17,7 +20,7 @@ class Launch:
         name: ``single``, ``ddp``, ``fsdp`` or ``zero1``, ``zero2``, ``zero3``.
         processes: Of all machines together.
         shards: Processes that share one copy of what is sharded.
-        weights, gradients, optimizer: Whether each is sharded.
+        stage: ZeRO's, or what FSDP2 does in its terms: 3, and 2 where weights stay gathered after the forward pass.
         offload: Whether weights and optimizer wait in the host's memory.
         source: The file, or what stood in for it.
     """
@@ -25,15 +28,13 @@ class Launch:
     name: str
     processes: int
     shards: int = 1
-    weights: bool = False
-    gradients: bool = False
-    optimizer: bool = False
+    stage: int = 0
     offload: bool = False
     source: str = "no launcher: one node"
 
-    def share(self, is_sharded: bool) -> float:
-        """The part of a whole that one process holds."""
-        return 1 / self.shards if is_sharded else 1.0
+    def share(self, stage: int) -> float:
+        """The part that one process holds of what is sharded from `stage` on."""
+        return 1 / self.shards if self.stage >= stage else 1.0
 
 
 def read_launch(path: str | None, processes: int | None) -> Launch:
@@ -48,8 +49,7 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
             something that training does not support.
     """
     if path is None:
-        count = processes or 1
-        return Launch("ddp" if count > 1 else "single", count)
+        return Launch("ddp" if (processes or 1) > 1 else "single", processes or 1)
     config = _load(path)
     count = processes or config.num_processes
     if count < 1:
@@ -59,28 +59,23 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
     kind = str(getattr(config.distributed_type, "value", config.distributed_type))
     if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
         return Launch("ddp" if count > 1 else "single", count, source=path)
-    if kind == "FSDP":
-        return _fsdp(path, config, count)
     if kind == "DEEPSPEED":
-        stage = int(config.deepspeed_config.get("zero_stage", 2))
-        devices = {config.deepspeed_config.get(f"offload_{what}_device", "none") for what in ("optimizer", "param")}
-        name = f"zero{stage}" if stage else "ddp"
-        return Launch(name, count, count, stage >= 3, stage >= 2, stage >= 1, devices != {"none"}, path)
-    raise ConfigError(f"{path}: distributed_type {kind} is not supported: give NO, MULTI_GPU, FSDP or DEEPSPEED.")
-
-
-def _fsdp(path: str, config: Any, count: int) -> Launch:
-    if str(config.fsdp_config.get("fsdp_version", 1)) != "2":
+        given = config.deepspeed_config
+        offload = any(given.get(f"offload_{what}_device", "none") != "none" for what in ("optimizer", "param"))
+        stage = int(given.get("zero_stage", 2))
+        return Launch(f"zero{stage}" if stage else "ddp", count, count, stage, offload, path)
+    if kind != "FSDP":
+        raise ConfigError(f"{path}: distributed_type {kind} is not supported: give NO, MULTI_GPU, FSDP or DEEPSPEED.")
+    given = config.fsdp_config
+    if str(given.get("fsdp_version", 1)) != "2":
         raise ConfigError(f"{path}: fsdp_version is not 2: training supports FSDP2 only.")
-    if config.fsdp_config.get("fsdp_activation_checkpointing"):
+    if given.get("fsdp_activation_checkpointing"):
         raise ConfigError(
             f"{path}: fsdp_activation_checkpointing is on: leave it off and set gradient_checkpointing in the recipe."
         )
     shards = int(config.parallelism_config.get("parallelism_config_dp_shard_size", count))
-    # Without resharding, the weights stay gathered between forward and backward pass.
-    resharded = bool(config.fsdp_config.get("fsdp_reshard_after_forward", True))
-    offload = bool(config.fsdp_config.get("fsdp_offload_params", False))
-    return Launch("fsdp", count, shards, resharded, True, True, offload, path)
+    stage = WEIGHTS if given.get("fsdp_reshard_after_forward", True) else GRADIENTS
+    return Launch("fsdp", count, shards, stage, bool(given.get("fsdp_offload_params", False)), path)
 
 
 def _load(path: str) -> Any:

@@ -1,7 +1,8 @@
-"""A simulated timeline of several devices: how long an update takes, and what waits for what.
+"""How long an update takes: what a device computes, as formulas, and a simulated timeline of several devices.
 
-Episodes are sampled side by side, a token of all of them at a time; they differ in length, so that the last ones run
-alone. The schedules differ in what happens meanwhile. Times come from `costs.Costs`; nothing here is measured.
+A parameter costs 2 FLOPs a token in a forward pass and twice that in a backward pass; attention costs ``4 q c L`` a
+token with c tokens of context (q: heads x head size, L: layers). Episodes are sampled side by side, a token of all of
+them at a time; they differ in length, so that the last ones run alone. Nothing here is measured.
 """
 
 from __future__ import annotations
@@ -11,10 +12,76 @@ import random
 from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt
 
-from atommem.train.dry_run.costs import Costs
+from atommem.train.dry_run.architecture import ModelShape
+from atommem.train.dry_run.memory_estimate import Run, key_value_bytes_per_token
+from atommem.train.dry_run.workload import Workload
 
+DECODE_BANDWIDTH = 0.6
+"""Share of a device's memory bandwidth that decoding reaches."""
+LOCAL_LAYER_SECONDS = 0.7e-3
+"""Overhead of one layer of one decoding step outside vLLM: launching its kernels, on a GPU."""
+SYNC_BANDWIDTH = 20e9
+"""Bytes/s at which new weights reach an engine, gathering included: supposed."""
+WAKE_SECONDS = 2.0
+"""For a colocated engine to wake and to go to sleep again, an update: supposed."""
 UPDATES, WITHOUT_VARIANCE = 12, 0.3
 """Updates that are simulated; the share of groups that teach nothing, where such groups are replaced: supposed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of one process.
+
+    Attributes:
+        prompts: To read the prompts of its episodes.
+        decode, sequence: For one token of every running episode: once, and for each of them more.
+        training: For its share of an update, the reference included.
+        sync: Until new weights can be sampled from.
+        switch: Between sampling and training on the same device.
+    """
+
+    prompts: float
+    decode: float
+    sequence: float
+    training: float
+    sync: float
+    switch: float
+
+
+def forward_flops(model: ModelShape, tokens: float, scored: float, context: float) -> float:
+    """``2 L P_layer n + 4 q c L n + 2 h V n_s``: the LM head only where a log-probability is taken."""
+    hidden, _, query, _ = model.widths
+    body = model.config.num_hidden_layers * (2 * model.layer + 4 * query * context)
+    return tokens * body + scored * 2 * hidden * model.config.vocab_size
+
+
+def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
+    """Seconds at a share `utilisation` of the device's peak FLOPs.
+
+    Training is three forward passes' worth; one more with gradient checkpointing and one with a reference, one less
+    with LoRA (no weight gradients). Decoding a token reads the weights once and a cache for each running episode, or
+    computes ``2 P`` FLOPs for each, whichever takes longer. vLLM's prefix cache reads what a group shares once.
+    """
+    model, element = run.model, run.precision.compute
+    speed, bandwidth = run.device.flops * utilisation, run.device.bandwidth * DECODE_BANDWIDTH
+    context, reached = (
+        (load.prompt_tokens + load.completion_tokens) / 2,
+        load.prompt_tokens + load.completion_tokens / 2,
+    )
+    trained = load.unique_tokens if run.share_prefixes else load.raw_tokens
+    passes = 3 + run.checkpointing - model.lora + (run.beta != 0)
+    is_local = run.rollout == "local"
+    read = (load.raw_tokens if is_local else load.unique_tokens) - load.scored_tokens
+    cache = reached * key_value_bytes_per_token(model, element)
+    launching = model.config.num_hidden_layers * LOCAL_LAYER_SECONDS if is_local and not run.device.is_cpu else 0.0
+    return Costs(
+        prompts=forward_flops(model, read, load.rows, context) / speed,
+        decode=model.parameters * element / bandwidth + launching,
+        sequence=max(cache / bandwidth, forward_flops(model, 1, 1, reached) / speed),
+        training=passes * forward_flops(model, trained, load.scored_tokens, context) / speed,
+        sync=0.0 if is_local else model.trainable * element / SYNC_BANDWIDTH,
+        switch=WAKE_SECONDS if run.rollout == "colocate" else 0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +136,20 @@ def schedules(devices: int, ahead: int) -> list[Schedule]:
     return colocated + apart if half else colocated
 
 
-def simulate(
-    schedule: Schedule,
-    costs: Costs,
-    *,
-    devices: int,
-    processes: int,
-    groups: int,
-    group: int,
-    tokens: float,
-    spread: float,
-) -> Timeline:
-    """Run `UPDATES` updates.
+def simulate(schedule: Schedule, costs: Costs, load: Workload, *, devices: int, processes: int) -> Timeline:
+    """Run `UPDATES` updates; what an episode samples is log-normal.
 
     Args:
         schedule: Who does what.
-        costs: What that takes: of one of `processes`, among which the work is shared when all of them do all of it.
-        devices, processes: That there are, and that `costs` is for.
-        groups, group: Of an update, and episodes of each.
-        tokens, spread: What an episode samples in the mean, and its standard deviation over that (log-normal).
+        costs, load: What that takes, and how much: of one of `processes`. They share the work of all.
+        devices, processes: That there are; that train.
     """
-    rng, wide = random.Random(0), sqrt(log(1 + spread**2))
+    rng, wide = random.Random(0), sqrt(log(1 + load.spread**2))
     samplers = [_Sampler() for _ in range(schedule.samplers or devices)]
     alone, trainers = not schedule.samplers, devices - schedule.samplers
-    training = costs.training_seconds * processes / trainers + costs.sync_seconds + costs.switch_seconds * alone
-    prompt_seconds = costs.prompt_seconds * processes / (groups * group * tokens)
+    training = costs.training * processes / trainers + costs.sync + costs.switch * alone
+    groups, group, tokens = load.tasks, load.episodes * processes // load.tasks, load.steps * load.completion_tokens
+    prompt_seconds = costs.prompts / (load.episodes * tokens)
     left: dict[int, int] = {}
     started = done = ready = useless = released = 0
     now = busy = both = 0.0
@@ -112,10 +168,7 @@ def simulate(
         if not is_training and ready >= groups:
             ready, until, is_training = ready - groups, now + training, True
         active = [] if alone and is_training else [sampler for sampler in samplers if sampler.running]
-        rates = [
-            costs.decode_seconds + len(sampler.running) * (costs.sequence_seconds + prompt_seconds)
-            for sampler in active
-        ]
+        rates = [costs.decode + len(sampler.running) * (costs.sequence + prompt_seconds) for sampler in active]
         ends = [(s.running[0][0] - s.clock) * rate for s, rate in zip(active, rates, strict=True)]
         step = min([*ends, until - now])
         now, busy = now + step, busy + step * (len(active) + trainers * is_training)

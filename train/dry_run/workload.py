@@ -1,94 +1,191 @@
-"""What one update consists of on one process: episodes, steps, rows, tokens, micro-batches."""
+"""What one update consists of on one process: how long prompts and completions are, episodes, rows, micro-batches.
+
+Lengths are those of data, tokenizer and traces where they are there, else supposed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, NamedTuple
 
+from atommem.actions import MEMORY_KINDS
+from atommem.config import MemoryConfig
 from atommem.description import TaskShape
+from atommem.dialects import get_dialect
+from atommem.environment import EnvironmentFactory
 from atommem.errors import ConfigError
-from atommem.train.dry_run.lengths import CompletionShape, PromptShape
+from atommem.memory.entries import MemoryView
+from atommem.prompts import PromptBuilder
+from atommem.rough_tokens import RoughTokenizer
+from atommem.trace import read_trace
+from atommem.train.dry_run.dry_run_config import DryRunConfig
+
+ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
+"""What a memory is expected to look like: entries, a query, and how full the scratchpad is."""
+THINKING_TOKENS = 570.5
+"""Of a completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
+SPREAD = 0.3
+"""Standard deviation of what an episode samples over its mean, where no traces say it."""
+MOST_TRACES = 500
+
+
+def find_tokenizer(name: str) -> tuple[Any, str]:
+    """The tokenizer of a model folder, else a rough one; and which of them it is. Never asks the network."""
+    from transformers import AutoTokenizer
+
+    if Path(name).is_dir():
+        try:
+            return AutoTokenizer.from_pretrained(name), "the model folder's tokenizer"
+        except (OSError, ValueError):
+            pass
+    return RoughTokenizer(), "a rough count, as the tokenizer is not there"
+
+
+class PromptShape(NamedTuple):
+    """Tokens of a prompt's pieces.
+
+    Attributes:
+        reading, answering: All that is not question, stream or memory, in the environment's first and last phase.
+        memory, longest_memory: Scratchpad, query and entries, as expected and at their limits.
+        is_chunk_first: Layout ``prefix``: the episodes of a group share the chunk.
+    """
+
+    reading: float
+    answering: float
+    memory: float
+    longest_memory: float
+    is_chunk_first: bool
+
+
+def measure_prompt(
+    memory: MemoryConfig, environments: EnvironmentFactory, chat_template_kwargs: dict[str, Any]
+) -> PromptShape:
+    """Build prompts with nothing in them, and count.
+
+    Raises:
+        DialectError: Dialect or templates are unknown or do not fit each other.
+    """
+    dialect = get_dialect(memory.dialect, memory.templates)
+    builder = PromptBuilder.of(environments.tokenizer, dialect, memory, environments, chat_template_kwargs)
+    nothing = MemoryView(capacity=memory.capacity)
+    first, last = environments.phases[0], environments.phases[-1]
+    reading, answering = (len(builder.build(environments.blank(phase), nothing)) for phase in (first, last))
+    kinds = {name for name in MEMORY_KINDS if dialect.can_write(name)} - set(memory.disabled_actions)
+    longest = memory.scratchpad_tokens if "scratchpad" in kinds else 0
+    expected = longest * SCRATCHPAD_SHARE
+    if {"create", "read"} <= kinds:
+        shown = min(memory.retrieve_k, memory.capacity or memory.retrieve_k)
+        expected += shown * min(ENTRY_TOKENS, memory.entry_tokens) + min(QUERY_TOKENS, memory.query_tokens)
+        longest += shown * memory.entry_tokens + memory.query_tokens
+    return PromptShape(reading, answering, expected, longest, memory.layout == "prefix")
+
+
+class CompletionShape(NamedTuple):
+    """Tokens of a completion: mean and longest; `spread` of what an episode samples (deviation over mean); whence."""
+
+    mean: float
+    longest: int
+    spread: float
+    source: str
+
+
+def completion_shape(args: Any, stage: str, settings: DryRunConfig, model_kind: str) -> CompletionShape:
+    """Completions as traces have them, as the settings say, or as thinking makes them.
+
+    With thinking, which Qwen3 does unless ``chat_template_kwargs`` says ``enable_thinking: false``, completions are
+    supposed to be as long as the paper's; without, a quarter of max_completion_length.
+
+    Raises:
+        ConfigError: The folder of traces holds none.
+        TraceError: A trace cannot be read.
+    """
+    longest, spread = int(args.max_completion_length or 1024), SPREAD
+    # The data of a cold start are traces.
+    folder = settings.dry_run_traces or (args.data if stage == "sft" and Path(args.data).is_dir() else None)
+    if folder:
+        files = sorted(Path(folder).rglob("*.jsonl"))[:MOST_TRACES]
+        steps = [[step.completion_tokens for step in read_trace(file).episode.steps] for file in files]
+        episodes = [sum(tokens) for tokens in steps if tokens]
+        if not episodes:
+            raise ConfigError(f"dry_run_traces: {folder} holds no trace with a step.")
+        mean, spread = sum(episodes) / sum(map(len, steps)), pstdev(episodes) / (fmean(episodes) or 1.0)
+        source = f"those of {len(episodes)} traces"
+    elif settings.dry_run_completion_tokens:
+        mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
+    elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
+        mean, source = THINKING_TOKENS, "thinking is on: the paper's Table 6; an untrained policy may think longer"
+    else:
+        mean, source = max(1.0, longest / 4), "without thinking, a quarter of max_completion_length"
+    return CompletionShape(min(mean, longest), longest, spread, source)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One process, one update; expected values. Of a cold start, an episode is a demonstration, and none is sampled.
+    """One process, one update; expected values. Of a cold start, an episode is a demonstration, and none is sampled."""
 
-    Attributes:
-        processes, updates: Of the run.
-        tasks: Groups of the global batch.
-        episodes, group: That this process samples, and how many of them have one task: they share prefixes.
-        steps, most_steps: Of an episode; `most_steps` is the bound.
-        prompt_tokens, completion_tokens: Of a step, in the mean.
-        sampled_row: Tokens of the longest prompt with an expected memory, and of the longest completion.
-        longest_row: The same with a memory at its limits.
-        rows: Steps of all episodes: what is trained on.
-        raw_tokens, unique_tokens: Of all rows; where what a group shares counts once.
-        micro_batch, micro_batches: Tokens of one, and how many.
-    """
-
-    processes: int
-    updates: int
-    tasks: int
+    updates: int  # of the run
+    tasks: int  # groups of the global batch
     episodes: int
-    group: int
-    steps: float
-    most_steps: float
-    prompt_tokens: float
+    group: int  # how many episodes of this process have one task: they share prefixes
+    steps: float  # of an episode
+    prompt_tokens: float  # of a step, in the mean
     completion_tokens: float
-    sampled_row: int
-    longest_row: int
-    rows: int
+    spread: float  # standard deviation of what an episode samples, over its mean
+    sampled_row: int  # tokens of the longest prompt with an expected memory, and of the longest completion
+    longest_row: int  # the same with a memory at its limits
+    rows: int  # steps of all episodes: what is trained on
     raw_tokens: int
-    unique_tokens: int
-    micro_batch: int
+    unique_tokens: int  # where what a group shares counts once
+    micro_batch: int  # tokens
     micro_batches: int
+
+    @property
+    def scored_tokens(self) -> float:
+        """Of all completions: tokens that have a log-probability."""
+        return self.rows * self.completion_tokens
 
 
 def estimate_workload(
+    args: Any,
+    processes: int,
     data: TaskShape,
     prompt: PromptShape,
     completion: CompletionShape,
-    *,
-    processes: int,
-    episodes: int,
-    group: int,
-    micro_batch_tokens: int,
-    max_steps: int,
-    epochs: float,
-    share_prefixes: bool = True,
-    accumulation: int = 0,
+    share_prefixes: bool,
+    is_cold_start: bool = False,
 ) -> Workload:
-    """The workload of GRPO or, with `accumulation`, of a cold start.
+    """The workload of GRPO, or of a cold start, whose rows are padded to the longest and share nothing.
 
     With reading prompts ``s + o`` (s: instructions, questions and chunk, which a group shares in the layout ``prefix``;
     o: memory) and answering prompts alike, a group of g episodes costs at each step ``g (s + o + completion)`` raw
     tokens and ``s + g (o + completion)`` unique ones. Of the further reads of a question one is expected to be used.
 
     Args:
+        args: The stage's settings.
+        processes: Of all nodes.
         data, prompt, completion: Lengths.
-        processes, group: Of all nodes; ``num_generations``.
-        episodes: ``per_device_train_batch_size``; of a cold start these are rows, steps of demonstrations.
-        micro_batch_tokens: Most tokens of a micro-batch.
-        max_steps, epochs: Updates, if above 0; else passes over the tasks.
         share_prefixes: Whether what is shared is computed once.
-        accumulation: Micro-batches of an update, each padded to its longest row and sharing nothing.
+        is_cold_start: Whether the batch counts rows, steps of demonstrations, and not episodes.
 
     Raises:
         ConfigError: The global batch is no whole number of groups, or there are fewer tasks than groups.
     """
-    total, tasks = episodes * processes, episodes * processes // group
-    if not accumulation and total % group:
+    batch, generations = args.per_device_train_batch_size, 1 if is_cold_start else args.num_generations
+    total, tasks = batch * processes, batch * processes // generations
+    if total % generations:
         raise ConfigError(
-            f"{processes} processes x per_device_train_batch_size {episodes} are {total} episodes: no multiple of "
-            f"num_generations {group}."
+            f"{processes} processes x per_device_train_batch_size {batch} are {total} episodes: no multiple of "
+            f"num_generations {generations}."
         )
-    if not accumulation and data.tasks < tasks:
+    if not is_cold_start and data.tasks < tasks:
         raise ConfigError(f"{data.tasks} tasks are fewer than the {tasks} groups of one update.")
-    sampled, mine = completion.mean, min(group, episodes)
+    sampled, group = completion.mean, min(generations, batch)
     questions = data.questions * data.question_tokens
     before, after = (data.stream_tokens, 0.0) if prompt.is_chunk_first else (0.0, data.stream_tokens)
-    reads = 0 if accumulation else min(1, data.reads)
+    reads = 0 if is_cold_start else min(1, data.reads)
     # Of reading and of answering steps: how many, tokens of a prompt that a group shares, and those that it does not.
     kinds = (
         (data.stream_steps, prompt.reading + questions + before, prompt.memory + after),
@@ -96,28 +193,29 @@ def estimate_workload(
     )
     steps = sum(count for count, _, _ in kinds)
     raw = sum(count * (shared + own + sampled) for count, shared, own in kinds)
-    unique = sum(count * (shared / mine + own + sampled) for count, shared, own in kinds)
+    unique = sum(count * (shared / group + own + sampled) for count, shared, own in kinds)
     longest = max(shared + own for _, shared, own in kinds)
-    if accumulation:
-        rows, epoch = float(episodes * accumulation), data.tasks * steps / (total * accumulation)
-        micro_batches, micro_batch = accumulation, episodes * (longest + sampled)
+    if is_cold_start:
+        micro_batches = args.gradient_accumulation_steps
+        rows, epoch = batch * micro_batches, data.tasks * steps / (total * micro_batches)
+        micro_batch = batch * (longest + sampled)
     else:
-        rows, epoch = episodes * steps, float(data.tasks // tasks)
-        counted = episodes * (unique if share_prefixes else raw)
-        micro_batches = max(1, ceil(counted / micro_batch_tokens))
+        budget = getattr(args, "micro_batch_tokens", 0) or args.token_budget
+        rows, epoch = batch * steps, data.tasks // tasks
+        counted = batch * (unique if share_prefixes else raw)
+        micro_batches = max(1, ceil(counted / budget))
         # What a group reads in a step stays together.
-        together = max(shared + mine * (own + sampled) for _, shared, own in kinds) if share_prefixes else 0.0
-        micro_batch = min(micro_batch_tokens, max(counted / micro_batches, together))
+        together = max(shared + group * (own + sampled) for _, shared, own in kinds) if share_prefixes else 0.0
+        micro_batch = min(budget, max(counted / micro_batches, together))
     return Workload(
-        processes=processes,
-        updates=max_steps if max_steps > 0 else max(1, int(epochs * epoch)),
-        tasks=0 if accumulation else tasks,
-        episodes=0 if accumulation else episodes,
-        group=mine,
+        updates=args.max_steps if args.max_steps > 0 else max(1, int(args.num_train_epochs * epoch)),
+        tasks=0 if is_cold_start else tasks,
+        episodes=0 if is_cold_start else batch,
+        group=group,
         steps=steps,
-        most_steps=data.stream_steps + data.questions * (1 if accumulation else data.reads + 1),
         prompt_tokens=raw / steps - sampled,
         completion_tokens=sampled,
+        spread=completion.spread,
         sampled_row=ceil(longest + completion.longest),
         longest_row=ceil(longest + prompt.longest_memory - prompt.memory + completion.longest),
         rows=round(rows),

@@ -7,18 +7,25 @@ from typing import Any
 
 import pytest
 
-from atommem.train.dry_run.costs import Costs
-from atommem.train.dry_run.timeline import UPDATES, Schedule, Timeline, schedules, simulate
+from atommem.train.dry_run.dry_run_config import Device
+from atommem.train.dry_run.timeline import (
+    Costs,
+    Schedule,
+    Timeline,
+    estimate_costs,
+    forward_flops,
+    schedules,
+    simulate,
+)
+from tests.train.dry_run.test_memory_estimate import LOAD, LORA, MODEL, RUN
 
-COSTS = Costs(
-    rollout_flops=0, training_flops=0, reference_flops=0, prompt_seconds=0.0, decode_seconds=0.01,
-    sequence_seconds=0.001, training_seconds=5.0, sync_seconds=1.0, switch_seconds=2.0,
-)  # fmt: skip
+COSTS = Costs(prompts=0.0, decode=0.01, sequence=0.001, training=5.0, sync=1.0, switch=2.0)
+# Four groups of five episodes of 1,000 tokens, on four processes.
+SAMPLED = replace(LOAD, tasks=4, episodes=5, steps=10, completion_tokens=100)
 
 
 def run(schedule: Schedule, costs: Costs = COSTS, **changes: Any) -> Timeline:
-    shape = {"devices": 4, "processes": 4, "groups": 4, "group": 5, "tokens": 1000, "spread": 0.0}
-    return simulate(schedule, costs, **{**shape, **changes})
+    return simulate(schedule, costs, replace(SAMPLED, **changes), devices=4, processes=4)
 
 
 def test_colocated_episodes_of_one_length_by_hand() -> None:
@@ -29,7 +36,7 @@ def test_colocated_episodes_of_one_length_by_hand() -> None:
 
 
 def test_prompts_are_read_beside_the_decoding() -> None:
-    assert run(Schedule("s"), replace(COSTS, prompt_seconds=3.0)).seconds == pytest.approx(15 + 8 + 3)
+    assert run(Schedule("s"), replace(COSTS, prompts=3.0)).seconds == pytest.approx(15 + 8 + 3)
 
 
 def test_samplers_apart_by_hand() -> None:
@@ -44,7 +51,7 @@ def test_samplers_apart_by_hand() -> None:
 
 
 def test_rounds_wait_where_streaming_does_not() -> None:
-    lines = [run(schedule, groups=8, spread=0.4) for schedule in schedules(4, 2)]
+    lines = [run(schedule, tasks=8, episodes=10, spread=0.4) for schedule in schedules(4, 2)]
     rounds, streaming, carried, on_policy, stale = lines
     assert rounds.seconds > streaming.seconds > carried.seconds
     assert rounds.idle > streaming.idle > carried.idle
@@ -53,4 +60,42 @@ def test_rounds_wait_where_streaming_does_not() -> None:
 
 def test_nothing_is_compared_where_there_is_one_device() -> None:
     assert [schedule.samplers for schedule in schedules(1, 0)] == [0, 0, 0]
-    assert UPDATES > 1
+
+
+def test_flops() -> None:
+    # 2 * 5 layers * 100 weights + 4 * 8 * 7 context * 5 layers, for 3 tokens; 2 * 10 * 20 for each of 2 scored.
+    assert forward_flops(MODEL, 3, 2, 7) == 3 * (1000 + 1120) + 2 * 400
+
+
+UPDATE = replace(
+    LOAD, episodes=8, prompt_tokens=600, completion_tokens=20, rows=56, raw_tokens=30_000, unique_tokens=11_000
+)
+
+
+def costs(bandwidth: float, flops: float, **changes: Any) -> Costs:
+    device = Device("test", flops=flops, memory=1, bandwidth=bandwidth)
+    return estimate_costs(replace(RUN, device=device, **changes), UPDATE, utilisation=0.5)
+
+
+def test_decoding_reads_weights_and_caches() -> None:
+    slow = costs(bandwidth=1000, flops=1e30)
+    assert slow.decode == pytest.approx(1000 * 4 / 600)
+    assert slow.sequence == pytest.approx((600 + 10) * 160 / 600)
+    busy = costs(bandwidth=1e30, flops=1000)
+    assert busy.sequence == pytest.approx(forward_flops(MODEL, 1, 1, 610) / 500)
+    assert busy.prompts == pytest.approx(forward_flops(MODEL, 11_000 - 56 * 20, 56, 310) / 500)
+
+
+def test_passes_of_training() -> None:
+    forward = forward_flops(MODEL, 11_000, 56 * 20, 310) / 0.5e9
+    for passes, changes in (
+        (4, {}),
+        (3, {"checkpointing": False}),
+        (5, {"beta": 0.1}),
+        (3, {"model": LORA}),
+    ):
+        assert costs(1e9, 1e9, **changes).training == pytest.approx(passes * forward), changes
+    assert costs(1e9, 1e9, share_prefixes=False).training > 2 * 4 * forward
+    local = costs(1e9, 1e9, rollout="local")
+    assert local.prompts > costs(1e9, 1e9).prompts  # no prefix cache
+    assert local.sync == local.switch == 0

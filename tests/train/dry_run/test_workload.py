@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from atommem.config import MemoryConfig
+from atommem.description import TaskShape
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
+from atommem.rough_tokens import RoughTokenizer
 from atommem.trace import write_trace
-from atommem.train.dry_run.costs import estimate_costs, forward_flops, training_flops
-from atommem.train.dry_run.devices import Device
 from atommem.train.dry_run.dry_run_config import DryRunConfig
-from atommem.train.dry_run.lengths import (
+from atommem.train.dry_run.plan import data_shape
+from atommem.train.dry_run.workload import (
     CompletionShape,
-    EstimatingTokenizer,
     PromptShape,
-    TaskShape,
+    Workload,
     completion_shape,
-    data_shape,
+    estimate_workload,
     measure_prompt,
 )
-from atommem.train.dry_run.workload import Workload, estimate_workload
 from tests.fakes import WordTokenizer, longdoc
-from tests.train.dry_run.test_memory_estimate import LORA, MODEL, RUN
 from tests.train.toys import random_episode
 
 DATA = TaskShape("test", 100, 30, stream_steps=3, stream_tokens=1000, questions=2, question_tokens=10, reads=3)
@@ -34,16 +34,18 @@ PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, i
 COMPLETION = CompletionShape(mean=20, longest=200, spread=0.3, source="test")
 
 
-def grpo(data: TaskShape = DATA, prompt: PromptShape = PROMPT, **changes: object) -> Workload:
-    settings: dict[str, object] = {
-        "processes": 2,
-        "episodes": 8,
-        "group": 4,
+def grpo(data: TaskShape = DATA, prompt: PromptShape = PROMPT, processes: int = 2, **changes: Any) -> Workload:
+    kinds = {name: changes.pop(name) for name in ("is_cold_start",) if name in changes}
+    share = changes.pop("share_prefixes", True)
+    settings = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
         "micro_batch_tokens": 5000,
         "max_steps": -1,
-        "epochs": 2,
+        "num_train_epochs": 2,
+        **changes,
     }
-    return estimate_workload(data, prompt, COMPLETION, **{**settings, **changes})  # type: ignore[arg-type]
+    return estimate_workload(SimpleNamespace(**settings), processes, data, prompt, COMPLETION, share, **kinds)
 
 
 def test_grpo_by_hand() -> None:
@@ -52,7 +54,7 @@ def test_grpo_by_hand() -> None:
     raw = 3 * (1120 + 70) + 4 * (90 + 70)
     unique = 3 * (1120 / 4 + 70) + 4 * (90 / 4 + 70)
     assert (load.tasks, load.episodes, load.group, load.rows) == (4, 8, 4, 8 * 7)
-    assert (load.steps, load.most_steps) == (7, 3 + 2 * 4)
+    assert load.steps == 7
     assert (load.raw_tokens, load.unique_tokens) == (8 * raw, round(8 * unique))
     assert load.prompt_tokens == pytest.approx(raw / 7 - 20)
     assert load.micro_batches == 3  # 11,360 unique tokens
@@ -66,24 +68,25 @@ def test_grpo_by_hand() -> None:
 
 def test_what_is_not_shared_counts_for_every_episode() -> None:
     assert grpo(share_prefixes=False).micro_batches == -(-grpo().raw_tokens // 5000)
-    behind = grpo(prompt=replace(PROMPT, is_chunk_first=False))
+    behind = grpo(prompt=PROMPT._replace(is_chunk_first=False))
     assert behind.raw_tokens == grpo().raw_tokens
     assert behind.unique_tokens > 2 * grpo().unique_tokens
     # A group that is spread over processes shares what is on each.
-    assert grpo(episodes=2).group == 2
+    assert grpo(per_device_train_batch_size=2).group == 2
 
 
 def test_limits() -> None:
     assert grpo(max_steps=7).updates == 7
     assert grpo(replace(DATA, reads=0)).steps == 3 + 2
     with pytest.raises(ConfigError, match="3 processes x per_device_train_batch_size 6 are 18 episodes: no multiple"):
-        grpo(processes=3, episodes=6)
+        grpo(processes=3, per_device_train_batch_size=6)
     with pytest.raises(ConfigError, match="100 tasks are fewer than the 200 groups"):
-        grpo(episodes=400)
+        grpo(per_device_train_batch_size=400)
 
 
 def test_a_cold_start() -> None:
-    load = grpo(episodes=4, group=1, accumulation=3, max_steps=0, epochs=3, share_prefixes=False)
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "num_train_epochs": 3}
+    load = grpo(**settings, share_prefixes=False, is_cold_start=True)
     assert (load.rows, load.micro_batches, load.steps, load.episodes) == (12, 3, 5, 0)
     assert load.micro_batch == 4 * (1120 + 50 + 20)  # padded to a reading row
     assert load.prompt_tokens == pytest.approx((3 * 1170 + 2 * 140) / 5)
@@ -127,52 +130,8 @@ def test_prompts_are_built_and_counted() -> None:
     )
     assert (alone.memory, alone.is_chunk_first) == (25, False)
     assert alone.reading < prompt.reading
-    memagent = measure_prompt(
-        MemoryConfig(dialect="memagent", templates="memagent"), longdoc(EstimatingTokenizer()), {}
-    )
+    memagent = measure_prompt(MemoryConfig(dialect="memagent", templates="memagent"), longdoc(RoughTokenizer()), {})
     assert memagent.longest_memory == 1024
-
-
-def test_the_estimated_tokens_cover_the_text() -> None:
-    tokenizer = EstimatingTokenizer()
-    text = "x" * 420
-    spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    assert len(spans) == 100 == len(tokenizer.encode(text))
-    assert (spans[0][0], spans[-1][1]) == (0, 420)
-
-
-def test_flops() -> None:
-    # 2 * 5 layers * 100 weights + 4 * 8 * 7 context * 5 layers, for 3 tokens; 2 * 10 * 20 for each of 2 scored.
-    forward = 3 * (1000 + 1120) + 2 * 400
-    assert forward_flops(MODEL, 3, 2, 7) == forward
-    assert training_flops(MODEL, 3, 2, 7, checkpointing=False) == 3 * forward
-    assert training_flops(MODEL, 3, 2, 7, checkpointing=True) == 4 * forward
-    assert training_flops(LORA, 3, 2, 7, checkpointing=True) == 3 * forward
-
-
-def test_decoding_reads_weights_and_caches() -> None:
-    slow, load = Device("test", flops=1e30, memory=1, bandwidth=1000), grpo()
-    costs = estimate_costs(MODEL, load, slow, RUN, utilisation=0.5, element=2)
-    assert costs.decode_seconds == pytest.approx(1000 * 2 / 600)
-    assert costs.sequence_seconds == pytest.approx((load.prompt_tokens + 10) * 80 / 600)
-    busy = Device("test", flops=1000, memory=1, bandwidth=1e30)
-    costs = estimate_costs(MODEL, load, busy, RUN, utilisation=0.5, element=2)
-    assert costs.sequence_seconds == pytest.approx(forward_flops(MODEL, 1, 1, load.prompt_tokens + 10) / 500)
-    read = forward_flops(MODEL, load.unique_tokens - 56 * 20, 56, (load.prompt_tokens + 20) / 2)
-    assert costs.prompt_seconds == pytest.approx(read / 500)
-
-
-def test_what_costs_more() -> None:
-    device, load = Device("test", 1e9, 1, 1e9), grpo()
-
-    def seconds(**changes: object) -> float:
-        one = estimate_costs(MODEL, load, device, replace(RUN, **changes), utilisation=0.5, element=2)  # type: ignore[arg-type]
-        return one.training_seconds + one.prompt_seconds + one.decode_seconds
-
-    assert seconds(beta=0.1) > seconds()
-    assert seconds(share_prefixes=False) > seconds()
-    assert seconds(gradient_checkpointing=False) < seconds()
-    assert seconds(rollout="local") > seconds()
 
 
 def test_completions_are_as_long_as_thinking_or_traces_make_them(tmp_path: Path) -> None:
