@@ -47,13 +47,20 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 
 def load_embedder(config: EmbedderConfig) -> Embedder:
-    """The embedder, whole on every rank. Of what transformers loads, ``fsdp_cpu_ram_efficient_loading`` leaves zeros on
+    """The embedder, on every rank."""
+    with loading_whole():
+        return make_embedder(config)
+
+
+@contextmanager
+def loading_whole() -> Iterator[None]:
+    """What transformers loads inside is whole on every rank. Else ``fsdp_cpu_ram_efficient_loading`` leaves zeros on
     all but the first, and DeepSpeed's ``zero3_init_flag`` an empty part on each."""
     with (
         patch.dict(os.environ, FSDP_CPU_RAM_EFFICIENT_LOADING="false"),
         patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None),
     ):
-        return make_embedder(config)
+        yield
 
 
 def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
