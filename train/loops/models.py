@@ -18,6 +18,7 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
+from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.models.utils import prepare_fsdp
 
@@ -46,10 +47,20 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 
 def load_embedder(config: EmbedderConfig) -> Embedder:
-    """The embedder, whole on every rank: ``fsdp_cpu_ram_efficient_loading`` leaves zeros in whatever transformers loads
-    on all but the first."""
-    with patch.dict(os.environ, FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
+    """The embedder, on every rank."""
+    with loading_whole():
         return make_embedder(config)
+
+
+@contextmanager
+def loading_whole() -> Iterator[None]:
+    """What transformers loads inside is whole on every rank. Else ``fsdp_cpu_ram_efficient_loading`` leaves zeros on
+    all but the first, and DeepSpeed's ``zero3_init_flag`` an empty part on each."""
+    with (
+        patch.dict(os.environ, FSDP_CPU_RAM_EFFICIENT_LOADING="false"),
+        patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None),
+    ):
+        yield
 
 
 def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What FSDP2 loads with must not reach: the reference (that it is right, test_fsdp2.py holds) and the embedder."""
+"""How FSDP2 and ZeRO-3 load must not reach: the reference (that it is right, test_fsdp2.py holds) and the embedder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.integrations import deepspeed, is_deepspeed_zero3_enabled
 
 from atommem.config import EmbedderConfig
 from atommem.errors import ConfigError
@@ -30,8 +31,14 @@ def test_a_reference_that_lost_weights_on_its_way_is_refused(monkeypatch: pytest
 
 
 def test_an_embedder_is_loaded_whole_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the launcher's setting transformers leaves zeros in it, on all ranks but the first."""
+    """With the launchers' settings transformers leaves zeros in it, on all ranks but the first, or shares it out."""
+
+    def settings(_: Any = None) -> tuple[str, bool]:
+        return os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"], is_deepspeed_zero3_enabled()
+
+    launcher = SimpleNamespace(is_zero3=lambda: True)
+    monkeypatch.setattr(deepspeed, "_hf_deepspeed_config_weak_ref", lambda: launcher)
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
-    monkeypatch.setattr(models, "make_embedder", lambda _: os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"])
-    assert models.load_embedder(EmbedderConfig()) == "false"  # type: ignore[comparison-overlap]
-    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true"
+    monkeypatch.setattr(models, "make_embedder", settings)
+    assert models.load_embedder(EmbedderConfig()) == ("false", False)  # type: ignore[comparison-overlap]
+    assert settings() == ("true", True)

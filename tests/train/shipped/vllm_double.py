@@ -20,6 +20,7 @@ from trl import import_utils
 from atommem.policy import vllm_engine
 from atommem.policy.contract import Sampling
 from atommem.policy.decoding import Row, decode
+from atommem.train.loops.models import loading_whole
 
 calls: list[str] = []
 """What engines of this process were asked, in order; equal calls after one another are one."""
@@ -38,7 +39,8 @@ class LLMEngine:
         record("build")
         assert args.logprobs_mode == "processed_logprobs"
         self.args = args
-        self.model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
+        with loading_whole():  # as vLLM does, which knows nothing of launchers
+            self.model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
         longest = args.max_model_len or self.model.config.max_position_embeddings
         self.model_config = SimpleNamespace(max_model_len=longest)
         self._awake = {"weights", "kv_cache"}

@@ -7,14 +7,13 @@ from pathlib import Path
 from trl import get_peft_config
 
 from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentConfig, find_environment
 from atommem.errors import ConfigError
 from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
 from atommem.train.loops.asynchronous.samplers import make_sampler
 from atommem.train.loops.launch import episode_hooks, launch
-from atommem.train.loops.models import load_tokenizer
+from atommem.train.loops.models import load_embedder, load_tokenizer
 from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.watch.callbacks import GRPO_COLUMNS
@@ -46,7 +45,7 @@ def run_async(
         tasks = kind.read_tasks(args.data)
         generation = GenerationSettings(args.max_completion_length, args.template_kwargs)
         tokenizer = load_tokenizer(model_config)
-        rollouts = Rollouts(args, tokenizer, make_embedder(embedder_config), memory, environment)
+        rollouts = Rollouts(args, tokenizer, load_embedder(embedder_config), memory, environment)
         args.model_init_kwargs = {"revision": model_config.model_revision, **(args.model_init_kwargs or {})}
         return AsyncMemoryGRPOTrainer(
             model=model,
