@@ -5,7 +5,7 @@
 1. The sample corpus of 2WikiMultihopQA and the paragraphs that the sample questions come with (7,925 passages; an easy
    corpus: most passages were chosen for these very questions). Build with words alone < 5 s; p50 of a search with its
    pages, tokenisation and the hop to a thread included, < 2 ms. Recall@10 (of the titles that a question's supporting
-   facts name, question as query, no training) by words, by MiniLM's vectors and by both; hybrid at least the better one.
+   facts name, question as query, no training) by words, by MiniLM's vectors, by both; both at least the better one.
 2. A million generated passages of 80 words that follow Zipf's law (50,000 words, exponent 1.1: more postings a query
    than real text has), in a process of its own: its peak memory < 1 GB; p95 of a search of 8 words without the 50 most
    common < 250 ms, one at a time.

@@ -35,7 +35,7 @@ def breakdowns(records: Sequence[EpisodeRecord], metrics: Sequence[str] | None =
         if len(values) < 2:
             continue
         for value in sorted(values, key=_natural):
-            found = estimates(chosen(records, lambda record, item, v=value, r=read: r(record, item) == v), names)
+            found = estimates(chosen(records, _having(read, value)), names)
             rows += [{"by": by, "value": value, "metric": name, **estimate} for name, estimate in found.items()]
     return rows
 
@@ -52,6 +52,10 @@ def _reader(by: str) -> _Read:
     if by == QUESTIONS:
         return lambda record, question: str(len(record.questions))
     return lambda record, question: question.attributes.get(by, "")
+
+
+def _having(read: _Read, value: str) -> Callable[[EpisodeRecord, QuestionRecord], bool]:
+    return lambda record, question: read(record, question) == value
 
 
 def _natural(value: str) -> tuple[float, str]:
