@@ -95,7 +95,13 @@ async def test_folder_holds_records_traces_and_summary(tmp_path: Path) -> None:
     assert len(list((tmp_path / "traces").iterdir())) == 8
     trace = read_trace(tmp_path / "traces" / "d.1.jsonl")
     assert trace.complete
-    assert trace.task["questions"][2] == {"text": "Please say-d-2 now", "golds": ["d-2"], "id": "q2", "category": ""}
+    assert trace.task["questions"][2] == {
+        "text": "Please say-d-2 now",
+        "golds": ["d-2"],
+        "id": "q2",
+        "category": "",
+        "attributes": {},
+    }
     assert trace.episode.sample == 1
     assert len(trace.episode.steps) == 5
     assert trace.config["sampling"]["temperature"] == 0.0
