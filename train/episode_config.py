@@ -89,6 +89,12 @@ class EpisodeConfig:
     router_aux_loss_coef: float | None = field(
         default=0.0, metadata={"help": "Load-balancing loss of mixture-of-experts models; only 0 is supported."}
     )
+    ddp_timeout: int = field(
+        default=4 * 3600,
+        metadata={
+            "help": "Seconds that a process may wait for the others; those with short episodes wait for the longest."
+        },
+    )
     bf16: bool | None = field(default=None, metadata={"help": BF16_HELP})
     gradient_checkpointing: bool | None = field(default=None, metadata={"help": CHECKPOINTING_HELP})
 

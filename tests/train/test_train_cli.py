@@ -11,6 +11,7 @@ import pytest
 from atommem.config import load_config, save_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.launch import prepare_reporters
 from atommem.train.train_cli import main, parse_grpo, parse_sft
 from atommem.train.train_config import ColdStartConfig, TrainConfig
@@ -112,6 +113,14 @@ def test_several_servers_are_named_with_commas() -> None:
     assert args.vllm_server_urls == ["http://a:1", "http://b:2"]
     args, *_ = parse_grpo([*MINIMUM, "--use_vllm", "true", "--vllm_server_port", "9"])
     assert args.vllm_server_urls == ["http://0.0.0.0:9"]
+
+
+def test_processes_wait_for_the_longest_episode() -> None:
+    """29 steps of 4,096 tokens, the most of qwen3_8b_hotpotqa, take 31 minutes at the dry run's 64 tokens a second. By
+    transformers' default the processes that wait for it would have ended the run after 30."""
+    longest = 29 * 4096 / 64
+    for config in (parse_grpo(["--data", "t", "--model_name_or_path", "m"])[0], AsyncTrainConfig()):
+        assert config.ddp_timeout > 2 * longest
 
 
 def test_packing_is_refused_in_the_cold_start() -> None:

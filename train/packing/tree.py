@@ -11,7 +11,6 @@ contiguous, so that this is, with ``end[k]`` the position after the last descend
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -23,17 +22,19 @@ BLOCK = 128
 """Queries, and keys, of a block of `flex_mask`."""
 
 
-@dataclass
 class Tree:
     """The shape of a packed trie of `length` tokens.
 
-    Attributes:
+    No dataclass: FSDP2 casts what it hands to every layer, and would copy one each time, with what `once` has made.
+
+    Args:
         spans: For each segment, in packed order: its first position, the position after its last one,
             and the position after the last token below it.
     """
 
-    spans: tuple[tuple[int, int, int], ...]
-    _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    def __init__(self, spans: tuple[tuple[int, int, int], ...]) -> None:
+        self.spans = spans
+        self._made: dict[Any, Any] = {}
 
     @classmethod
     def from_segments(cls, boundaries: list[int], depths: list[int]) -> Tree:

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from trl.experimental.async_grpo.packing import tree_attention as trl_kernel
@@ -100,6 +102,33 @@ def test_a_model_under_autocast() -> None:
     scored.sum().backward()
     expected = torch.cat([completion_logps(model, row.prompt_ids, row.completion_ids, 1.0) for row in rows])
     assert torch.allclose(scored, expected, atol=0.05)
+
+
+def test_all_layers_share_what_is_made_of_a_trie_under_fsdp2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It casts the arguments of every layer, and copies dataclasses among them: each layer made a mask of its own."""
+    seen = []
+
+    def record(*arguments: object, tree: Tree, **kwargs: object) -> tuple[torch.Tensor, None]:
+        seen.append(tree)
+        return attention(*arguments, tree=tree, **kwargs)  # type: ignore[arg-type]
+
+    attention = module.tree_attention
+    monkeypatch.setattr(module, "tree_attention", record)
+    register_tree_attention()
+    model = make_model()
+    packed = pack_rows([Row([1, 2, 3], [4, token], [0.0, 0.0], 0, 1.0, 1.0) for token in (5, 6, 7)])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for part in (*model.model.layers, model):
+            fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        with use_tree_attention(model):
+            model(input_ids=packed.input_ids, position_ids=packed.position_ids, tree=packed.tree)
+    finally:
+        dist.destroy_process_group()
+        monkeypatch.undo()
+        register_tree_attention()
+    assert len(seen) == len(model.model.layers)
+    assert all(tree is packed.tree for tree in seen)
 
 
 def random_tree(rng: random.Random, rows: int, longest: int) -> Tree:
