@@ -46,6 +46,7 @@ from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
 from atommem.train.resume.sharded import MODEL_FOLDER, OPTIMIZER_FOLDER
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 TOLERANCES = {"single": 1e-6, "two": 0.0, "two-or-one": 1e-5}
 TASKS = 20
 EPISODES = 16
@@ -100,7 +101,7 @@ def make_inputs(folder: Path) -> None:
     save_tasks(tasks, folder / "tasks.jsonl")
 
 
-MODULES = ["atommem.train.loops.grpo", "atommem.cli", "torch.distributed.fsdp", "bench_ranks"]
+MODULES = ["atommem.train.loops.grpo", "atommem.cli", "torch.distributed.fsdp", "tests.train.shipped.cpu_ranks"]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(MODULES)
 Run = list[Any]
@@ -189,10 +190,10 @@ def worker(flags: Sequence[str], world: dict[str, str], log: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if world:
-        os.environ.update(world, FSDP_STATE_DICT_TYPE="SHARDED_STATE_DICT")
-        from bench_ranks import use_fsdp2_on_cpu
+        from tests.train.shipped.cpu_ranks import launch_as_fsdp2
 
-        use_fsdp2_on_cpu()
+        os.environ.update(world)
+        launch_as_fsdp2()
     from atommem.cli import main as atommem
 
     sys.exit(atommem(["train", "grpo", *flags]))

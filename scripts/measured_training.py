@@ -233,10 +233,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = argv.index("--")
     arguments = parser.parse_args(argv[:own])
     if arguments.cpu_fsdp2:
-        from bench_ranks import use_fsdp2_on_cpu
+        sys.path.insert(0, str(ROOT))
+        from tests.train.shipped.cpu_ranks import launch_as_fsdp2
 
-        use_fsdp2_on_cpu()
-        os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"
+        launch_as_fsdp2()
     found = run(argv[own + 1 :], arguments.cpu_fsdp2)
     if os.environ.get("RANK", "0") == "0":
         arguments.out.write_text(json.dumps(found), encoding="utf-8")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 from trl import GRPOTrainer
 
 from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
+from atommem.train.loops.rollout_file import load_rollout, save_rollout
 from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
 from atommem.train.objective.loss import Objective
 from atommem.train.rollout.backend import Backend
@@ -88,7 +90,8 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
             on_policy=args.updates_per_rollout == 1 and not args.carried_groups,
             reference=self.ref_model,
         )
-        self._batches: list[Batch] = []
+        self._sampled, self._batches = -1, list[Batch]()
+        """The rollout, from 0, whose episodes updates train on now, and what is in each of them."""
         self.set_up_rollouts(make_backend(self.model), tasks, held_out, on_episodes)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -99,9 +102,10 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         """One update: its episodes, then the forward and backward passes; returns this rank's loss."""
         # Also where nothing will be trained: TRL files its metrics under "train" by this mode.
         model.train()
-        if not self._batches:
-            self._batches = self._sample(model)
-        batch = self._batches.pop(0)
+        rollout, update = divmod(self.state.global_step, self.args.updates_per_rollout)
+        if self._sampled != rollout:
+            self._sampled, self._batches = rollout, self._sample(model)
+        batch = self._batches[update % len(self._batches)]
         started = time.perf_counter()
         loss, log = self._update.run(model, batch)
         self.check_loss(log.pop("loss", 0.0))
@@ -112,7 +116,7 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         """Run the next rollout's episodes; returns what each of its updates trains on.
 
         As in TRL, updates share a rollout's episodes evenly (`steps_per_generation`), all of them `num_iterations`
-        times; the loss of each is divided by their mean size. A run that is resumed between two of them samples again.
+        times; the loss of each is divided by their mean size.
         """
         args, collected = self.args, collect(self, self._order)
         updates, first = args.steps_per_generation or 1, self.accelerator.process_index * len(collected.episodes)
@@ -129,4 +133,14 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
             # the old ones of what was carried over are of the weights that sampled it.
             again = args.use_vllm and not self._update.on_policy and not args.carried_groups
             batches.append(self._update.with_old_logprobs(model, batch) if again else batch)
-        return (batches * args.num_iterations)[self.state.global_step % args.updates_per_rollout :]
+        return batches
+
+    def save_extra_state(self, folder: Path) -> None:
+        """Between two updates on a rollout, what this rank has of it."""
+        if self.state.global_step % self.args.updates_per_rollout:
+            save_rollout(folder, self.accelerator.process_index, self._sampled, self._batches)
+
+    def load_extra_state(self, folder: Path) -> None:
+        """Go on with the rollout that the checkpoint was written in."""
+        accelerator = self.accelerator
+        self._sampled, self._batches = load_rollout(folder, accelerator.process_index, accelerator.num_processes)

@@ -146,6 +146,7 @@ class ResumableTrainer(Trainer):
                 self._writing_to = None
             self._name_best_checkpoint(output_dir)
             # Last: a full disk may only end this where no process waits for the others any more.
+            self.save_extra_state(folder)
             if self.args.should_save:
                 self._save_beside(folder)
 
@@ -157,10 +158,12 @@ class ResumableTrainer(Trainer):
         self._saved_step = self.state.global_step
 
     def save_extra_state(self, folder: Path) -> None:
-        """Write what else a subclass needs to resume into the checkpoint; called on the saving process."""
+        """Write what else a subclass needs to resume; called on every process, whose part may not wait for another's."""
+
+    def load_extra_state(self, folder: Path) -> None:
+        """Read it back; called on every process when weights and optimizer are those of the checkpoint."""
 
     def _save_beside(self, folder: Path) -> None:
-        self.save_extra_state(folder)
         if sharded.is_sharded(folder):
             sharded.save_description(self, folder)
         if self.settings:
@@ -237,6 +240,8 @@ class ResumableTrainer(Trainer):
             self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.load_extra_state(Path(checkpoint))
 
     def _load_best_model(self) -> None:
         check_whole(Path(self.state.best_model_checkpoint))

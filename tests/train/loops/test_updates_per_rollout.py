@@ -12,6 +12,7 @@ from transformers.utils.logging import warning_once
 
 from atommem.episode import Episode
 from atommem.errors import ConfigError
+from atommem.train.loops.rollout_file import load_rollout, save_rollout
 from atommem.train.loops.update_step import Batch
 from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.loss import MASKED
@@ -125,18 +126,40 @@ def test_old_log_probabilities_are_those_of_the_model(tmp_path: Path, prefix_sha
         assert row.logprobs.tolist() == [0.0] * len(expected)
 
 
-def test_a_run_that_stopped_between_two_updates_samples_again(tmp_path: Path) -> None:
-    start = make_model()
-    settings = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1, "learning_rate": 3e-3}
-    first, _, _ = make_trainer(copy.deepcopy(start), make_config(tmp_path, max_steps=1, **settings), writer(start))
-    first.train()
-    moved, recorder = first.model, StateRecorder()
-    trainer, _, runner = make_trainer(make_model(), make_config(tmp_path, max_steps=2, **settings), writer(moved))
-    trainer.add_callback(recorder)
-    trainer.train(resume_from_checkpoint=True)
-    assert len(runner.jobs) == 16
-    assert len(recorder.gradients) == 1
-    assert_equal_gradients(recorder.gradients[0], expected_gradients(recorder.states[0], moved, 1))
+def test_a_run_that_stopped_between_two_updates_goes_on_with_their_rollout(tmp_path: Path) -> None:
+    """Bit for bit, and without sampling again."""
+    settings: dict[str, Any] = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "learning_rate": 3e-3}
+    settings |= {"save_strategy": "steps", "save_steps": 3}
+    whole, _, runner = make_trainer(make_model(), make_config(tmp_path, **settings), writer(make_model()))
+    whole.train()
+    assert len(runner.jobs) == 2 * 16
+    saved = tmp_path / "checkpoint-3"
+    resumed, _, runner = make_trainer(make_model(), make_config(tmp_path, **settings), writer(make_model()))
+    resumed.train(resume_from_checkpoint=str(saved))
+    assert len(runner.jobs) == 16  # of the second rollout
+    weights = resumed.model.state_dict()
+    assert all(torch.equal(weight, weights[name]) for name, weight in whole.model.state_dict().items())
+    assert [entry.get("num_tokens") for entry in resumed.state.log_history] == [
+        entry.get("num_tokens") for entry in whole.state.log_history
+    ]
+
+
+def test_a_rollout_is_shared_out_among_other_ranks(tmp_path: Path) -> None:
+    batches = [[Batch([Row([1], [n, rank], [0.5, 0.25], 0, 1.0, 2.0)], 3.0 + n) for n in range(2)] for rank in range(2)]
+    for rank, own in enumerate(batches):
+        save_rollout(tmp_path, rank, 7, own)
+
+    def ids(rank: int, ranks: int) -> list[list[list[int]]]:
+        number, found = load_rollout(tmp_path, rank, ranks)
+        assert (number, [batch.normalizer for batch in found]) == (7, [3.0, 4.0])
+        return [[row.ids.tolist() for row in batch.rows] for batch in found]
+
+    assert ids(1, 2) == [[[1, 0, 1]], [[1, 1, 1]]]
+    assert ids(0, 1) == [[[1, 0, 0], [1, 0, 1]], [[1, 1, 0], [1, 1, 1]]]
+    assert ids(2, 3) == [[], []]
+    (row,) = load_rollout(tmp_path, 0, 2)[1][0].rows
+    assert (row.logprobs.tolist(), row.old_logprobs.tolist(), row.weight) == ([0.5, 0.25], [0.5, 0.25], 2.0)
+    assert load_rollout(tmp_path / "ended", 0, 1) == (-1, [])
 
 
 def test_mostly_masked_updates_are_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

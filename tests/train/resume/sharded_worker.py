@@ -16,19 +16,11 @@ from peft import LoraConfig
 from atommem.train.resume.checkpoint import save_final
 from atommem.train.resume.faults import CheckpointError
 from tests.train.harness import make_config, make_trainer
+from tests.train.shipped.cpu_ranks import launch_as_fsdp2
 from tests.train.toys import make_model, mixed_episode
 
 ROOT = Path(__file__).parents[3]
 FORMS = ("whole", "tied", "adapter")
-
-
-def use_fsdp2() -> None:
-    """Have accelerate shard a CPU process's model, as bench_ranks.py does."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    from bench_ranks import use_fsdp2_on_cpu
-
-    os.environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
-    use_fsdp2_on_cpu()
 
 
 def make(folder: Path, form: str, **settings: Any) -> Any:
@@ -76,7 +68,7 @@ def fill_the_disk(folder: Path) -> None:
 
 def main(part: str, folder: Path) -> None:
     """Do a part of the test on this rank."""
-    use_fsdp2()
+    launch_as_fsdp2()
     if part == "two":
         for form in FORMS:
             run(folder / form, form)

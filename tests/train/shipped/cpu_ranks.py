@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
+import torch
+import yaml
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 
+FSDP2 = Path(__file__).parents[3] / "configs" / "accelerate" / "fsdp2.yaml"
+
 
 def use_fsdp2_on_cpu() -> None:
-    """Let accelerate take gloo processes for GPUs where a launcher asks for FSDP (``ACCELERATE_USE_FSDP``)."""
+    """Let accelerate take gloo processes, or one, for GPUs where a launcher asks for FSDP (``ACCELERATE_USE_FSDP``)."""
     original = PartialState.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if os.environ.get("ACCELERATE_USE_FSDP") == "true" and self.distributed_type == DistributedType.MULTI_CPU:
+        on_cpu = self.distributed_type in (DistributedType.MULTI_CPU, DistributedType.NO)
+        if on_cpu and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+            if not torch.distributed.is_initialized():  # for one process accelerate does not
+                torch.distributed.init_process_group("gloo")
             self.distributed_type = DistributedType.MULTI_GPU
 
     PartialState.__init__ = init
 
 
-def fsdp2_environment(launcher: dict[str, Any]) -> dict[str, str]:
-    """What ``accelerate launch`` sets of a launcher's ``fsdp_config``."""
+def launch_as_fsdp2(mixed_precision: str = "no") -> None:
+    """What ``accelerate launch`` does in a process of configs/accelerate/fsdp2.yaml, with CPUs for GPUs."""
+    launcher = yaml.safe_load(FSDP2.read_text(encoding="utf-8"))
     values = {name.upper(): str(value).lower() for name, value in launcher["fsdp_config"].items()}
-    values["FSDP_AUTO_WRAP_POLICY"] = values["FSDP_AUTO_WRAP_POLICY"].upper()
-    values["FSDP_STATE_DICT_TYPE"] = values["FSDP_STATE_DICT_TYPE"].upper()
-    return {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": launcher["mixed_precision"], **values}
+    for name in ("FSDP_AUTO_WRAP_POLICY", "FSDP_STATE_DICT_TYPE"):
+        values[name] = values[name].upper()
+    os.environ.update(values, ACCELERATE_USE_FSDP="true", ACCELERATE_MIXED_PRECISION=mixed_precision)
+    use_fsdp2_on_cpu()

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from atommem.train.train_config import TrainConfig
 from tests.train.harness import GradientRecorder, make_config, make_trainer
-from tests.train.shipped.cpu_ranks import fsdp2_environment, use_fsdp2_on_cpu
+from tests.train.shipped.cpu_ranks import launch_as_fsdp2
 from tests.train.toys import mixed_episode
-
-ROOT = Path(__file__).parents[3]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -52,9 +49,7 @@ def main(folder: Path, mixed_precision: str) -> None:
     """Eight episodes in groups of four, micro-batches of 20 tokens; what came of it goes to a file of this rank's."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
-        launcher = yaml.safe_load((ROOT / "configs" / "accelerate" / "fsdp2.yaml").read_text())
-        os.environ.update(fsdp2_environment({**launcher, "mixed_precision": mixed_precision}))
-        use_fsdp2_on_cpu()
+        launch_as_fsdp2(mixed_precision)
     args: TrainConfig = make_config(
         folder / "out",
         per_device_train_batch_size=8 // ranks,
