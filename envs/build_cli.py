@@ -18,7 +18,7 @@ from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS, get_benchmark
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.benchmarks.twowiki import SOURCE as TWOWIKI
 from atommem.envs.benchmarks.twowiki import read_twowiki
-from atommem.envs.provenance import describe_file, provenance_path, write_provenance
+from atommem.envs.provenance import check_out, describe_file, write_provenance
 from atommem.envs.task import Task
 from atommem.envs.task_files import check_name, save_tasks
 from atommem.errors import ConfigError, DataError
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         read = partial(read_twowiki, aliases=args.aliases)
     folders = args.input or [Path(os.environ.get("ATOMMEM_DATA") or "data")]
     files = [file for folder in folders for file in benchmark.find(args.split, folder)]
-    _check_out(args.out, [*files, *args.exclude, *([args.aliases] if args.aliases is not None else [])])
+    check_out(args.out, [*files, *args.exclude, *([args.aliases] if args.aliases is not None else [])])
     asked = [read_asked(file) for file in args.exclude]
     rows_of: dict[Path, int] = {}
 
@@ -102,14 +102,6 @@ def main(argv: Sequence[str]) -> int:
         f"and {len(pool.documents)} documents{pool.skipped_note}; where it came from: {beside}"
     )
     return 0
-
-
-def _check_out(out: Path, inputs: Iterable[Path]) -> None:
-    """Raise if `out`, or the file written beside it, is one of the files that are read."""
-    for made in (out, provenance_path(out)):
-        for given in inputs:
-            if made.exists() and given.exists() and made.samefile(given):
-                raise ConfigError(f"out is {out}, which would overwrite the input {given}: give another name.")
 
 
 def _shared(row: QARow, asked: Iterable[AskedQuestions]) -> bool:

@@ -1,4 +1,4 @@
-"""The command `atommem data`: build task files, look at them, generate synthetic ones."""
+"""The command `atommem data`: build task files, convert them, look at them, generate synthetic ones."""
 
 from __future__ import annotations
 
@@ -45,11 +45,21 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         "2WikiMultihopQA or MuSiQue); what else it takes: build --environment NAME --help",
     )
     show = commands.add_parser("show", help="print the first tasks of a file")
-    show.add_argument("file", type=Path, help="a file that build or synthetic wrote, or one of MemAgent's")
+    show.add_argument(
+        "file", type=Path, help="a file that build, convert or synthetic wrote, or one that convert reads"
+    )
     show.add_argument("--n", type=_count, default=3, help="how many (default: 3)")
     show.add_argument("--environment", default=DEFAULT_ENVIRONMENT, help="whose file it is (default: %(default)s)")
     show.set_defaults(run=_show)
+    convert = commands.add_parser(
+        "convert", help="write a task file of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
+    )
     synthetic = commands.add_parser("synthetic", help="generate tasks of the synthetic world")
+    if argv[:1] == ["convert"]:
+        from atommem.envs import convert_cli
+
+        convert_cli.add_arguments(convert)
+        convert.set_defaults(run=convert_cli.run)
     if argv[:1] == ["synthetic"]:
         from atommem.envs.synthetic.synthetic_cli import add_arguments, run
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from atommem.envs.task_files import replacing
+from atommem.errors import ConfigError
 
 
 def describe_file(path: str | Path) -> dict[str, Any]:
@@ -25,6 +26,18 @@ def provenance_path(path: str | Path) -> Path:
     """Where `write_provenance` writes."""
     path = Path(path)
     return path.with_name(f"{path.name}.json")
+
+
+def check_out(out: Path, inputs: Iterable[Path]) -> None:
+    """Raise if `out`, or the file written beside it, is one of the files that are read.
+
+    Raises:
+        ConfigError: It is.
+    """
+    for made in (out, provenance_path(out)):
+        for given in inputs:
+            if made.exists() and given.exists() and made.samefile(given):
+                raise ConfigError(f"out is {out}, which would overwrite the input {given}: give another name.")
 
 
 def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:

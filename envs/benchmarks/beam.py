@@ -99,7 +99,7 @@ def _questions(row: Row, sample: str, places: Mapping[int, int]) -> Iterator[Ask
                 f"{sample}-{ability}-{i}",
                 {
                     "type": ability,
-                    "level": str(item.get("difficulty", "")),
+                    **({"level": str(item["difficulty"])} if item.get("difficulty") else {}),
                     "abstention": abstention,
                     "rubric": row.texts(f"{name}.rubric", item.get("rubric", [])),
                 },

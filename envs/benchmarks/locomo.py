@@ -67,10 +67,8 @@ class Wording:
             both = [NOT_MENTIONED, wrong]
             Random(f"{self.seed}:{identifier}").shuffle(both)
             options = dict(zip("ab", both, strict=True))
-        # Not str.format: a question may hold braces.
-        for name, value in (*options.items(), ("question", question)):
-            template = template.replace(f"{{{name}}}", value)
-        return template, options
+        values = {"question": question, **options}
+        return re.sub(r"\{(question|a|b)\}", lambda match: values.get(match[1], match[0]), template), options
 
 
 PROTOCOL = Wording(

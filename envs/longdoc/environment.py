@@ -16,6 +16,7 @@ from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
 from atommem.description import TaskShape
 from atommem.environment import Score, StepResult, Turn
 from atommem.envs.chunking import chunk_task, chunk_text
+from atommem.envs.longdoc.evidence_recall import evidence_recall
 from atommem.envs.longdoc.fact_recall import fact_recall
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
@@ -62,8 +63,9 @@ class LongDocEnvironments(QAEnvironments):
         return (ANSWERS_ACTION if self.config.at_once > 1 else ANSWER_ACTION,)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
-        """Whether the supporting facts entered memory, stayed, and were shown again."""
-        return fact_recall(task, episode)
+        """Supporting-fact recall: whether facts entered memory, stayed, and were shown again; and evidence recall."""
+        both = zip(fact_recall(task, episode), evidence_recall(task, episode), strict=True)
+        return [facts | evidence for facts, evidence in both]
 
     def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
         """One observation a chunk, with the questions in it. With `chunking` documents, a paragraph is a document."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from atommem.description import TaskDescription
 from atommem.envs.scoring.statistics import clustered_estimate
+from atommem.envs.scoring.sufficiency import group_scores
 from atommem.episode import Episode
 from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import DataError
@@ -266,7 +267,7 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         overflow: Episodes with a prompt that did not fit the policy's window: they are in no score.
         metric: The main score's name (`main_metric`).
         metrics: By name (`metric_names`), `atommem.envs.scoring.statistics.Estimate` as a dict (mean, low, high, n,
-            clusters, effective_n); scores that nothing has are not there.
+            clusters, effective_n); scores that nothing has are not there. MuSiQue-Full has `group_scores` too.
         means: `atommem.episode_stats.means`: action rates per step, tokens, model calls (``steps``), retrievals,
             seconds and store size per episode, stop reasons.
         by_category: Where questions have categories, the ``metrics`` of each.
@@ -287,7 +288,7 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         "failed": sum(record.failed for record in items),
         "overflow": sum(record.overflowed for record in items),
         "metric": main_metric(items),
-        "metrics": estimates(items, names),
+        "metrics": {**estimates(items, names), **group_scores(items)},
         "means": rates,
         "errors": errors,
     }

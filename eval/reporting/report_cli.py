@@ -10,10 +10,12 @@ from typing import Any
 
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
+from atommem.eval.reporting.inspect_export import write_inspect_logs
 from atommem.eval.reporting.latex import latex_tables
 from atommem.eval.reporting.markdown import markdown_tables
 from atommem.eval.reporting.page import PageData, write_page
 from atommem.eval.reporting.plots import write_plots
+from atommem.eval.reporting.predictions import write_predictions
 from atommem.eval.reporting.results import RESULTS, make_cells, make_results, write_results
 from atommem.eval.reproduce.published import beside, table_of
 from atommem.untrusted import clean
@@ -148,11 +150,20 @@ def main(argv: Sequence[str]) -> int:
         action="store_true",
         help="Show wall-clock seconds. Without them, the same evaluations give the same report byte for byte.",
     )
+    parser.add_argument(
+        "--export",
+        nargs="+",
+        default=[],
+        choices=("inspect", "predictions"),
+        help="Also write logs for inspect_ai (inspect/), or answers in the benchmarks' own formats (predictions/).",
+    )
+    parser.add_argument("--gold", type=Path, help="The benchmark's file, whose order MuSiQue's predictions must have.")
     given = parser.parse_args(list(argv))
     if given.max_episodes < 0:
         raise ConfigError(f"max_episodes is {given.max_episodes}: give 0 or more.")
+    evaluations = read_evaluations(given.evaluations)
     write_report(
-        read_evaluations(given.evaluations),
+        evaluations,
         given.out,
         title=given.title,
         reference=given.reference,
@@ -163,4 +174,10 @@ def main(argv: Sequence[str]) -> int:
         paper=given.paper,
     )
     print(f"{Path(given.out) / 'report.html'}; tables.md, tables.tex, results.json and plots/ lie beside it")
+    if "inspect" in given.export:
+        logs = write_inspect_logs(evaluations, Path(given.out) / "inspect")
+        print(f"{len(logs)} logs: inspect view --log-dir {Path(given.out) / 'inspect'}")
+    if "predictions" in given.export:
+        for path in write_predictions(evaluations, Path(given.out) / "predictions", given.gold):
+            print(path)
     return 0

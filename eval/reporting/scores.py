@@ -25,6 +25,10 @@ LABELS = {
     "fact_entered": "Fact entered",
     "fact_kept": "Fact kept",
     "fact_retrieved": "Fact retrieved",
+    "sufficiency": "Sufficiency",
+    "group_answer_sufficiency_f1": "Grouped F1",
+    "group_answer_sufficiency_em": "Grouped EM",
+    "evidence_recall": "Evidence recall",
     "truncated": "Truncated",
     "context_kept": "Context kept",
 }

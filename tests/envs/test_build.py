@@ -203,3 +203,14 @@ def test_on_the_real_samples(benchmark: str, name: str) -> None:
         assert len({(d.title, d.text) for d in task.documents}) == 40
         elsewhere = {(p.title, p.text) for row in by_id.values() if row not in asked for p in row.paragraphs}
         assert {(d.title, d.text) for d in task.documents if not d.gold} <= elsewhere
+
+
+@pytest.mark.parametrize("documents", [3, 5, 12])
+def test_own_distractors_come_first(documents: int) -> None:
+    """As RULER and MemAgent build theirs: the question's own paragraphs, then any other's, up to N."""
+    own = {row.id: {document.title for document in row.paragraphs} for row in ROWS}
+    for task in build(ROWS, BuildConfig(documents, 12, distractors="own")):
+        titles, mine = {document.title for document in task.documents}, own[task.questions[0].id]
+        assert len(titles) == documents
+        assert titles <= mine if documents < len(mine) else mine <= titles
+        assert sum(document.gold for document in task.documents) == 2

@@ -19,6 +19,7 @@ from atommem.envs.longdoc.fact_recall import gold_documents
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import hotpot_row, musique_row, real_data, twowiki_row, write_json, write_lines
+from tests.envs.conversation_rows import beam_row, longmemeval_row, memory_agent_bench_row
 from tests.envs.test_locomo import conversation, turn
 
 Row = dict[str, Any]
@@ -44,6 +45,9 @@ MAKERS: dict[str, Callable[..., Row]] = {
     "musique": musique_row,
     "tasks": task_row,
     "memagent": memagent_row,
+    "longmemeval": longmemeval_row,
+    "memoryagentbench": memory_agent_bench_row,
+    "beam": beam_row,
     "locomo": lambda number=0, **changes: conversation(sample_id=f"c{number}", **changes),
 }
 MISSING = object()
@@ -112,6 +116,52 @@ def faults() -> Iterator[Fault]:
     for value in ([], {}, {"session_1": [turn("D1:1", "a", "b")]}, {"session_1": ["x"], "session_1_date_time": "now"}):
         yield Fault("locomo", "conversation", value, "conversation")
     yield Fault("locomo", "sample_id", None, "sample_id")
+    yield from faults_of_conversations()
+
+
+def faults_of_conversations() -> Iterator[Fault]:
+    for name in ("question_id", "question_type", "question", "question_date", "answer"):
+        for value in (None, " ", ["x"]):
+            yield Fault("longmemeval", name, value, name)
+    for name in ("question_type", "question", "question_date", "answer", "haystack_dates", "answer_session_ids"):
+        yield Fault("longmemeval", name, MISSING, name)
+    for name in ("haystack_dates", "haystack_session_ids", "answer_session_ids"):
+        for value in (None, "s1", [1, 2, 3]):
+            yield Fault("longmemeval", name, value, name)
+    yield Fault("longmemeval", "haystack_dates", ["2023"], "haystack_sessions")
+    for value in (None, "x", [], [[]], [[], [], []], ["x", "y", "z"], [["x"], [], []], [[{"role": "user"}], [], []]):
+        yield Fault("longmemeval", "haystack_sessions", value, "haystack_sessions")
+    for value in ([[{"content": "x"}], [], []], [[{"role": "", "content": "x"}], [], []]):
+        yield Fault("longmemeval", "haystack_sessions", value, "haystack_sessions[0][0].role")
+    for value in (None, "Q?", [], [1], [" "]):
+        yield Fault("memoryagentbench", "questions", value, "questions")
+    yield Fault("memoryagentbench", "questions", ["only one?", "and two"], "answers")
+    for value in (None, "blue", [], [[]] * 12, [[1]] * 12, [["a"]] * 11, [None] * 12):
+        yield Fault("memoryagentbench", "answers", value, "answers")
+    for value in (MISSING, None, "{", 3, [], {}, {"source": 3}):
+        yield Fault("memoryagentbench", "metadata", value, "metadata")
+    for name in ("qa_pair_ids", "question_types"):
+        for value in ("x", [1] * 12):
+            yield Fault("memoryagentbench", "metadata", {"source": "s", name: value}, f"metadata.{name}")
+    for value in (None, " ", 7):
+        yield Fault("memoryagentbench", "context", value, "context")
+    for value in (MISSING, None, "", 7):
+        yield Fault("beam", "conversation_id", value, "conversation_id")
+    good = {"role": "user", "content": "x", "id": 0}
+    for value in (None, "x", [], [["x"]], [[good, good]], [[{**good, "id": "0"}]], {"turns": []}, [{"turns": 3}]):
+        yield Fault("beam", "chat", value, "chat")
+    for name in ("role", "content"):
+        for value in (None, " ", 3):
+            yield Fault("beam", "chat", [[{**good, name: value}]], f"chat[0][0].{name}")
+    nested: Any = good
+    for _ in range(40):
+        nested = [nested]
+    yield Fault("beam", "chat", nested, "chat[0]")
+    for value in (None, 3, "", "{", "import os", "__import__('os')", "[" * 500, {}, {"abstention": 3}):
+        yield Fault("beam", "probing_questions", value, "probing_questions")
+    asked = {"question": "?", "answer": "x"}
+    for item in ("x", {"question": "?"}, {**asked, "answer": None}, {**asked, "question": " "}, {**asked, "rubric": 3}):
+        yield Fault("beam", "probing_questions", {"knowledge_update": [item]}, "probing_questions.knowledge_update[0]")
 
 
 def read(form: str, path: Path) -> None:
@@ -123,7 +173,7 @@ def read(form: str, path: Path) -> None:
 
 def test_a_hundred_hostile_files_of_a_hundred(tmp_path: Path) -> None:
     found = list(faults())
-    assert len(found) >= 100
+    assert len(found) >= 200
     assert {fault.form for fault in found} == MAKERS.keys()
     for number, fault in enumerate(found):
         make = MAKERS[fault.form]

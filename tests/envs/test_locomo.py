@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.locomo import is_locomo, read_locomo
+from atommem.envs.benchmarks.locomo import PROTOCOL, Wording, is_locomo, read_locomo, read_wording
 from atommem.envs.chunking import joined_text
+from atommem.envs.data_cli import main
 from atommem.envs.scoring.abstention import abstains, hint
 from atommem.envs.scoring.locomo_scores import locomo_exact_match, locomo_f1
 from atommem.envs.scoring.porter import stem
 from atommem.envs.task import Question
 from atommem.envs.task_files import load_tasks, save_tasks
-from atommem.errors import DataError
-from tests.envs.benchmark_rows import real_data, write_json
+from atommem.errors import ConfigError, DataError
+from tests.envs.benchmark_rows import real_data, write_json, write_lines
+from tests.envs.conversation_rows import longmemeval_row
 from tests.fakes import WordTokenizer, longdoc
 
 
@@ -181,3 +184,69 @@ def test_the_real_sample() -> None:
     assert all(task.documents for task in tasks)
     # What the file's answers earn: everything, by the official rules.
     assert {locomo_f1(question, question.answers[0]) for question in questions} == {1.0}
+
+
+def test_questions_as_the_authors_ask_them(tmp_path: Path) -> None:
+    """Their protocol: a date for temporal questions, two options in random order for adversarial ones, no hint."""
+    path = write_json(tmp_path / "x.json", [conversation(sample_id=f"c{number}") for number in range(20)])
+    orders = set()
+    for task in read_locomo(path, questions=1, wording=PROTOCOL):
+        (asked,) = task.questions
+        assert hint("conversation") not in asked.text
+        if asked.metadata["category"] == "temporal":
+            assert asked.text.startswith("When? (Tell the approximate date")
+        if asked.metadata["category"] != "adversarial":
+            continue
+        options = asked.metadata["options"]
+        assert sorted(options.values()) == ["Not mentioned in the conversation", "the kiln"]
+        assert asked.text.endswith(f"(a) {options['a']} (b) {options['b']}")
+        right, wrong = sorted("ab", key=lambda letter: options[letter] == "the kiln")
+        for answer, score in (
+            (right, 1.0),
+            (f"({right})", 1.0),
+            (wrong, 0.0),
+            (f" ({wrong.upper()}) ", 0.0),
+            (None, 0),
+        ):
+            assert locomo_f1(asked, answer) == locomo_exact_match(asked, answer) == score
+        assert locomo_f1(asked, "It is not mentioned.") == 1.0
+        orders.add(right)
+    assert orders == {"a", "b"}
+
+
+def test_wording_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text("temporal: '{question} Say when.'\nseed: 7\n")
+    wording = read_wording(str(tmp_path / "w.yaml"))
+    assert wording == Wording(PROTOCOL.other, "{question} Say when.", PROTOCOL.adversarial, 7)
+    assert wording.ask("What is {a}?", "temporal", "q", "") == ("What is {a}? Say when.", {})
+    text, options = wording.ask("{b}?", "adversarial", "q", "{question}")
+    assert text == f"{{b}}? Choose the right answer: (a) {options['a']} (b) {options['b']}", "data fills no placeholder"
+    for text in ("temporal: 3", "other: none", "adversarial: '{question} {a}'", "new: '{question}'", "- x", "a: ["):
+        (tmp_path / "w.yaml").write_text(text)
+        with pytest.raises(ConfigError, match="wording"):
+            read_wording(str(tmp_path / "w.yaml"))
+    with pytest.raises(ConfigError, match="give official, or a YAML file"):
+        read_wording(str(tmp_path / "nowhere.yaml"))
+
+
+def test_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = write_json(tmp_path / "locomo10.json", [conversation()]), tmp_path / "tasks.parquet"
+    assert main(["convert", str(path), "--out", str(out), "--wording", "official", "--questions", "1"]) == 0
+    assert [len(task.questions) for task in load_tasks(out)] == [1] * 5
+    assert load_tasks(out) == list(read_locomo(path, 1, PROTOCOL))
+    assert json.loads((tmp_path / "tasks.parquet.json").read_text())["wording"] == "official"
+    assert main(["convert", str(path), "--out", str(out)]) == 0
+    assert load_tasks(out) == load_tasks(path)
+    lines = tmp_path / "x.jsonl"
+    write_lines(lines, [longmemeval_row()])
+    for arguments, message in (
+        ((path, "--out", out, "--questions", 0), "questions is 0: give at least 1"),
+        ((path, "--out", tmp_path / "x.csv"), "the name must end in .parquet or .jsonl"),
+        ((lines, "--out", lines), "would overwrite the input"),
+        ((write_json(tmp_path / "none.json", []), "--out", tmp_path / "o.jsonl"), "has no rows. Get the file again"),
+        ((lines, "--out", tmp_path / "o.jsonl", "--wording", "official"), "field 'sample_id' is missing"),
+    ):
+        capsys.readouterr()
+        assert main(["convert", *map(str, arguments)]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "o.jsonl").exists()

@@ -1,0 +1,134 @@
+"""LongMemEval, MemoryAgentBench and BEAM in their published formats, with invented rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.envs.benchmarks.rows import import_pyarrow
+from atommem.envs.longdoc.fact_recall import gold_documents
+from atommem.envs.scoring.answers import score_question
+from atommem.envs.task import Task, describe_task
+from atommem.envs.task_files import load_tasks, save_tasks
+from tests.envs.benchmark_rows import write_json, write_lines
+from tests.envs.conversation_rows import beam_row, longmemeval_row, memory_agent_bench_row, probing, turns
+
+
+def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
+    """The tasks of a file: the same from a JSON list, JSON Lines and parquet, and after a way through ours."""
+    pyarrow, parquet = import_pyarrow()
+    listed = load_tasks(write_json(tmp_path / "list.json", list(rows)))
+    assert load_tasks(write_lines(tmp_path / "lines.jsonl", list(rows))) == listed
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), tmp_path / "x.parquet")
+    assert load_tasks(tmp_path / "x.parquet") == listed
+    save_tasks(listed, tmp_path / "ours.parquet")
+    assert load_tasks(tmp_path / "ours.parquet") == listed
+    return listed
+
+
+def test_longmemeval_is_read_in_the_order_of_its_dates(tmp_path: Path) -> None:
+    (task,) = load(tmp_path, longmemeval_row())
+    (question,) = task.questions
+    assert (task.id, task.source, question.id) == ("longmemeval-lme0-000", "longmemeval", "lme0")
+    assert [(document.title[:10], document.text) for document in task.documents] == [
+        ("2023/05/01", "user: Tell me about clay."),
+        ("2023/05/01", "assistant: Clay is soil."),
+        ("2023/05/20", "user: I bought a kiln in Brent."),
+        ("2023/05/20", "assistant: How nice!"),
+        ("2023/05/30", "user: Bye."),
+    ]
+    assert [document.text for document in gold_documents(task, question)] == ["user: I bought a kiln in Brent."]
+    assert question.text.startswith("Where did I buy the kiln? (Asked on 2023/06/01 (Thu) 10:00.)")
+    assert describe_task(task).questions[0].attributes == {
+        "type": "single-session-user",
+        "first evidence": "40-60%",
+        "last evidence": "40-60%",
+    }
+
+
+def test_longmemeval_without_marked_turns_and_without_an_answer(tmp_path: Path) -> None:
+    plain = [[{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}] for _ in range(3)]
+    absent = longmemeval_row(1, question_id="lme1_abs", answer="You did not say.")
+    rows = [longmemeval_row(haystack_sessions=plain, answer=3), absent]
+    first, second = load_tasks(write_json(tmp_path / "x.json", rows))
+    assert first.questions[0].answers == ("3",), "counts are numbers in the file"
+    assert first.questions[0].metadata["documents"] == [2, 3], "all turns of the sessions that hold the answer"
+    assert second.questions[0].metadata["type"] == "abstention"
+    assert score_question(second.questions[0], "That is not mentioned.", second.source)["em"] == 1.0
+    assert score_question(second.questions[0], "In Brent", second.source) == {"em": 0.0, "f1": 0.0, "sub_em": 0.0}
+
+
+def test_memory_agent_bench_asks_ten_questions_a_task(tmp_path: Path) -> None:
+    load(tmp_path, memory_agent_bench_row())
+    rows = [memory_agent_bench_row(), memory_agent_bench_row(1, questions=["Q?"], answers=["blue", "navy"])]
+    first, second, third = load_tasks(write_json(tmp_path / "x.json", rows))
+    assert [task.id for task in (first, second)] == [f"memoryagentbench-ruler_qa1_197K.0-{i:03d}" for i in range(2)]
+    assert [len(task.questions) for task in (first, second, third)] == [10, 2, 1]
+    assert first.context == second.context == "Text 0. The pots are blue."
+    assert describe_task(first).group == describe_task(second).group != describe_task(third).group
+    assert (first.questions[3].id, first.questions[3].answers) == ("ruler_0_no3", ("blue", "Blue"))
+    assert third.questions[0].answers == ("blue", "navy"), "of one question, the answers may stand in the list itself"
+    assert describe_task(first).questions[0].attributes == {"subset": "ruler_qa1_197K"}
+
+
+@pytest.mark.parametrize(
+    ("part", "end"),
+    [
+        ("icl_nlu_8296shot_balance", "(Answer with the number of the label alone.)"),
+        ("factconsolidation_mh_6k", "the one with the higher number is right.)"),
+        ("ruler_qa2_421K", "Question 0 of 0?"),
+    ],
+)
+def test_memory_agent_bench_says_the_form_of_an_answer(tmp_path: Path, part: str, end: str) -> None:
+    row = memory_agent_bench_row()
+    task = load(tmp_path, {**row, "metadata": {**row["metadata"], "source": part, "question_types": ["t"] * 12}})[0]
+    assert task.questions[0].text.endswith(end)
+    assert task.questions[0].metadata["type"] == "t"
+
+
+def test_beam(tmp_path: Path) -> None:
+    (task,) = load(tmp_path, beam_row())
+    assert task.id == "beam-0-000"
+    assert [(document.title, document.text) for document in task.documents] == [
+        ("March-15-2024", "user: The kiln is in Brent."),
+        ("March-15-2024", "assistant: I see."),
+        ("April-01-2024", "user: I moved it to Lorne."),
+        ("April-01-2024", "assistant: Noted."),
+    ]
+    found = {question.id: question for question in task.questions}
+    assert list(found) == [
+        "0-abstention-0",
+        "0-information_extraction-0",
+        "0-knowledge_update-0",
+        "0-summarization-0",
+    ]
+    assert [question.metadata["documents"] for question in task.questions] == [[], [0, 3], [2], [0, 2]]
+    assert [question.answers[-1] for question in task.questions] == [
+        "The chat does not tell.",
+        "In Brent.",
+        "In Lorne.",
+        "A kiln moves.",
+    ]
+    assert score_question(found["0-abstention-0"], "not mentioned", "beam")["em"] == 1.0
+    assert found["0-information_extraction-0"].metadata["rubric"] == ["LLM response should state: Brent"]
+    assert describe_task(task).questions[1].attributes["level"] == "easy"
+
+
+def test_beam_in_its_other_layouts(tmp_path: Path) -> None:
+    """As the repository's files nest it, and at 10M: plans, whose ids begin anew or count on."""
+    (plain,) = load_tasks(write_json(tmp_path / "a.json", [beam_row()]))
+    batches = [
+        {"batch_number": 1, "time_anchor": None, "turns": [[turn] for turn in batch]} for batch in beam_row()["chat"]
+    ]
+    row = beam_row(chat=batches, probing_questions=json.dumps(probing()))
+    assert load_tasks(write_json(tmp_path / "b.json", [row])) == [plain]
+    for second in (0, 2):
+        plans = [
+            {"plan-1": [turns(0, "The kiln is in Brent.", "I see.", date="March-15-2024")], "plan-2": None},
+            {"plan-1": None, "plan-2": [turns(second, "I moved it to Lorne.", "Noted.", date="April-01-2024")]},
+        ]
+        row = beam_row(chat=plans, probing_questions=probing())
+        assert load_tasks(write_json(tmp_path / "c.json", [row])) == [plain]

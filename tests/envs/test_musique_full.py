@@ -1,0 +1,122 @@
+"""MuSiQue-Full: tasks in pairs, and its official scores by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
+from atommem.envs.benchmarks.musique import read_musique
+from atommem.envs.data_cli import main
+from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, record_of, summarize
+from atommem.envs.scoring.sufficiency import group_scores
+from atommem.envs.task import Question, Task, describe_task
+from atommem.envs.task_files import load_tasks
+from atommem.episode import Episode
+from atommem.errors import ConfigError
+from atommem.observation import StopReason
+from tests.envs.benchmark_rows import hotpot_row, musique_row, real_data, write_json, write_lines
+from tests.fakes import WordTokenizer, longdoc
+
+
+def pair(number: int) -> list[dict[str, Any]]:
+    """A question with all of its evidence, and the same one without its first supporting paragraph."""
+    row = musique_row(number)
+    missing = next(item for item in row["paragraphs"] if item["is_supporting"])
+    return [row, {**row, "answerable": False, "paragraphs": [item for item in row["paragraphs"] if item != missing]}]
+
+
+def build(path: Path, *more: Any, benchmark: str = "musique") -> int:
+    common = ["build", "--benchmark", benchmark, "--split", "dev", "--input", str(path), "--seed", "3"]
+    return main([*common, *map(str, more)])
+
+
+def test_tasks_come_in_pairs_and_none_holds_what_its_question_lacks(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "musique_full_v1.0_dev.jsonl", [row for number in range(9) for row in pair(number)])
+    for distractors in ("own", "pool"):
+        out = tmp_path / f"{distractors}.jsonl"
+        arguments = ("--unanswerable", "--distractors", distractors, "--docs", 6, "--n", 8, "--out", out)
+        assert build(path, *arguments) == 0
+        tasks = load_tasks(out)
+        for first, second in zip(tasks[::2], tasks[1::2], strict=True):
+            (asked,), (again,) = first.questions, second.questions
+            assert (asked.id, asked.text) == (again.id, again.text)
+            assert {asked.metadata["answerable"], again.metadata["answerable"]} == {True, False}
+            assert describe_task(first).group == describe_task(second).group == asked.id
+            assert 'answer "not mentioned"' in asked.text
+            evidence = {document.text for task in (first, second) for document in task.documents if document.gold}
+            refused = next(task for task in (first, second) if not task.questions[0].metadata["answerable"])
+            held = {document.text for document in refused.documents if not document.gold}
+            assert not held & evidence, "the missing paragraph would answer it"
+
+
+def test_what_unanswerable_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_json(tmp_path / "x.json", [hotpot_row(number) for number in range(8)])
+    out = ("--n", 2, "--docs", 4, "--out", tmp_path / "o.jsonl", "--unanswerable")
+    assert build(path, *out, benchmark="hotpotqa") == 2
+    assert "unanswerable is given for hotpotqa; only musique (Full)" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="questions is 1-2: give 1"):
+        BuildConfig(4, 2, (1, 2), unanswerable=True)
+    with pytest.raises(ConfigError, match="distractors is 'mine'"):
+        BuildConfig(4, 2, distractors="mine")
+
+
+async def test_scores_of_a_question_that_cannot_be_answered() -> None:
+    environments = longdoc(WordTokenizer())
+    for answerable, answer, expected in (
+        (True, "Port", {"em": 1.0, "f1": 1.0, "sub_em": 1.0, "sufficiency": 1.0}),
+        (True, "not mentioned", {"em": 0.0, "f1": 0.0, "sub_em": 0.0, "sufficiency": 0.0}),
+        (True, None, {"em": 0.0, "f1": 0.0, "sub_em": 0.0, "sufficiency": 1.0}),
+        (False, "It is not mentioned.", {"sufficiency": 1.0}),
+        (False, "Port", {"sufficiency": 0.0}),
+    ):
+        question = Question("?", ("Port",), "q", {"answerable": answerable})
+        score = await environments.score(Task("t", (question,), context="x", source="musique"), [answer])
+        assert dict(score.question_metrics[0]) == expected
+        assert score.reward == expected.get("em"), "what cannot be answered is no part of exact match"
+
+
+def record(identifier: str, task: str, metrics: dict[str, float]) -> EpisodeRecord:
+    question = QuestionRecord(identifier, "?", "x", ("y",), "", metrics)
+    return EpisodeRecord(task, 0, "musique", "answered", None, None, {}, (question,), {}, 1.0, group=identifier)
+
+
+def test_the_grouped_score_by_hand() -> None:
+    def answered(f1: float, sufficient: float) -> dict[str, float]:
+        return {"em": float(f1 == 1), "f1": f1, "sufficiency": sufficient}
+
+    records = [
+        record("a", "a1", answered(0.5, 1.0)),
+        record("a", "a2", {"sufficiency": 1.0}),
+        record("b", "b1", answered(1.0, 1.0)),
+        record("b", "b2", {"sufficiency": 0.0}),  # answered what cannot be: the pair earns nothing
+        record("c", "c1", answered(1.0, 1.0)),
+        record("c", "c2", {"sufficiency": 1.0}),
+        record("d", "d1", answered(1.0, 1.0)),  # its other half failed: in no score
+    ]
+    found = group_scores(records)
+    assert (found["group_answer_sufficiency_f1"]["mean"], found["group_answer_sufficiency_f1"]["n"]) == (0.5, 3)
+    assert found["group_answer_sufficiency_em"]["mean"] == pytest.approx(1 / 3)
+    summary = summarize(records)
+    assert summary["metrics"]["group_answer_sufficiency_f1"] == found["group_answer_sufficiency_f1"]
+    assert (summary["metrics"]["f1"]["n"], summary["metrics"]["f1"]["mean"]) == (4, 3.5 / 4), "answerable ones alone"
+    assert summary["metrics"]["sufficiency"]["n"] == 7
+    assert group_scores([record("a", "a1", {"em": 1.0, "f1": 1.0})]) == {}
+
+
+def test_the_real_sample() -> None:
+    rows = list(read_musique(real_data("musique", "musique_full_v1.0_train.jsonl")))
+    pool = Pool(rows, unanswerable=True)
+    assert len(pool.questions) == 10
+    assert sum(not question.metadata["answerable"] for question in pool.questions) == 5
+    tasks = list(build_tasks(pool, BuildConfig(20, 10, distractors="own", unanswerable=True), "musique"))
+    assert [len(task.documents) for task in tasks] == [20] * 10
+    own: dict[str, set[str]] = {}
+    for row in rows:
+        own.setdefault(row.id, set()).update(paragraph.text for paragraph in row.paragraphs)
+    shares = [len({d.text for d in task.documents} & own[task.questions[0].id]) / 20 for task in tasks]
+    assert min(shares) >= 0.9, "a question comes with 20 paragraphs, of which one that is missing may not be shown"
+    record = record_of(describe_task(tasks[0]), Episode(tasks[0].id, 0, stop_reason=StopReason.ANSWERED))
+    assert record.questions[0].attributes["answerable"] in ("True", "False")
