@@ -29,7 +29,9 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
     max_reads: int = field(
         default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
     )
-    reward: str = field(default="em", metadata={"help": "em, f1 or judge: the mean over a task's questions."})
+    reward: str = field(
+        default="em", metadata={"help": "em, f1, judge, or gaia (its own rule): the mean over a task's questions."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
