@@ -22,7 +22,6 @@ from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments
 from atommem.envs.task import Question, Task, questions_piece
 from atommem.episode import Episode
-from atommem.errors import ConfigError
 from atommem.observation import Observation, Piece
 from atommem.tokens import Tokenizer
 
@@ -143,11 +142,9 @@ class LongDocEnvironment:
         """Start on `task`.
 
         Raises:
-            ConfigError: The task has no question or nothing to read, or the reward is none for it.
+            ConfigError: The task has no question, or the reward is none for it.
         """
         self._shared.check(task)
-        if task.context is None and not task.documents:
-            raise ConfigError(f"task {task.id!r} has nothing to read: it is one for tools (--environment web).")
         config = self._shared.config
         self._task = task
         self._chunks = self._shared.chunks(task)

@@ -21,7 +21,13 @@ _LISTING = "pays for an answer that lists candidates, which training would teach
 
 
 class Judge(Protocol):
-    """Decides whether an answer is right where no string comparison can."""
+    """Decides whether an answer is right where no string comparison can.
+
+    Attributes:
+        three_way: Whether it may say that an answer is no attempt.
+    """
+
+    three_way: bool
 
     async def __call__(self, question: Question, answer: str) -> Verdict:
         """Its verdict on one answer; one that cannot be read counts as wrong.
@@ -92,7 +98,8 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
         answers: One per question; None where none was given.
         reward: Which metric is the reward (`check_reward`).
         judge: Asked about every answer that was given, where there is one, all at the same time. Its metrics are
-            ``judge`` and ``judge_unreadable``, and what it said stands in the notes of the questions.
+            ``judge`` and ``judge_unreadable``, with ``judge_not_attempted`` where it is asked for three grades, and
+            what it said stands in the notes of the questions.
 
     Raises:
         ConfigError: This metric is no reward for this task.
@@ -110,6 +117,8 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
             if "em" not in score:
                 continue
             score |= {"judge": verdict.score, "judge_unreadable": float(not verdict.readable)}
+            if judge.three_way:
+                score["judge_not_attempted"] = float(verdict.attempted is False)
     by_name: dict[str, list[float]] = {}
     for score in scores:
         for name, value in score.items():
@@ -120,5 +129,5 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
 
 async def _verdict(judge: Judge, question: Question, answer: str | None) -> Verdict:
     if not question.answers or answer is None or not answer.strip():
-        return Verdict(0.0)  # there is nothing to judge
+        return Verdict(0.0, attempted=False)  # there is nothing to judge
     return await judge(question, answer)
