@@ -99,7 +99,8 @@ async def evaluate(
             raise BudgetSpentError(f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run.")
         result = EvalResult(tuple(records[(task.id, sample)] for task, sample in jobs), resumed)
         if folder is not None:
-            parts = {"breakdowns": breakdowns(result.records), "services_of_this_run": runner.environments.usage()}
+            services = runner.environments.usage()
+            parts = {"breakdowns": breakdowns(result.records)} | ({"services": services} if services else {})
             folder.write_summary({**result.summary(), **parts, "run": folder.manifest})
     return result
 
