@@ -19,6 +19,7 @@ _SUMMARIES = {
     "corpus": "make a corpus of pages, search it, and serve it to tools",
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a checkpoint or a server on a task file, or run a suite",
+    "judge": "hold a judge of answers against labels, and against itself",
     "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
     "report": "evaluations as tables, plots and a page for the browser",
     "trace": "replay an episode step by step in the terminal",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from atommem.actions import ANSWER, answers_in, first
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, Turn
-from atommem.envs.scoring.answers import Judge, check_reward, score_answers
-from atommem.envs.scoring.judge import make_judge
+from atommem.envs.scoring.answers import check_reward, score_answers
+from atommem.envs.scoring.judge import LLMJudge, make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
@@ -29,7 +29,9 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
     max_reads: int = field(
         default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
     )
-    reward: str = field(default="em", metadata={"help": "em, f1 or judge: the mean over a task's questions."})
+    reward: str = field(
+        default="em", metadata={"help": "em, f1, judge, or gaia (its own rule): the mean over a task's questions."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +52,7 @@ class QAEnvironments(EnvironmentFactory):
 
     def __init__(self, config: QAConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self.judge: Judge | None = make_judge(config)
+        self.judge: LLMJudge | None = make_judge(config)
 
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
@@ -80,6 +82,10 @@ class QAEnvironments(EnvironmentFactory):
         """
         missing = [None] * (len(task.questions) - len(answers))
         return await score_answers(task, [*answers, *missing], self.config.reward, self.judge)
+
+    def usage(self) -> dict[str, Any]:
+        """The judge's, where there is one."""
+        return {} if self.judge is None else {"judge": self.judge.usage}
 
     async def close(self) -> None:
         """Close the judge's connections."""

@@ -221,8 +221,10 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
         raise row.error("questions", "is empty")
     context = row.values.get("context")
     found = row.check_list("documents", row.values.get("documents") or [])
-    if (context is None) == (not found):
-        raise row.error("documents", "and 'context': give one of them" + (", not both" if found else ""))
+    if context is not None and found:
+        raise row.error("documents", "and 'context': give one of them, not both")
+    if context is None and row.values.get("documents") is None:  # an empty list is said on purpose: a task for tools
+        raise row.error("documents", "and 'context': give one of them")
     if context is not None:
         row.check_text("context", context)
     parsed = [_document(row, i, item) for i, item in enumerate(found)]

@@ -99,8 +99,9 @@ async def evaluate(
             raise BudgetSpentError(f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run.")
         result = EvalResult(tuple(records[(task.id, sample)] for task, sample in jobs), resumed)
         if folder is not None:
-            rows = breakdowns(result.records)
-            folder.write_summary({**result.summary(), "breakdowns": rows, "run": folder.manifest})
+            services = runner.environments.usage()
+            parts = {"breakdowns": breakdowns(result.records)} | ({"services": services} if services else {})
+            folder.write_summary({**result.summary(), **parts, "run": folder.manifest})
     return result
 
 

@@ -67,4 +67,5 @@ def _questions(row: Row) -> list[tuple[str, str]]:
         if not all(isinstance(item, dict) for item in items):
             raise row.error("questions", "must hold objects with 'text' and 'id'")
         return [(item.get("id") or "", row.check_text("questions.text", item.get("text"))) for item in items]
-    return [(row.values.get("_id") or row.values.get("id") or "", row.text("question"))]
+    name = next((row.values[key] for key in ("_id", "id", "task_id", "query_id") if row.values.get(key)), "")
+    return [(str(name), row.text("question", "Question", "query"))]

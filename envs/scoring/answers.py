@@ -12,15 +12,22 @@ from atommem.envs.scoring.abstention import abstains
 from atommem.envs.scoring.locomo_scores import LOCOMO_SOURCE, locomo_exact_match, locomo_f1
 from atommem.envs.scoring.metrics import exact_match, f1, f1_rule, sub_exact_match
 from atommem.envs.scoring.verdicts import Verdict
+from atommem.envs.scoring.web_scores import GAIA_SOURCE, WEB_SOURCES, gaia_score, web_scores
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError
 
-REWARDS = ("em", "f1", "judge")
+REWARDS = ("em", "f1", "judge", "gaia")
 _LISTING = "pays for an answer that lists candidates, which training would teach: it stays a metric"
 
 
 class Judge(Protocol):
-    """Decides whether an answer is right where no string comparison can."""
+    """Decides whether an answer is right where no string comparison can.
+
+    Attributes:
+        three_way: Whether it may say that an answer is no attempt.
+    """
+
+    three_way: bool
 
     async def __call__(self, question: Question, answer: str) -> Verdict:
         """Its verdict on one answer; one that cannot be read counts as wrong.
@@ -50,6 +57,10 @@ def check_reward(reward: str, source: str = "") -> None:
             f"gold answer against its best match and {_LISTING}. Give em or judge."
         )
     check_choice("reward", reward, REWARDS)
+    if reward == "gaia" and source not in ("", GAIA_SOURCE):
+        raise ConfigError(
+            f"reward is 'gaia' and a task's source {source!r}: that is GAIA's own rule. Give em or judge."
+        )
 
 
 def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
@@ -57,7 +68,7 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
 
     Where the text does not tell (`abstention`), all of them say whether the answer says so. In MuSiQue-Full
     (`answerable`) there is ``sufficiency``: whether it says so where it should and only there; questions that cannot
-    be answered have no other score (``evaluate_v1.0.py`` of MuSiQue).
+    be answered have no other score (``evaluate_v1.0.py`` of MuSiQue). GAIA's have ``gaia``, its own rule, too.
     """
     if not question.answers:
         return {}
@@ -67,6 +78,9 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
     sufficiency = {} if answerable is None else {"sufficiency": float(abstains(answer) is not answerable)}
     if answerable is False:
         return sufficiency
+    if source in WEB_SOURCES:
+        gaia = {"gaia": gaia_score(answer, question.answers)} if source == GAIA_SOURCE else {}
+        return web_scores(answer, question.answers) | gaia
     if source == LOCOMO_SOURCE:
         em, token_f1 = locomo_exact_match(question, answer), locomo_f1(question, answer)
     else:
@@ -84,7 +98,8 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
         answers: One per question; None where none was given.
         reward: Which metric is the reward (`check_reward`).
         judge: Asked about every answer that was given, where there is one, all at the same time. Its metrics are
-            ``judge`` and ``judge_unreadable``, and what it said stands in the notes of the questions.
+            ``judge`` and ``judge_unreadable``, with ``judge_not_attempted`` where it is asked for three grades, and
+            what it said stands in the notes of the questions.
 
     Raises:
         ConfigError: This metric is no reward for this task.
@@ -102,6 +117,8 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
             if "em" not in score:
                 continue
             score |= {"judge": verdict.score, "judge_unreadable": float(not verdict.readable)}
+            if judge.three_way:
+                score["judge_not_attempted"] = float(verdict.attempted is False)
     by_name: dict[str, list[float]] = {}
     for score in scores:
         for name, value in score.items():
@@ -112,5 +129,5 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
 
 async def _verdict(judge: Judge, question: Question, answer: str | None) -> Verdict:
     if not question.answers or answer is None or not answer.strip():
-        return Verdict(0.0)  # there is nothing to judge
+        return Verdict(0.0, attempted=False)  # there is nothing to judge
     return await judge(question, answer)

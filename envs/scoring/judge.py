@@ -13,7 +13,7 @@ from functools import partial
 
 from atommem.dialects.templates import fill
 from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt
-from atommem.envs.scoring.verdicts import Verdict, read_verdict
+from atommem.envs.scoring.verdicts import Verdict, is_three_way, read_verdict
 from atommem.envs.task import Question
 from atommem.errors import JudgeError, OutageError
 from atommem.servers.chat import ChatClient
@@ -31,6 +31,7 @@ class LLMJudge:
     Args:
         client: Of the server. The judge closes it.
         config: Model, prompt and limits.
+        temperature, seed: Of the first attempt; greedy, unless one asks how sure a judge is of itself.
         attempts: How often a verdict is asked for, each time with another seed, until one can be read.
 
     Raises:
@@ -38,14 +39,19 @@ class LLMJudge:
 
     Attributes:
         asked, unreadable: Different answers judged, and those of them without a verdict.
+        three_way: Whether it may say that an answer is no attempt.
     """
 
-    def __init__(self, client: ServerClient, config: JudgeConfig, *, attempts: int = 3) -> None:
+    def __init__(
+        self, client: ServerClient, config: JudgeConfig, *, temperature: float = 0.0, seed: int = 0, attempts: int = 3
+    ) -> None:
         self.asked = self.unreadable = 0
         self._config = config
         self._model = config.judge_model or ""
         self._prompt = judge_prompt(config)
-        self._attempts = attempts
+        self.three_way = is_three_way(self._prompt)
+        self._exact = self._known = self._prompt_tokens = self._completion_tokens = self._requests = 0
+        self._temperature, self._seed, self._attempts = temperature, seed, attempts
         self._client = client
         self._chat = ChatClient(client)
         self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -59,11 +65,15 @@ class LLMJudge:
             OutageError: The server is out of reach, or keeps failing.
             JudgeError: The server refuses every request (key, model), or too many verdicts could not be read.
         """
+        if self._config.judge_exact and _folded(answer) in map(_folded, question.answers):
+            self._exact += 1
+            return Verdict(1.0, "a gold answer, word for word", attempted=True if self.three_way else None)
         golds = "\n".join(quoted(gold) for gold in question.answers)
         shown = quoted(answer, self._config.judge_answer_characters)
         prompt = fill(self._prompt, {"question": quoted(question.text), "golds": golds, "answer": shown})
         key = hashlib.blake2b(prompt.encode(), digest_size=16).digest()
         if key in self._cache:
+            self._known += 1
             self._cache.move_to_end(key)
             return self._cache[key]
         place = (asyncio.get_running_loop(), key)
@@ -72,6 +82,15 @@ class LLMJudge:
             task.add_done_callback(partial(self._judged, place))
         # Several episodes may wait for it: one that is given up must not take it from the others.
         return await asyncio.shield(self._judging[place])
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """What it did in this process: answers ``asked`` about, those of them ``unreadable``, answers that were
+        ``exact`` or ``known`` from before and cost nothing, and what was sent: ``requests``, ``prompt_tokens``,
+        ``completion_tokens`` (as the server counts them)."""
+        asked = {"asked": self.asked, "unreadable": self.unreadable, "exact": self._exact, "known": self._known}
+        tokens = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._completion_tokens}
+        return {**asked, "requests": self._requests, **tokens}
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""
@@ -98,7 +117,11 @@ class LLMJudge:
             try:
                 # Greedy first; a reply that could not be read would come again.
                 reply = await self._chat.ask(
-                    self._model, messages, max_tokens=max_tokens, temperature=0.7 if attempt else 0.0, seed=attempt
+                    self._model,
+                    messages,
+                    max_tokens=max_tokens,
+                    temperature=0.7 if attempt else self._temperature,
+                    seed=self._seed + attempt,
                 )
             except RefusedError as error:
                 if error.of_input:  # a content filter, a limit: of this answer
@@ -107,13 +130,16 @@ class LLMJudge:
                     f"The judge {self._model!r} at {self._client.base_url} refuses to judge ({error}): check "
                     "judge_url, judge_model and the key (ATOMMEM_JUDGE_API_KEY)."
                 ) from error
+            self._requests += 1
+            self._prompt_tokens += reply.prompt_tokens or 0
+            self._completion_tokens += reply.completion_tokens or 0
             if reply.finish_reason == "error" and "'error':" in reply.text:
                 # Its provider failed, whatever the status said: that is no verdict on any answer.
                 if attempt + 1 == self._attempts:
                     raise OutageError(f"the judge at {self._client.base_url} gave no reply: {reply.text[:200]!r}.")
                 await asyncio.sleep(0.5 * 2**attempt)
                 continue
-            verdict = read_verdict(reply)
+            verdict = read_verdict(reply, self.three_way)
             if verdict is not None:
                 return verdict
             said = f"{reply.finish_reason}: {reply.text or reply.reasoning}"
@@ -140,7 +166,7 @@ class LLMJudge:
             )
 
 
-def make_judge(config: JudgeConfig) -> LLMJudge | None:
+def make_judge(config: JudgeConfig, temperature: float = 0.0, seed: int = 0) -> LLMJudge | None:
     """The judge that `config` names; None if it names none.
 
     Raises:
@@ -149,7 +175,11 @@ def make_judge(config: JudgeConfig) -> LLMJudge | None:
     if config.judge_url is None:
         return None
     client = ServerClient(config.judge_url, service="judge", timeout=600.0, retries=5, max_in_flight=64)
-    return LLMJudge(client, config)
+    return LLMJudge(client, config, temperature=temperature, seed=seed)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold()
 
 
 def quoted(text: str, limit: int | None = None) -> str:

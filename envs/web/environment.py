@@ -61,6 +61,13 @@ class WebEnvironments(QAEnvironments):
         )
         return (*tools, ANSWER_ACTION)
 
+    @classmethod
+    def build(cls, argv: Sequence[str]) -> int:
+        """Questions of a benchmark of the web, or the tasks of one that brings documents, which are then the web."""
+        from atommem.envs.web.questions_cli import is_asked_for, main
+
+        return main(argv) if is_asked_for(argv) else super().build(argv)
+
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Of the episode, at each question: calls that were written, and those of them that could not be read."""
         written = [call for step in episode.steps for call in self.calls(step.actions, step.problems)]

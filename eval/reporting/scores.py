@@ -9,7 +9,7 @@ from typing import Any
 from atommem.envs.scoring.records import EpisodeRecord, metric_names
 from atommem.envs.scoring.statistics import clustered_estimate
 
-METRICS = ("em", "f1", "sub_em", "judge", "reward")
+METRICS = ("em", "f1", "sub_em", "gaia", "judge", "reward")
 """Scores of answers: the ones that rows are tested in. Only their numbers can be bold."""
 
 FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
@@ -19,6 +19,7 @@ LABELS = {
     "em": "EM",
     "f1": "F1",
     "sub_em": "sub-EM",
+    "gaia": "GAIA",
     "judge": "Judge",
     "judge_unreadable": "Judge unreadable",
     "reward": "Reward",

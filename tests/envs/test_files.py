@@ -137,7 +137,6 @@ def test_questions_without_gold_answers(tmp_path: Path, suffix: str) -> None:
         ({"documents": ["x"]}, r"field 'documents\[0\]' is 'x', expected an object"),
         ({"documents": [{"title": "x", "text": None}]}, r"field 'documents\[0\]' must have strings"),
         ({"documents": [{"text": "x", "gold": 1}]}, r"field 'documents\[0\]' must have strings"),
-        ({"documents": []}, "field 'documents' and 'context': give one of them"),
         ({"context": "x"}, "field 'documents' and 'context': give one of them, not both"),
         ({"documents": None, "context": " "}, "field 'context' is empty"),
         ({"source": 3}, r"field 'source' is 3 \(int\), expected a string"),

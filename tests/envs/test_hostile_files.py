@@ -99,7 +99,7 @@ def faults() -> Iterator[Fault]:
     for field, values in (
         ("id", (MISSING, None, 7, "t1")),
         ("questions", ([], ["x"], [{"text": 1}], [{"text": "x", "answers": "y"}])),
-        ("documents", (MISSING, [], ["x"], [{"title": "a", "text": None}])),
+        ("documents", (MISSING, None, ["x"], [{"title": "a", "text": None}])),
         ("metadata", ([1],)),
     ):
         for value in values:

@@ -1,0 +1,148 @@
+"""``atommem data build --environment web``: tasks of questions that are asked of the web."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+from atommem.envs.benchmarks.overlap import read_asked
+from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, get_web_benchmark
+from atommem.envs.provenance import describe_file, provenance_path, write_provenance
+from atommem.envs.task import Question, Task
+from atommem.envs.task_files import check_name, save_tasks
+from atommem.errors import ConfigError, DataError
+
+
+def is_asked_for(argv: Sequence[str]) -> bool:
+    """Whether a command line names a benchmark of the web, or asks what can be built."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--benchmark")
+    named = finder.parse_known_args(argv)[0].benchmark
+    return named in WEB_BENCHMARKS or (named is None and bool({"-h", "--help"}.intersection(argv)))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build a task file as the command line says; returns the exit status.
+
+    Raises:
+        AtomMemError: A setting is wrong, or a file is missing or damaged.
+    """
+    args = _parser().parse_args(argv)
+    benchmark = get_web_benchmark(args.benchmark, args.split)
+    check_name(args.out)
+    files = benchmark.find(args.split, args.input or Path(os.environ.get("ATOMMEM_DATA") or "data"))
+    if any(made.exists() and made.samefile(file) for made in (args.out, provenance_path(args.out)) for file in files):
+        raise ConfigError(f"out is {args.out}, which would overwrite the input: give another name.")
+    rows = [row for file in files for row in benchmark.read(file)]
+    kept = _kept(rows, args.where, args.only)
+    tasks = list(_tasks(kept, benchmark.name, args))
+    save_tasks(tasks, args.out)
+    asked = sum(len(task.questions) for task in tasks)
+    beside = write_provenance(
+        args.out,
+        {
+            "command": ["atommem", "data", "build", "--environment", "web", *argv],
+            "benchmark": benchmark.name,
+            "split": args.split,
+            "inputs": [describe_file(file) for file in files],
+            "only": None if args.only is None else describe_file(args.only),
+            "where": [f"{name}={value}" for name, value in args.where],
+            "questions": args.questions,
+            "seed": args.seed,
+            "counts": {"tasks": len(tasks), "questions": asked},
+        },
+    )
+    secret = sum(not row.answers for row in kept)
+    notes = f", {secret} of them without a known answer" if secret else ""
+    notes += "".join(
+        f"; {count} need a file that no tool here opens: leave them out with --where file_name="
+        for count in [sum(bool(row.metadata.get("file_name")) for row in kept)]
+        if count
+    )
+    print(f"{args.out}: {len(tasks)} tasks with {asked} of {len(rows)} questions{notes}; where from: {beside}")
+    return 0
+
+
+def _kept(rows: list[QARow], where: Sequence[tuple[str, str]], only: Path | None) -> list[QARow]:
+    """The questions that are asked for, each once."""
+    asked = None if only is None else read_asked(only)
+    places: dict[str, str] = {}
+    kept = []
+    for row in rows:
+        if row.id in places:
+            raise DataError(f"{row.place}: has the id {row.id!r}, as {places[row.id]}. Give every row once.")
+        places[row.id] = row.place
+        for name, _ in where:
+            if name not in row.metadata:
+                raise ConfigError(f"where names {name!r}; a question of {row.source} has {', '.join(row.metadata)}.")
+        if all(str(row.metadata[name]) == value for name, value in where) and (asked is None or asked.has(row)):
+            kept.append(row)
+    if not kept:
+        raise DataError(f"none of {len(rows)} questions is left: correct --where or --only.")
+    return kept
+
+
+def _tasks(rows: list[QARow], source: str, args: argparse.Namespace) -> Iterator[Task]:
+    """Tasks of so many questions, in the file's order; several are drawn together, and a rest too small is left out."""
+    if args.questions > 1 or args.n is not None:
+        drawn = Random(f"{args.seed}:questions").sample(range(len(rows)), len(rows))
+        count = min(args.n or len(rows), len(rows) // args.questions)
+        groups = [drawn[start * args.questions : (start + 1) * args.questions] for start in range(count)]
+        groups = sorted(groups) if args.questions == 1 else groups
+        if not groups:
+            raise DataError(f"{len(rows)} questions are too few for a task of {args.questions}: ask for fewer.")
+    else:
+        groups = [[place] for place in range(len(rows))]
+    for number, group in enumerate(groups):
+        first = rows[group[0]]
+        start = {"start": first.metadata["root_url"]} if args.start_page and "root_url" in first.metadata else {}
+        questions = (Question(row.question, row.answers, row.id, row.metadata) for row in (rows[at] for at in group))
+        name = f"{source}-{args.split}-{first.id if len(group) == 1 else f'{number:05d}'}"
+        yield Task(name, tuple(questions), source=source, metadata={"split": args.split, **start})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="atommem data build --environment web", description=__doc__)
+    parser.add_argument("--benchmark", required=True, choices=list(WEB_BENCHMARKS), help="whose format the input has")
+    splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
+    parser.add_argument("--split", required=True, choices=sorted(splits), help="which official file to look for")
+    parser.add_argument(
+        "--input", type=Path, metavar="FILE_OR_FOLDER", help="(default: $ATOMMEM_DATA, or else the folder data)"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
+    parser.add_argument("--n", type=_positive, help="tasks, drawn by the seed (default: all)")
+    parser.add_argument("--questions", type=_positive, default=1, help="questions of a task (default: 1)")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument(
+        "--where",
+        type=_condition,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="only questions of which the benchmark says so: level=1, lang=zh, file_name= (none); may be repeated",
+    )
+    parser.add_argument(
+        "--only",
+        type=Path,
+        metavar="FILE",
+        help="only questions that stand in this file too, by id or text (a published subset: GAIA's 103 of text alone)",
+    )
+    parser.add_argument("--start_page", action="store_true", help="show WebWalkerQA's root page first")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value

@@ -1,0 +1,195 @@
+"""The web's benchmarks: rows, hostile rows, and the tasks that are made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, get_web_benchmark
+from atommem.envs.data_cli import main
+from atommem.envs.task import Task
+from atommem.envs.task_files import load_tasks
+from atommem.errors import ConfigError, DataError
+from tests.envs.benchmark_rows import real_data
+
+Row = dict[str, Any]
+ROWS: dict[str, Row] = {
+    "gaia": {
+        "task_id": "g1",
+        "Question": "How many?",
+        "Level": "2",
+        "Final answer": "17",
+        "file_name": "",
+        "Annotator Metadata": {"Steps": "1"},
+    },
+    "webwalkerqa": {
+        "question": "谁？",  # noqa: RUF001
+        "answer": "北京",
+        "root_url": "https://a.example/",
+        "info": {"Type": "single_source", "Difficulty_Level": "easy", "Language": "zh", "golden_path": ["root"]},
+    },
+    "asearcher": {
+        "question": "Who?",
+        "answer": ["Ann", "Anne"],
+        "aug_answer": ["Anna", "Ann"],
+        "qid": 7,
+        "source": "2w",
+    },
+    "webdancer": {"question": "Who?", "answer": "Ann", "tag": "e2hqa"},
+    "browsecomp_plus": {
+        "query_id": "769",
+        "query": "Who was it?",
+        "answer": "Ann",
+        "evidence_docs": [{"docid": "5", "text": "x", "url": "u"}],
+        "gold_docs": [],
+    },
+}
+
+
+def write(path: Path, *rows: Row) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def build(path: Path, *arguments: str, benchmark: str = "gaia", split: str = "validation") -> list[Task]:
+    out = path.with_name("tasks.jsonl")
+    call = ["build", "--environment", "web", "--benchmark", benchmark, "--split", split, "--input", str(path)]
+    status = main([*call, "--out", str(out), *arguments])
+    assert status == 0
+    return load_tasks(out)
+
+
+def test_rows_by_hand(tmp_path: Path) -> None:
+    rows = {name: next(WEB_BENCHMARKS[name].read(write(tmp_path / name, row))) for name, row in ROWS.items()}
+    assert rows["gaia"].metadata == {"level": 2, "file_name": "", "category": "level 2"}
+    walker = rows["webwalkerqa"].metadata
+    assert (walker["lang"], walker["type"], walker["difficulty"], walker["category"]) == (
+        *("zh", "single_source", "easy"),
+        "zh single_source",
+    )
+    assert (rows["asearcher"].id, rows["asearcher"].answers) == ("7", ("Ann", "Anne", "Anna"))
+    assert rows["webdancer"].metadata == {"category": "e2hqa"}
+    assert (rows["browsecomp_plus"].id, rows["browsecomp_plus"].metadata) == ("769", {"evidence": ["5"]})
+    assert all(not row.paragraphs and row.source == name for name, row in rows.items())
+
+
+def test_numbers_are_answers_and_secret_ones_are_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", ROWS["gaia"] | {"Final answer": 17}, ROWS["gaia"] | {"Final answer": "?"})
+    assert [row.answers for row in WEB_BENCHMARKS["gaia"].read(path)] == [("17",), ()]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "changes", "message"),
+    [
+        ("gaia", {"Level": "4"}, "row 2: field 'Level' is '4', expected 1, 2 or 3"),
+        ("gaia", {"Final answer": None}, "row 2: field 'Final answer' is null"),
+        ("gaia", {"Question": " "}, "row 2: field 'Question' is empty"),
+        ("gaia", {"task_id": 3}, "row 2: field 'task_id' is 3"),
+        ("webwalkerqa", {"info": [1]}, "row 2: field 'info' is"),
+        ("webwalkerqa", {"root_url": ""}, "row 2: field 'root_url' is empty"),
+        ("webwalkerqa", {"answer": ["x"]}, "row 2: field 'answer' is"),
+        ("asearcher", {"answer": []}, "row 2: field 'answer' is empty"),
+        ("asearcher", {"answer": [{"x": 1}]}, r"row 2: field 'answer\[0\]' is"),
+        ("asearcher", {"aug_answer": "  "}, "row 2: field 'aug_answer' is empty"),
+        ("webdancer", {"answer": True}, "row 2: field 'answer' is True"),
+        ("browsecomp_plus", {"query": "QmFzZTY0" * 12}, "row 2: field 'query' is enciphered. Decipher the file"),
+        ("browsecomp_plus", {"evidence_docs": ["5"]}, "row 2: field 'evidence_docs' must hold objects"),
+        ("browsecomp_plus", {"evidence_docs": "["}, "row 2: field 'evidence_docs' is a string but not JSON"),
+    ],
+)
+def test_hostile_rows(benchmark: str, changes: Row, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", ROWS[benchmark], ROWS[benchmark] | changes)
+    with pytest.raises(DataError, match=message):
+        list(WEB_BENCHMARKS[benchmark].read(path))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_missing_fields(name: str, tmp_path: Path) -> None:
+    asked = {"gaia": "Question", "browsecomp_plus": "query"}.get(name, "question")
+    path = write(tmp_path / "x.jsonl", {key: value for key, value in ROWS[name].items() if key != asked})
+    with pytest.raises(DataError, match=f"row 1: field '{asked}' is missing"):
+        list(WEB_BENCHMARKS[name].read(path))
+
+
+def gaia(number: int, level: int = 1, file: str = "") -> Row:
+    return ROWS["gaia"] | {
+        "task_id": f"g{number}",
+        "Question": f"How many {number}?",
+        "Level": level,
+        "file_name": file,
+    }
+
+
+def test_tasks_of_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "metadata.jsonl", gaia(1), gaia(2, 2), gaia(3, 3, "a.xlsx"))
+    tasks = build(path)
+    assert [task.id for task in tasks] == ["gaia-validation-g1", "gaia-validation-g2", "gaia-validation-g3"]
+    assert tasks[1].questions[0].answers == ("17",)
+    assert not tasks[0].documents
+    assert "1 need a file that no tool here opens" in capsys.readouterr().out
+    assert [task.id[-2:] for task in build(path, "--where", "file_name=", "--where", "level=2")] == ["g2"]
+    only = write(tmp_path / "only.jsonl", {"task_id": "g3", "Question": "?"}, {"id": "x", "question": "how many 1"})
+    assert [task.id[-2:] for task in build(path, "--only", str(only))] == ["g1", "g3"]
+    assert main(["show", str(tmp_path / "tasks.jsonl")]) == 0
+    assert "How many 3?" in capsys.readouterr().out
+
+
+def test_several_questions_a_task_and_a_sample(tmp_path: Path) -> None:
+    path = write(tmp_path / "metadata.jsonl", *(gaia(number) for number in range(7)))
+    tasks = build(path, "--questions", "3")
+    asked = [question.id for task in tasks for question in task.questions]
+    assert [len(task.questions) for task in tasks] == [3, 3]
+    assert len(set(asked)) == 6
+    assert [task.id for task in build(path, "--n", "2")] == [task.id for task in build(path, "--n", "2")]
+    assert len(build(path, "--n", "2")) == 2
+
+
+def test_the_root_page_can_be_the_first(tmp_path: Path) -> None:
+    path = write(tmp_path / "main.jsonl", ROWS["webwalkerqa"])
+    (task,) = build(path, "--start_page", benchmark="webwalkerqa", split="test")
+    assert task.metadata["start"] == "https://a.example/"
+    (task,) = build(path, benchmark="webwalkerqa", split="test")
+    assert "start" not in task.metadata
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--where", "color=red"), "where names 'color'; a question of gaia has level, file_name, category"),
+        (("--where", "level=9"), "none of 2 questions is left"),
+        (("--questions", "5"), "2 questions are too few for a task of 5"),
+    ],
+)
+def test_what_cannot_be_built(
+    tmp_path: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "metadata.jsonl", gaia(1), gaia(2))
+    call = ["build", "--environment", "web", "--benchmark", "gaia", "--split", "validation", "--input", str(path)]
+    assert main([*call, "--out", str(tmp_path / "t.jsonl"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert main([*call, "--out", str(path)]) == 2
+    assert "would overwrite" in capsys.readouterr().err
+
+
+def test_an_id_that_comes_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "metadata.jsonl", gaia(1), gaia(1))
+    call = ["build", "--environment", "web", "--benchmark", "gaia", "--split", "validation", "--input", str(path)]
+    assert main([*call, "--out", str(tmp_path / "t.jsonl")]) == 2
+    assert "row 2: has the id 'g1', as" in capsys.readouterr().err
+
+
+def test_a_split_that_a_benchmark_has_not() -> None:
+    with pytest.raises(ConfigError, match="split is 'train'; gaia has validation, test"):
+        get_web_benchmark("gaia", "train")
+    with pytest.raises(ConfigError, match="those of the web are gaia"):
+        get_web_benchmark("squad", "dev")
+
+
+@pytest.mark.parametrize(("name", "split", "count"), [("webwalkerqa", "test", 340), ("webdancer", "train", 100)])
+def test_real_samples(name: str, split: str, count: int) -> None:
+    benchmark = get_web_benchmark(name, split)
+    rows = [row for file in benchmark.find(split, real_data()) for row in benchmark.read(file)]
+    assert len(rows) == len({row.id for row in rows}) == count
