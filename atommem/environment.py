@@ -101,7 +101,13 @@ class Environment(Protocol):
 
 @dataclass
 class EnvironmentConfig:
-    """Settings of an environment; each has its own subclass. Part of every checkpoint."""
+    """Settings of an environment; each has its own subclass. Part of every checkpoint.
+
+    Attributes:
+        operational: Names of those that say where and at what cost and nothing of results: a run may go on with others.
+    """
+
+    operational: ClassVar[frozenset[str]] = frozenset()
 
     environment: str = field(
         default=DEFAULT_ENVIRONMENT,

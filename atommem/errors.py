@@ -42,3 +42,7 @@ class OutageError(AtomMemError):
 
     The episode loop turns it into a failed episode: counted and reported, never scored 0.
     """
+
+
+class BudgetSpentError(AtomMemError):
+    """What a run may spend is spent before it has ended. What has ended is kept and counts when it is continued."""

@@ -10,14 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atommem.errors import AtomMemError, ConfigError
+from atommem.errors import ConfigError
 
 PER_PRICE = 1_000_000
 """Tokens that a price is for."""
-
-
-class BudgetSpentError(AtomMemError):
-    """The budget was spent before every episode had run. What has ended is kept and counts when it is continued."""
 
 
 @dataclass(frozen=True, slots=True)

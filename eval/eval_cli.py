@@ -13,7 +13,7 @@ from rich.console import Console
 
 from atommem.environment import find_environment
 from atommem.envs.scoring.breakdowns import breakdowns
-from atommem.eval.budget import BudgetSpentError
+from atommem.errors import BudgetSpentError
 from atommem.eval.console_report import breakdown_table, report_table
 from atommem.eval.eval_config import Configs, parse_arguments
 from atommem.eval.output import EPISODES, SUMMARY, TRACES
@@ -71,7 +71,7 @@ def _main(argv: list[str]) -> int:
     except BudgetSpentError as error:
         print(
             f"atommem eval: {error} Every episode that ended is in {config.out}; the same command with a larger "
-            "--budget_tokens or --budget_money continues from there.",
+            "--budget_tokens, --budget_money, --call_budget or --cost_budget continues from there.",
             file=sys.stderr,
         )
         return EXIT_BUDGET_SPENT

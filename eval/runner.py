@@ -15,8 +15,8 @@ from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, main_metric, record_of
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import ConfigError, DataError
-from atommem.eval.budget import Budget, BudgetSpentError
+from atommem.errors import BudgetSpentError, ConfigError, DataError
+from atommem.eval.budget import Budget
 from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import OutputFolder, usage_of
 

@@ -78,7 +78,11 @@ class Workbench:
             "policy": identity,
             # The same server may come back at another address.
             "embedder": {**asdict(embedder_config), "embedder_url": None},
-            "environment": {**asdict(environment), **judge_settings(environment)},
+            "environment": {
+                name: value
+                for name, value in {**asdict(environment), **judge_settings(environment)}.items()
+                if name not in environment.operational
+            },
             "chat_template_kwargs": config.template_kwargs,
             "method": {"name": config.method},
         }

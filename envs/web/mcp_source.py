@@ -35,6 +35,7 @@ class McpSource(ToolSource):
             raise ConfigError("tools name mcp, which is not installed: pip install 'atommem[web]'.")
         if not config.mcp_servers:
             raise ConfigError("tools name mcp, and mcp_servers is empty: give the URLs or command lines of servers.")
+        self.backend = f"mcp {' '.join(config.mcp_servers)}"
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="atommem-mcp", daemon=True).start()
         self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]

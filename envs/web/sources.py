@@ -41,6 +41,14 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
             sources.append(FunctionSource(config, found))
         else:
             raise ConfigError(f"tools name {name!r}, which is {found!r}: give a ToolSource or a function.")
+    if config.cassette is not None:
+        recorded = [source for source in sources if source.backend is not None]
+        if not recorded:
+            raise ConfigError(f"cassette is {config.cassette}, and none of the tools {list(names)} is ever recorded.")
+        from atommem.envs.web.net.recording import RecordedSource, Recorder
+
+        recorder = Recorder(config)
+        sources = [RecordedSource(source, recorder) if source in recorded else source for source in sources]
     called = [tool.name for source in sources for tool in source.tools]
     twice = sorted({name for name in called if called.count(name) > 1})
     if twice:

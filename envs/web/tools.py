@@ -79,7 +79,11 @@ class ToolSource(ABC):
 
     Attributes:
         config: These settings.
+        backend: What answers, with its version and what else changes its answers, where calls are worth recording on a
+            cassette; None where they are free and always the same.
     """
+
+    backend: str | None = None
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -8,8 +8,8 @@ from itertools import groupby
 
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.task import Task
-from atommem.errors import AtomMemError
-from atommem.eval.budget import Budget, BudgetSpentError
+from atommem.errors import AtomMemError, BudgetSpentError
+from atommem.eval.budget import Budget
 from atommem.eval.output import SUMMARY, OutputFolder
 from atommem.eval.runner import evaluate, make_manifest
 from atommem.eval.suites.board import Board

@@ -9,9 +9,9 @@ import pytest
 
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError
+from atommem.errors import BudgetSpentError, ConfigError
 from atommem.eval import eval_cli, workbench
-from atommem.eval.budget import Budget, BudgetSpentError, Usage
+from atommem.eval.budget import Budget, Usage
 from atommem.eval.runner import evaluate
 from tests.eval.toys import ToyPolicy, make_runner, make_task
 from tests.fakes import WordTokenizer

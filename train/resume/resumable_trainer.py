@@ -20,7 +20,7 @@ from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import SaveStrategy
 
 from atommem.config import save_config
-from atommem.errors import AtomMemError, ConfigError
+from atommem.errors import AtomMemError, BudgetSpentError, ConfigError
 from atommem.train.resume import sharded
 from atommem.train.resume.checkpoint import TRAINING_ARGS, check_whole
 from atommem.train.resume.checkpoint_files import (
@@ -90,6 +90,11 @@ class ResumableTrainer(Trainer):
                 # Whoever wants no checkpoints gets none for stopping.
                 saved = self.args.save_strategy != SaveStrategy.NO and self._save_before_step()
                 raise TrainingInterrupted(f"{stop} {_resume_hint(saved, self.args.output_dir)}") from None
+            except BudgetSpentError as spent:
+                # Ranks spend at different times, and save together only.
+                alone = self.accelerator.num_processes == 1 and self.args.save_strategy != SaveStrategy.NO
+                saved = alone and self._save_before_step()
+                raise BudgetSpentError(f"{spent} {_resume_hint(saved, self.args.output_dir)}") from None
             except (DivergedError, RolloutFailedError) as fault:
                 # DeepSpeed steps inside the backward pass: its parameters are beyond saving by now.
                 stepped = self.accelerator.distributed_type == DistributedType.DEEPSPEED

@@ -31,7 +31,8 @@ PORTS = frozenset({80, 443, 8000, 8080, 8443})
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _TRIED = 4
 """Addresses of a host that are tried."""
-_RESOLVE_ATTEMPTS = 3
+_RESOLVE_ATTEMPTS = 2
+"""Two of a silent resolver (10 s each) fit into the time that a page has."""
 _RESOLVERS = ThreadPoolExecutor(32, thread_name_prefix="atommem-resolve")
 """Threads of their own: names whose servers are silent must not hold up the loop's other threads."""
 
@@ -133,7 +134,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
                     raise OutageError(
                         f"{host} cannot be resolved now, nor after {attempt} attempts: check this machine's resolver."
                     ) from error
-                await asyncio.sleep(0.2 * attempt)
+                await asyncio.sleep(0.1)
             except (UnicodeError, ValueError) as error:
                 raise PageError(f"{host!r} is no name of a host.") from error
         if not found:

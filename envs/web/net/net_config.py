@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from atommem.config import check_choice
 from atommem.envs.question_answering import QAConfig
 from atommem.errors import ConfigError
 
@@ -20,6 +22,11 @@ class NetConfig(QAConfig):
         "parse_workers": 1,
         "parse_megabytes": 256,  # its libraries need that much
     }
+
+    operational = frozenset(
+        {"search_url", "reader_url", "tool_retries", "tool_requests", "parse_workers", "private_hosts"}
+        | {"cassette", "cassette_mode", "call_budget", "cost_budget", "call_prices"}
+    )
 
     search_url: str | None = field(
         default=None, metadata={"help": "The server of tools searxng or retrieve (serper has its own)."}
@@ -51,8 +58,36 @@ class NetConfig(QAConfig):
     parse_megabytes: int = field(default=1024, metadata={"help": "Address space of a process that reads pages."})
     parse_workers: int = field(default=2, metadata={"help": "Processes that read pages."})
 
+    cassette: str | None = field(
+        default=None, metadata={"help": "A file that calls of tools are recorded on and answered from (unset: none)."}
+    )
+    cassette_mode: str = field(
+        default="live",
+        metadata={
+            "help": "live (what is not on the cassette is asked and recorded), replay (it is an outage) or frozen "
+            "(it does not exist)."
+        },
+    )
+    call_budget: int | None = field(
+        default=None, metadata={"help": "Most calls that the cassette may ever record; then the run stops."}
+    )
+    cost_budget: float | None = field(
+        default=None, metadata={"help": "Most money for them (call_prices); then the run stops."}
+    )
+    call_prices: list[str] = field(
+        default_factory=list, metadata={"help": "What a call costs: search=0.001, several with spaces."}
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("cassette_mode", self.cassette_mode, ("live", "replay", "frozen"))
+        limited = self.call_budget is not None or self.cost_budget is not None
+        if self.cassette is None and (limited or self.cassette_mode != "live"):
+            raise ConfigError("cassette_mode, call_budget and cost_budget are of a cassette, and cassette is unset.")
+        if not all(re.fullmatch(r"\w+=\d*\.?\d+", price) for price in self.call_prices):
+            raise ConfigError(f"call_prices is {self.call_prices}: write a tool and its price, as search=0.001.")
+        if self.cost_budget is not None and not self.call_prices:
+            raise ConfigError(f"cost_budget is {self.cost_budget:g} and no price is known: give call_prices.")
         for name in ("page_megabytes", "page_seconds", "parse_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give more than 0.")

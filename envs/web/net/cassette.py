@@ -1,0 +1,234 @@
+"""A cassette: one SQLite file with every call of a tool that was made, and what came of it.
+
+Several processes may share one. Of calls that are alike, one is made, and the others wait for it. A process that is
+killed leaves the file whole (write-ahead log); its call is made again by whoever needs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from atommem.envs.web.tools import Link, ToolResult
+from atommem.errors import BudgetSpentError, ConfigError, DataError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS calls (
+    key BLOB PRIMARY KEY, tool TEXT NOT NULL, backend TEXT NOT NULL, arguments TEXT NOT NULL,
+    state TEXT NOT NULL, holder TEXT, until REAL, time REAL NOT NULL, result BLOB
+);
+CREATE TABLE IF NOT EXISTS spent (tool TEXT PRIMARY KEY, calls INTEGER NOT NULL, cost REAL NOT NULL);
+"""
+LEASE_SECONDS = 30.0
+"""For how long a call is left to who makes it, unless it says again that it does."""
+_WAIT_SECONDS = 60.0
+"""For the lock of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """What is asked of a tool.
+
+    Attributes:
+        tool: Its name.
+        backend: What answers, with its version and what else changes its answers.
+        arguments: As JSON with sorted keys.
+    """
+
+    tool: str
+    backend: str
+    arguments: str
+
+    @classmethod
+    def of(cls, tool: str, backend: str, arguments: Mapping[str, Any]) -> RecordedCall:
+        """The call with these arguments."""
+        return cls(tool, backend, json.dumps(dict(arguments), sort_keys=True, separators=(",", ":")))
+
+    @property
+    def key(self) -> bytes:
+        """By which it is found."""
+        return hashlib.sha256(json.dumps([self.tool, self.backend, self.arguments]).encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What all calls on a cassette may come to, over its whole life: calls, and money at `prices` (by tool)."""
+
+    calls: int | None = None
+    cost: float | None = None
+    prices: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The call that was waited for failed."""
+
+    message: str
+
+
+class Cassette:
+    """A cassette file, used by one thread at a time.
+
+    Args:
+        path: The file; made if it is not there.
+        budget: What may be spent.
+        read_only: Whether nothing may be recorded.
+
+    Raises:
+        ConfigError: There is no such file to be read, or the folder cannot be written.
+        DataError: It is no cassette.
+    """
+
+    def __init__(self, path: str | Path, budget: Budget | None = None, read_only: bool = False) -> None:
+        self.path = Path(path)
+        self._budget = budget or Budget()
+        if read_only and not self.path.is_file():
+            raise ConfigError(f"there is no cassette {path}: record one first (cassette_mode live).")
+        try:
+            uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+            self._file = sqlite3.connect(
+                uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+            )
+            if read_only:
+                self._file.execute("SELECT key, result FROM calls LIMIT 1")
+            else:
+                # With NORMAL, a power failure may take the last calls; a killed process takes none.
+                self._file.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
+        except sqlite3.OperationalError as error:
+            raise ConfigError(f"the cassette {path} cannot be opened: {error}.") from error
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{path} is no cassette: {error}.") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def found(self, call: RecordedCall) -> ToolResult | None:
+        """What came of `call`, None if it was not recorded."""
+        row = self._file.execute("SELECT result FROM calls WHERE key = ? AND state = 'done'", (call.key,)).fetchone()
+        return None if row is None else _unpacked(row[0])
+
+    def begin(self, call: RecordedCall, since: float) -> ToolResult | Outage | bool:
+        """What came of `call`; or True if it is now yours to make, False if somebody else makes it.
+
+        An outage counts for those who have waited for it (`since`, in seconds of the epoch): they do not ask again.
+
+        Raises:
+            BudgetSpentError: It would have to be made, and the budget has no call left.
+        """
+        with self._writing():
+            row = self._file.execute(
+                "SELECT state, result, holder, until, time FROM calls WHERE key = ?", (call.key,)
+            ).fetchone()
+            if row is not None:
+                state, result, holder, until, when = row
+                if state == "done":
+                    return _unpacked(result)
+                if state == "failed" and when >= since:
+                    return Outage(zstandard.decompress(result).decode())
+                if state == "made" and until > time.time() and _lives(holder):
+                    return False
+            self._spend(call.tool)
+            now = time.time()
+            self._file.execute(
+                "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'made', ?, ?, ?, NULL)",
+                (call.key, call.tool, call.backend, call.arguments, _holder(), now + LEASE_SECONDS, now),
+            )
+        return True
+
+    def renew(self, call: RecordedCall) -> None:
+        """Say that `call` is still being made."""
+        self._file.execute("UPDATE calls SET until = ? WHERE key = ?", (time.time() + LEASE_SECONDS, call.key))
+
+    def end(self, call: RecordedCall, result: ToolResult) -> None:
+        """Record what came of `call`."""
+        packed = zstandard.compress(json.dumps(asdict(result)).encode())
+        self._set(call, "done", packed)
+
+    def fail(self, call: RecordedCall, message: str) -> None:
+        """Record that `call` had an outage, for those who wait for it now."""
+        self._set(call, "failed", zstandard.compress(message.encode()))
+
+    def release(self, call: RecordedCall) -> None:
+        """Leave `call` to the next one who needs it: it was given up."""
+        self._file.execute("DELETE FROM calls WHERE key = ?", (call.key,))
+
+    def results(self) -> Iterator[tuple[RecordedCall, ToolResult]]:
+        """All that was recorded, in the order in which it was."""
+        rows = self._file.execute(
+            "SELECT tool, backend, arguments, result FROM calls WHERE state = 'done' ORDER BY time, key"
+        )
+        for tool, backend, arguments, result in rows:
+            yield RecordedCall(tool, backend, arguments), _unpacked(result)
+
+    def spent(self) -> dict[str, tuple[int, float]]:
+        """Calls that were made, and what they cost, by tool."""
+        rows = self._file.execute("SELECT tool, calls, cost FROM spent ORDER BY tool")
+        return {tool: (calls, cost) for tool, calls, cost in rows}
+
+    def _set(self, call: RecordedCall, state: str, result: bytes) -> None:
+        self._file.execute(
+            "UPDATE calls SET state = ?, holder = NULL, time = ?, result = ? WHERE key = ?",
+            (state, time.time(), result, call.key),
+        )
+
+    def _spend(self, tool: str) -> None:
+        """Count a call before it is made: what is spent is never more than what is counted."""
+        calls, cost = self._file.execute("SELECT COALESCE(SUM(calls), 0), COALESCE(SUM(cost), 0) FROM spent").fetchone()
+        price = (self._budget.prices or {}).get(tool, 0.0)
+        most_calls, most_cost = self._budget.calls, self._budget.cost
+        if most_calls is not None and calls >= most_calls:
+            raise BudgetSpentError(f"call_budget is spent: {calls} calls are recorded on {self.path}. Give more.")
+        # Prices add up with rounding errors; a thousandth of a call is none.
+        if most_cost is not None and cost + price > most_cost + price / 1000:
+            raise BudgetSpentError(f"cost_budget is spent: {cost:g} of {most_cost:g}, on {self.path}. Give more.")
+        self._file.execute(
+            "INSERT INTO spent VALUES (?, 1, ?) ON CONFLICT (tool) DO UPDATE SET calls = calls + 1, cost = cost + ?",
+            (tool, price, price),
+        )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction that no other process's can come in between."""
+        self._file.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._file.execute("ROLLBACK")
+            raise
+        self._file.execute("COMMIT")
+
+
+def _unpacked(packed: bytes) -> ToolResult:
+    values = json.loads(zstandard.decompress(packed))
+    return ToolResult(**{**values, "links": tuple(Link(**link) for link in values["links"])})
+
+
+def _holder() -> str:
+    """This process."""
+    return f"{socket.gethostname()} {os.getpid()}"
+
+
+def _lives(holder: str) -> bool:
+    """Whether a process of this machine lives; of another machine's nothing is known but its lease."""
+    machine, number = holder.rsplit(" ", 1)
+    if machine != socket.gethostname():
+        return True
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,242 @@
+"""Calls that are recorded, shared between episodes and processes, replayed, and paid for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.environment import environment_config
+from atommem.envs.web.net import cassette as cassettes
+from atommem.envs.web.net.cassette import Budget, Cassette, Outage, RecordedCall
+from atommem.envs.web.net.recording import Recorder
+from atommem.envs.web.sources import make_sources
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.episode import Episode
+from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
+from atommem.observation import StopReason
+from tests.envs.web.test_environment import ANSWER, call, make_runner, make_task
+
+CALL = RecordedCall.of("search", "engine 1", {"query": "Ann"})
+RESULT = ToolResult("Ann \ud800 lives", False, "Ann", (Link("Bob", "b"),), "https://a.test/")
+MADE: list[str] = []
+
+
+class Engine(ToolSource):
+    """Counts the calls that it gets."""
+
+    backend = "engine 1"
+
+    @property
+    def tools(self) -> list[Tool]:
+        """One."""
+
+        async def run(arguments: Any, task: Any) -> ToolResult:
+            query = arguments["query"]
+            MADE.append(query)
+            await asyncio.sleep(0.05)
+            if query == "gone":
+                raise OutageError("the engine is gone")
+            return ToolResult(f"found {query}", is_error=query == "nothing", origin=f"https://{query}.test/")
+
+        schema = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+        return [Tool("search", "Finds.", schema, run)]
+
+
+ENGINE = "tests.envs.web.net.test_cassette:Engine"
+
+
+@pytest.fixture(autouse=True)
+def _none_made() -> None:
+    MADE.clear()
+
+
+def settings(path: Path, **more: Any) -> dict[str, Any]:
+    return {"tools": [ENGINE], "cassette": str(path), **more}
+
+
+def search(path: Path, *queries: str, **more: Any) -> list[ToolResult | BaseException]:
+    """What the queries give, all asked at once."""
+
+    async def run() -> list[ToolResult | BaseException]:
+        (source,) = make_sources([ENGINE], environment_config("web", **settings(path, **more)))
+        run = source.tools[0].run
+        try:
+            return await asyncio.gather(*(run({"query": query}, None) for query in queries), return_exceptions=True)
+        finally:
+            await source.close()
+
+    return asyncio.run(run())
+
+
+def test_what_is_recorded_comes_back_as_it_was(tmp_path: Path) -> None:
+    cassette = Cassette(tmp_path / "c.db")
+    assert cassette.found(CALL) is None
+    assert cassette.begin(CALL, 0) is True
+    assert cassette.begin(CALL, 0) is False, "it is being made"
+    cassette.end(CALL, RESULT)
+    assert cassette.begin(CALL, 0) == cassette.found(CALL) == RESULT
+    assert list(cassette.results()) == [(CALL, RESULT)]
+    other = RecordedCall.of("search", "engine 2", {"query": "Ann"})
+    assert cassette.found(other) is None, "another backend, another answer"
+    assert RecordedCall.of("a", "b", {"x": 1, "y": 2}) == RecordedCall.of("a", "b", {"y": 2, "x": 1})
+
+
+def test_calls_that_are_alike_are_made_once_and_never_again(tmp_path: Path) -> None:
+    results = search(tmp_path / "c.db", *["Ann"] * 8, "Bob", "nothing")
+    assert sorted(MADE) == ["Ann", "Bob", "nothing"]
+    assert results == search(tmp_path / "c.db", *["Ann"] * 8, "Bob", "nothing")
+    assert len(MADE) == 3, "also what was found missing is recorded"
+
+
+def test_replay_and_frozen_ask_nothing(tmp_path: Path) -> None:
+    recorded = search(tmp_path / "c.db", "Ann")
+    for mode in ("replay", "frozen"):
+        assert search(tmp_path / "c.db", "Ann", cassette_mode=mode) == recorded
+    (missing,) = search(tmp_path / "c.db", "Bob", cassette_mode="replay")
+    assert isinstance(missing, OutageError)
+    assert "does not hold search" in str(missing)
+    (absent,) = search(tmp_path / "c.db", "Bob", cassette_mode="frozen")
+    assert isinstance(absent, ToolResult)
+    assert absent.is_error
+    assert MADE == ["Ann"]
+
+
+def test_an_outage_is_shared_by_those_who_waited_and_is_not_recorded(tmp_path: Path) -> None:
+    results = search(tmp_path / "c.db", *["gone"] * 4)
+    assert [str(result) for result in results] == ["the engine is gone"] * 4
+    assert MADE == ["gone"]
+    search(tmp_path / "c.db", "gone")
+    assert MADE == ["gone"] * 2, "who comes later asks again"
+
+
+def test_a_call_of_a_process_that_was_killed_is_made_again_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from atommem.envs.web.net.cassette import Cassette, RecordedCall;"
+        "Cassette(sys.argv[1]).begin(RecordedCall.of('search', 'engine 1', {'query': 'Ann'}), 0);"
+        "print('begun', flush=True); time.sleep(60)"
+    )
+    path = tmp_path / "c.db"
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    cassette = Cassette(path)
+    assert cassette.begin(CALL, 0) is False
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert cassette.begin(CALL, 0) is True
+
+
+def test_a_lease_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cassette = Cassette(tmp_path / "c.db")
+    assert cassette.begin(CALL, 0) is True
+    monkeypatch.setattr(cassettes, "_lives", lambda holder: True)
+    assert cassette.begin(CALL, 0) is False
+    later = time.time() + cassettes.LEASE_SECONDS
+    monkeypatch.setattr(time, "time", lambda: later + 1)
+    assert cassette.begin(CALL, 0) is True
+    cassette.renew(CALL)
+    cassette.fail(CALL, "gone")
+    assert cassette.begin(CALL, later) == Outage("gone")
+
+
+def test_a_call_that_is_cancelled_is_let_go(tmp_path: Path) -> None:
+    async def run() -> None:
+        recorder = Recorder(environment_config("web", **settings(tmp_path / "c.db")))
+        making = asyncio.create_task(recorder.call(CALL, lambda: asyncio.sleep(60)))
+        await asyncio.sleep(0.1)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+
+        async def made() -> ToolResult:
+            return RESULT
+
+        assert await recorder.call(CALL, made) == RESULT
+        recorder.close()
+
+    asyncio.run(run())
+
+
+def test_a_budget_of_calls_and_of_money_is_never_exceeded_and_what_is_recorded_stays(tmp_path: Path) -> None:
+    results = search(tmp_path / "c.db", "a", "b", "c", call_budget=2)
+    assert sorted(MADE) == ["a", "b"]
+    assert isinstance(results[2], BudgetSpentError)
+    assert search(tmp_path / "c.db", "a", call_budget=2) == results[:1], "what is recorded costs nothing"
+    prices = {"call_prices": ["search=0.1"], "cost_budget": 0.3}
+    results = search(tmp_path / "d.db", "a", "b", "c", "d", **prices)
+    assert [type(result) for result in results] == [ToolResult] * 3 + [BudgetSpentError]
+    cassette = Cassette(tmp_path / "d.db", Budget(), read_only=True)
+    assert cassette.spent() == {"search": (3, pytest.approx(0.3))}
+
+
+def play(path: Path, **more: Any) -> Episode:
+    completions = [call("search", query="Ann"), call("search", query="nothing"), ANSWER]
+    runner = make_runner(completions, **settings(path, **more))
+
+    async def run() -> Episode:
+        try:
+            return await runner.run(make_task())
+        finally:
+            await runner.agent.environments.close()
+
+    return asyncio.run(run())
+
+
+def test_an_episode_replays_as_it_was(tmp_path: Path) -> None:
+    live, replayed = (play(tmp_path / "c.db", cassette_mode=mode) for mode in ("live", "replay"))
+    assert [step.observation for step in live.steps] == [step.observation for step in replayed.steps]
+    assert MADE == ["Ann", "nothing"]
+
+
+def test_an_episode_off_the_record_has_failed_and_is_not_scored(tmp_path: Path) -> None:
+    search(tmp_path / "c.db", "Ann")
+    episode = play(tmp_path / "c.db", cassette_mode="replay")
+    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
+
+
+def test_a_spent_budget_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(BudgetSpentError, match=r"call_budget is spent: 1 calls .* Give more"):
+        play(tmp_path / "c.db", call_budget=1)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"cassette": None, "call_budget": 1}, "cassette is unset"),
+        ({"cassette": None, "cassette_mode": "replay"}, "cassette is unset"),
+        ({"cassette_mode": "repaly"}, "cassette_mode"),
+        ({"cost_budget": 1.0}, "no price is known"),
+        ({"call_prices": ["search"]}, "search=0.001"),
+    ],
+)
+def test_settings_that_cannot_be_meant(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        environment_config("web", **{"cassette": "c.db", **more})
+
+
+def test_files_that_are_no_cassettes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no cassette"):
+        Cassette(tmp_path / "none.db", read_only=True)
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        Cassette(tmp_path / "nowhere" / "c.db")
+    (tmp_path / "text.db").write_text("no database " * 100)
+    for read_only in (True, False):
+        with pytest.raises(DataError, match="is no cassette"):
+            Cassette(tmp_path / "text.db", read_only=read_only)
+    sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        Cassette(tmp_path / "other.db", read_only=True)
+
+
+def test_a_cassette_without_a_tool_to_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none of the tools"):
+        make_sources(["task"], environment_config("web", cassette=str(tmp_path / "c.db")))

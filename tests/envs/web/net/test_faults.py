@@ -1,0 +1,185 @@
+"""Whose fault it is: a case for each line of the table in docs/web.md, through whole episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+
+from atommem.envs.web.net.reader_tools import Direct
+from atommem.episode import Episode
+from atommem.observation import StopReason
+from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
+from tests.envs.web.test_environment import ANSWER, call, make_runner, make_task
+
+
+class LoopbackDirect(Direct):
+    """The reader with 127.0.0.2 as its internet."""
+
+    def __init__(self, config: Any) -> None:
+        async def resolve(host: str, port: int) -> list[str]:
+            if host == "unresolved.test":
+                raise socket.gaierror(socket.EAI_AGAIN, "try again")
+            return await resolver({})(host, port)
+
+        super().__init__(config, rule=on_loopback, resolve=resolve)
+
+
+def slow(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+    handler.connection.recv(1)
+
+
+def breaking(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+PAGES = {
+    "/robots.txt": answering("User-agent: *\nDisallow: /robots", "text/plain"),
+    "/fine": answering("<p>Ann lives in Oakrest.</p>"),
+    "/forbidden": answering("no", status=403),
+    "/trouble": answering("no", status=500),
+    "/image": answering(b"\x89PNG", "image/png"),
+    "/empty": answering("<script>x</script>"),
+    "/damaged": answering(b"%PDF-1.7", "application/pdf"),
+    "/large": answering("x" * 2_000_000),
+    "/slow": slow,
+    "/breaking": breaking,
+    "/robots": answering("<p>x</p>"),
+}
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    pytest.importorskip("lxml_html_clean")
+    with serving(PAGES) as (host, _):
+        yield f"http://{host}"
+
+
+def play(completions: list[str], **settings: Any) -> Episode:
+    settings = {"tool_retries": 1, "page_seconds": 0.5, "page_megabytes": 1.0, "parse_workers": 1, **settings}
+    runner = make_runner(completions, **settings)
+
+    async def run() -> Episode:
+        try:
+            return await runner.run(make_task())
+        finally:
+            await runner.agent.environments.close()
+
+    return asyncio.run(run())
+
+
+DIRECT = "tests.envs.web.net.test_faults:LoopbackDirect"
+
+
+PAGE_FAULTS = {
+    "/missing": "404",
+    "/forbidden": "403",
+    "/trouble": "500",
+    "http://nowhere.test/": "no host",
+    "http://127.0.0.2:9/": "cannot be had",
+    "/breaking": "cannot be had",
+    "/slow": "longer than 0.5 seconds",
+    "/large": "larger than 1 MB",
+    "/image": "not a text",
+    "/empty": "no text",
+    "/damaged": "cannot be read",
+    "/robots": "does not let robots",
+    "https://huggingface.co/datasets/x": "may not be visited",
+    "http://127.0.0.1/": "not on the public web",
+    "Ann": "no address",
+}
+
+
+@pytest.fixture(scope="module")
+def visits(site: str) -> Episode:
+    """An episode that visits them all, and then a page that is there."""
+    pages = [site + page if page.startswith("/") else page for page in PAGE_FAULTS]
+    return play([*(call("visit", page=page) for page in [*pages, f"{site}/fine"]), ANSWER], tools=[DIRECT])
+
+
+@pytest.mark.parametrize("page", PAGE_FAULTS)
+def test_a_pages_fault_is_an_observation(visits: Episode, page: str) -> None:
+    observation = visits.steps[1 + list(PAGE_FAULTS).index(page)].observation
+    assert PAGE_FAULTS[page] in observation.values("text")[0]
+    assert observation.stream[0].name == "failure"
+
+
+def test_the_episode_goes_on_after_a_pages_fault(visits: Episode) -> None:
+    assert (visits.stop_reason, visits.reward) == (StopReason.ANSWERED, 1.0)
+    assert "Oakrest" in visits.steps[-1].observation.values("text")[0]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        call("look", query="Ann"),
+        call("visit", url="Ann"),
+        '<tool_call>{"name": "visit", "arguments": {"page": 3}}</tool_call>',
+        "<tool_call>visit Ann</tool_call>",
+    ],
+)
+def test_the_policys_fault_is_a_problem_and_an_observation_and_costs_a_call(site: str, written: str) -> None:
+    episode = play([written, ANSWER], tools=[DIRECT])
+    assert (episode.stop_reason, episode.reward) == (StopReason.ANSWERED, 1.0)
+    assert len(episode.steps[0].problems) == 1
+    assert episode.steps[1].observation.stream[0].name == "failure"
+    assert episode.steps[1].observation.values("left") == [39]
+
+
+@pytest.mark.parametrize(
+    ("tool", "status", "answer"),
+    [
+        ("serper", 401, {"message": "Unauthorized."}),
+        ("serper", 403, {"message": "Unauthorized."}),
+        ("serper", 400, {"message": "Not enough credits", "statusCode": 400}),
+        ("jina", 402, {"message": "balance"}),
+        ("searxng", 403, "Forbidden"),
+        ("serper", 429, "slow down"),
+        ("retrieve", 500, "broken"),
+        ("access", 503, "broken"),
+        ("retrieve", 404, {"detail": "Not Found"}),
+        ("retrieve", 200, {"error": "no index"}),
+        ("access", 200, "no JSON"),
+        ("jina", 200, {"data": None}),
+        ("searxng", 200, {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}),
+    ],
+)
+def test_a_providers_fault_is_an_outage(tool: str, status: int, answer: Any) -> None:
+    route = answering(answer, "application/json", status)
+    paths = {"/search": route, "/retrieve": route, "/access": route, "/": route}
+    with serving(paths, "127.0.0.1") as (host, asked):
+        url = f"http://{host}"
+        written = call("visit", page="https://a.test/") if tool in ("jina", "access") else call("search", query="Ann")
+        episode = play([written, ANSWER], tools=[tool], search_url=url, reader_url=url)
+    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
+    assert episode.error is not None
+    assert url in episode.error
+    assert len(asked) == (2 if status in (429, 500, 503) or answer == "no JSON" else 1), "retried where that can help"
+
+
+def test_a_machine_without_resolver_is_an_outage(site: str) -> None:
+    episode = play([call("visit", page="http://unresolved.test/"), ANSWER], tools=[DIRECT])
+    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
+
+
+@pytest.mark.parametrize("tool", ["serper", "searxng", "retrieve", "access", "jina"])
+def test_a_provider_that_is_gone_is_an_outage(tool: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    written = call("visit", page="https://a.test/") if tool in ("jina", "access") else call("search", query="Ann")
+    episode = play([written, ANSWER], tools=[tool], search_url=url, reader_url=url)
+    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
+
+
+@pytest.mark.parametrize("tool", ["serper", "jina"])
+def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(tool: str) -> None:
+    route = answering({"message": "cannot do this"}, "application/json", 422)
+    with serving({"/search": route, "/": route}, "127.0.0.1") as (host, _):
+        written = call("visit", page="https://a.test/") if tool == "jina" else call("search", query="Ann")
+        episode = play([written, ANSWER], tools=[tool], search_url=f"http://{host}", reader_url=f"http://{host}")
+    assert episode.stop_reason is StopReason.ANSWERED
+    assert episode.steps[1].observation.values("text") == ["cannot do this (422)"]
