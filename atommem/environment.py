@@ -224,7 +224,7 @@ class EnvironmentFactory(ABC):
         raise ConfigError(f"{type(self).__name__} gives no estimate of its tasks: a dry run of it is not possible.")
 
     def usage(self) -> dict[str, Any]:
-        """What services of its own (a judge) were asked for in this process: ``services`` of an evaluation's summary."""
+        """What services of its own (a judge) were asked for so far: ``services`` of an evaluation's summary."""
         return {}
 
     async def close(self) -> None:

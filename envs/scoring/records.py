@@ -283,12 +283,13 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
     for name in {*names} - {"reward"}:
         rates.pop(name, None)  # means over episodes; the scores below are means over questions
     categories = sorted({question.category for record in items for question in record.questions} - {""})
+    scored = ((item.id, item.metrics) for record in items if not record.overflowed for item in record.questions)
     summary: dict[str, Any] = {
         "episodes": len(items),
         "failed": sum(record.failed for record in items),
         "overflow": sum(record.overflowed for record in items),
         "metric": main_metric(items),
-        "metrics": {**estimates(items, names), **group_scores(items)},
+        "metrics": {**estimates(items, names), **group_scores(scored)},
         "means": rates,
         "errors": errors,
     }

@@ -6,31 +6,27 @@ Every question of MuSiQue-Full stands there twice: with all of its evidence, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atommem.envs.scoring.statistics import clustered_estimate
 
-if TYPE_CHECKING:
-    from atommem.envs.scoring.records import EpisodeRecord
-
-_Pair = tuple[list[dict[str, float]], list[dict[str, float]]]
+_Pair = tuple[list[Mapping[str, float]], list[Mapping[str, float]]]
 
 
-def group_scores(records: Iterable[EpisodeRecord]) -> dict[str, dict[str, Any]]:
+def group_scores(questions: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, dict[str, Any]]:
     """``group_answer_sufficiency_f1`` and ``_em`` over pairs, as estimates (`statistics.Estimate`); {} without any.
 
-    A pair with several episodes a side has the product of their means: what one episode a side earns in the mean.
-    Pairs of which a side is missing (failed, overflowed, not drawn) are in no score.
+    `questions` are ids, which the two of a pair share, with their metrics. A pair with several episodes a side has the
+    product of their means: what one episode a side earns in the mean. Pairs of which a side is missing (failed,
+    overflowed, not drawn) are in no score.
     """
     pairs: dict[str, _Pair] = {}
-    for record in records:
-        for question in record.questions:
-            if "sufficiency" in question.metrics and not record.overflowed:
-                sides = pairs.setdefault(question.id, ([], []))
-                sides["em" in question.metrics].append(question.metrics)
+    for identifier, metrics in questions:
+        if "sufficiency" in metrics:
+            pairs.setdefault(identifier, ([], []))["em" in metrics].append(metrics)
     whole = {identifier: sides for identifier, sides in pairs.items() if all(sides)}
     found = {}
     for metric in ("f1", "em"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from atommem.envs.judge_cli import kappa, main
 from atommem.envs.scoring.answers import score_answers
-from atommem.envs.scoring.judge_cli import kappa, main
 from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt
 from atommem.envs.scoring.verdicts import is_three_way, read_verdict
 from atommem.envs.task import Question, Task

@@ -131,7 +131,7 @@ def _labelled(row: Row) -> Labelled:
     answer = row.get("answer")
     if not isinstance(answer, str):
         raise row.error("answer", f"is {answer!r}, expected a string")
-    name = _LABELS.get(label) if isinstance(label, bool | int) else str(label).strip().lower().replace(" ", "_")
+    name = _LABELS.get(bool(label)) if label in (0, 1) else str(label).strip().lower().replace(" ", "_")
     if name not in _GRADES:
         raise row.error("label", f"is {label!r}, expected true, false, {', '.join(_GRADES)}")
     return Labelled(Question(row.text("question"), tuple(texts)), answer, str(name))
