@@ -68,8 +68,8 @@ def launcher_problem(environment: Mapping[str, str]) -> str | None:
     if int(seconds) >= _LEAST_SHUTDOWN and "SIGUSR1" in handled:
         return None
     return (
-        f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and hands on {handled} alone: start "
-        "it with PET_SHUTDOWN_TIMEOUT=600 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 in its environment."
+        f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and hands on {handled} alone: "
+        "start it with PET_SHUTDOWN_TIMEOUT=600 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 in its environment."
     )
 
 
