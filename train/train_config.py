@@ -46,6 +46,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 # Settings of a colocated engine that are not for its user, with the reason.
 ENGINE_FIXED = {
     "model": "which is what is trained",
+    "revision": "whose name here is model_revision",
     "dtype": "which is that of what is trained",
     "logprobs_mode": "which has to be that of what is trained",
     "distributed_executor_backend": "which has to be this process",

@@ -12,7 +12,7 @@ from atommem.config import load_config, save_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.loops.launch import prepare_reporters
+from atommem.train.loops.launch import launcher_problem, prepare_reporters
 from atommem.train.train_cli import main, parse_grpo, parse_sft
 from atommem.train.train_config import ColdStartConfig, TrainConfig
 from tests.train.loops.test_end_to_end import SETTINGS, make_element_tokenizer, make_tasks
@@ -121,6 +121,16 @@ def test_processes_wait_for_the_longest_episode() -> None:
     longest = 29 * 4096 / 64
     for config in (parse_grpo(["--data", "t", "--model_name_or_path", "m"])[0], AsyncTrainConfig()):
         assert config.ddp_timeout > 2 * longest
+
+
+def test_a_launcher_that_would_not_let_a_run_save_is_named() -> None:
+    signals = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
+    assert launcher_problem({}) is None
+    assert "kills its processes 30 s after SIGTERM" in (launcher_problem(signals) or "")
+    signals["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGUSR1"
+    assert "30 s" in (launcher_problem(signals) or "")
+    assert launcher_problem({**signals, "PET_SHUTDOWN_TIMEOUT": "600"}) is None
+    assert launcher_problem({**signals, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}) is None
 
 
 def test_packing_is_refused_in_the_cold_start() -> None:

@@ -105,6 +105,8 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         rollout, update = divmod(self.state.global_step, self.args.updates_per_rollout)
         if self._sampled != rollout:
             self._sampled, self._batches = rollout, self._sample(model)
+        else:  # its data, should it fail, are those of the update before
+            self.failed_step(self.state.global_step, self.failed_step.episodes)
         batch = self._batches[update % len(self._batches)]
         started = time.perf_counter()
         loss, log = self._update.run(model, batch)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from accelerate import PartialState
+from transformers.trainer_utils import SaveStrategy
 
 from atommem.config import MemoryConfig
 from atommem.environment import EnvironmentFactory
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 _REPORTERS = ("wandb", "trackio", "tensorboard")
 _WANDB_RUN = "wandb_run_id"
+_LEAST_SHUTDOWN = 300
+"""Seconds that processes should have for their checkpoint when their launcher is told to end."""
 
 
 def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], columns: Sequence[Column]) -> Path:
@@ -41,6 +46,8 @@ def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], col
     """
     resume = resume_folder(args, memory)
     prepare_reporters(args)
+    if args.save_strategy != SaveStrategy.NO and (problem := launcher_problem(os.environ)):
+        PartialState().print(problem)
     trainer = make_trainer()
     use_console(trainer, columns)
     try:
@@ -50,6 +57,20 @@ def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], col
     folder = save_final(trainer, trainer.settings)
     trainer.accelerator.print(f"saved to {folder}; evaluate it: atommem eval --policy {folder} --data FILE --out DIR")
     return folder
+
+
+def launcher_problem(environment: Mapping[str, str]) -> str | None:
+    """What keeps the launcher of this process (torch's, which accelerate uses for several) from ending it in order."""
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    seconds = environment.get("PET_SHUTDOWN_TIMEOUT", environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+    handled = environment.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
+    if int(seconds) >= _LEAST_SHUTDOWN and "SIGUSR1" in handled:
+        return None
+    return (
+        f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and hands on {handled} alone: "
+        "start it with PET_SHUTDOWN_TIMEOUT=600 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 in its environment."
+    )
 
 
 def prepare_reporters(args: Any) -> None:

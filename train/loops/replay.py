@@ -197,7 +197,7 @@ def replay(
         ``not_finite``: parameters whose gradient is not.
 
     Raises:
-        ConfigError: The checkpoint before the update is gone.
+        ConfigError: The checkpoint before the update is gone, or other updates began its episodes.
     """
     if run.checkpoint is not None and not Path(run.checkpoint).is_dir():
         raise ConfigError(f"the state before the update was {run.checkpoint}, which is gone: restore it.")
@@ -207,9 +207,15 @@ def replay(
         arguments = ["--config", str(scratch / "config.yaml"), *arguments]
     processes = PartialState().num_processes
     args, *others = parse(arguments)
+    if args.carried_groups:
+        raise ConfigError(
+            f"the run had carried_groups {args.carried_groups}: the update trained on groups that the one before it "
+            "began, and cannot be repeated by itself."
+        )
     total = (args.generation_batch_size or 0) // (args.steps_per_generation or 1)
     arguments += ["--per_device_train_batch_size", str(total // processes), "--output_dir", str(scratch)]
-    args, *others = parse([*arguments, "--report_to", "none", "--save_strategy", "no", "--use_vllm", "false"])
+    # As it was sampled, so that it is corrected: there is no engine.
+    args, *others = parse([*arguments, "--report_to", "none", "--save_strategy", "no"])
     inspection = Inspection()
     _, _, environment, _ = others
     runner = RecordedRunner(run.episodes, find_environment(environment.environment))

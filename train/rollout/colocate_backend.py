@@ -162,6 +162,7 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         adapter = {"enable_lora": True, "max_lora_rank": round_lora_rank(rank)}
     settings = {
         "model": path,
+        "revision": (args.model_init_kwargs or {}).get("revision"),
         "dtype": str(model.dtype).removeprefix("torch."),
         "max_model_len": args.vllm_max_model_length,
         "gpu_memory_utilization": args.vllm_gpu_memory_utilization,

@@ -46,3 +46,4 @@ def test_ddp_trains_with_two_processes(tmp_path: Path) -> None:
     assert update["grad_norm"] > 0
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert done.stdout.count("saved to") == 1
+    assert done.stdout.count("kills its processes 30 s after SIGTERM") == 1

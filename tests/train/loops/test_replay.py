@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
 
-from atommem.errors import DataError
-from atommem.train.loops.replay import RecordedRunner, read_failed
+from atommem.envs.task_files import save_tasks
+from atommem.errors import ConfigError, DataError
+from atommem.train.loops.replay import FailedRun, RecordedRunner, read_failed, replay
 from atommem.train.resume.faults import FailedStep, recorded_command
-from tests.train.toys import ToyTask, mixed_episode
+from atommem.train.train_cli import parse_grpo
+from tests.train.loops.test_end_to_end import make_tasks
+from tests.train.test_train_cli import model_folder  # noqa: F401  # a fixture
+from tests.train.toys import ToyTask, mixed_episode, random_episode
 
 
 def test_the_command_keeps_what_its_file_said(tmp_path: Path) -> None:
@@ -63,3 +68,24 @@ def test_where_nothing_can_be_written_the_temporary_folder_serves(
     saved = step.save(blocked, 0, ValueError("why"), checkpoint=None, rng=None, rank=0, world_size=1)
     assert saved == tmp_path / "elsewhere" / "atommem-run" / "failed" / "step-1"
     assert json.loads((saved / "report.json").read_text())["error"] == "ValueError: why"
+
+
+def test_what_vllm_sampled_is_corrected_as_it_was(model_folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    """The recorded log-probabilities are far below the model's: every ratio is truncated to the bound."""
+    tasks = make_tasks()[:2]
+    save_tasks(tasks, tmp_path / "tasks.jsonl")
+    arguments = f"""--model_name_or_path {model_folder} --data {tmp_path / "tasks.jsonl"} --use_cpu --max_steps 1
+        --per_device_train_batch_size 4 --num_generations 2 --disable_tqdm true --max_grad_norm 0 --use_vllm true
+        --vllm_importance_sampling_mode token_truncate --vllm_importance_sampling_clip_max 2.0""".split()
+    episodes = {(t.id, sample): random_episode(t.id, sample, float(sample)) for t in tasks for sample in (0, 1)}
+    for step in (step for episode in episodes.values() for step in episode.steps):
+        step.prompt_ids, step.token_ids = ([token % 10 for token in ids] for ids in (step.prompt_ids, step.token_ids))
+        step.logprobs = [-50.0] * len(step.token_ids)
+    run = FailedRun(0, "why", None, arguments, None, episodes)
+    norms = []
+    for flags in (["--vllm_importance_sampling_correction", "false"], []):
+        (scratch := tmp_path / f"scratch{len(norms)}").mkdir()
+        norms.append(replay(run, flags, parse_grpo, scratch, print)["grad_norm"])
+    assert norms[1] == pytest.approx(2 * norms[0], rel=1e-4)
+    with pytest.raises(ConfigError, match="carried_groups 1: the update trained on groups that the one before it"):
+        replay(changed(run, arguments=[*arguments, "--carried_groups", "1"]), [], parse_grpo, tmp_path, print)

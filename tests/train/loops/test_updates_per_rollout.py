@@ -17,6 +17,7 @@ from atommem.train.loops.update_step import Batch
 from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.loss import MASKED
 from atommem.train.objective.sequences import Row
+from atommem.train.resume.faults import DivergedError
 from tests.train.harness import (
     GradientRecorder,
     assert_equal_gradients,
@@ -179,3 +180,18 @@ def test_mostly_masked_updates_are_warned_about_once(tmp_path: Path, caplog: pyt
 def test_no_updates_on_a_rollout_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_iterations 0: give at least 1"):
         make_config(tmp_path, num_iterations=0)
+
+
+def test_a_second_update_that_fails_leaves_its_episodes_too(tmp_path: Path) -> None:
+    config = make_config(tmp_path, per_device_train_batch_size=8, steps_per_generation=2, max_steps=2)
+    trainer, _, runner = make_trainer(make_model(), config, writer(make_model()))
+    run = trainer._update.run
+
+    def diverging(model: Any, batch: Batch) -> Any:
+        loss, log = run(model, batch)
+        return loss, log | ({"loss": float("nan")} if trainer.state.global_step else {})
+
+    trainer._update.run = diverging  # type: ignore[method-assign]
+    with pytest.raises(DivergedError, match="update 2"):
+        trainer.train()
+    assert len(list((tmp_path / "failed" / "step-2" / "episodes").iterdir())) == len(runner.jobs) == 16

@@ -216,8 +216,10 @@ def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(
 def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:
     given = {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}
     rollouts = make_rollouts(tmp_path, vllm_engine_kwargs=given)
+    rollouts.args.model_init_kwargs = {"revision": "v2"}  # as `model_arguments` notes --model_revision
     arguments = colocate_backend(rollouts)(saved_model(tmp_path)).policy.engine.args
     assert (arguments.kv_cache_dtype, arguments.max_num_batched_tokens) == ("fp8", 16384)
+    assert arguments.revision == "v2"
     with pytest.raises(ConfigError, match="'fp8', and full weights that are sent"):
         colocate_backend(make_rollouts(tmp_path, vllm_engine_kwargs={"quantization": "fp8"}))(saved_model(tmp_path))
 
