@@ -13,9 +13,12 @@ turn (`tests/train/shipped/vllm_double.py`).
 
 Three updates, KL as in the recipe, a checkpoint after the second; then the run goes on from that checkpoint. "holds":
 the parameters on two processes are those of one, and those of the resumed run those of the one that was not stopped,
-to 1e-5, after at least one has moved by a hundred times that; a KL at the first update is exactly 0. What is not run is
-named: async_qwen3_8b_lora needs live servers, deepspeed_zero3 needs DeepSpeed (PYTHONPATH may name it). `--quick` runs
-one pair. The last line is one JSON object.
+to 1e-5, after at least one has moved by a hundred times that; a KL at the first update is exactly 0.
+
+async_qwen3_8b_lora samples from a real vLLM server, started as its header says, where VLLM_PYTHON names an interpreter
+that has vLLM: with `max_staleness` 0, since what is sampled ahead depends on the clock, and with seeds in its requests.
+What is not run is named: that recipe without VLLM_PYTHON, and deepspeed_zero3 without DeepSpeed (PYTHONPATH may name
+it). `--quick` runs one pair. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,8 +50,10 @@ QUICK = "fsdp2 qwen3_8b_hotpotqa"
 UNNAMED = ("deepspeed_zero3", "multi_node")
 FILES = ("model.safetensors", "adapter_model.safetensors")
 GRPO = {"max_completion_length": 6, "num_generations": 4, "micro_batch_tokens": 2000, "embedder_model": "embedder"}
-SIZES: dict[str, dict[str, Any]] = {"grpo": GRPO, "sft": {"max_length": 4096, "logging_steps": 1}}
-EPISODES = {"grpo": 16, "sft": 4}
+ASYNC = {**GRPO, "token_budget": 2000, "max_staleness": 0}
+del ASYNC["micro_batch_tokens"]
+SIZES: dict[str, dict[str, Any]] = {"grpo": GRPO, "async": ASYNC, "sft": {"max_length": 4096, "logging_steps": 1}}
+EPISODES = {"grpo": 16, "async": 16, "sft": 4}
 """Of one process's batch; two have half each."""
 
 
@@ -93,8 +100,8 @@ def _commands(path: Path) -> list[str]:
 
 def why_not(pair: Pair) -> str | None:
     """Why this pair cannot be run here."""
-    if pair.stage == "async":
-        return "its rollouts come from live vLLM servers (scripts/bench_async.py, bench_lora_sync.py)"
+    if pair.stage == "async" and not os.environ.get("VLLM_PYTHON"):
+        return "its rollouts come from vLLM servers, and VLLM_PYTHON names no interpreter that has vLLM"
     if pair.launcher == "deepspeed_zero3" and find_spec("deepspeed") is None:
         return "DeepSpeed is not installed"
     if pair.recipe.startswith("smollm2") or pair.recipe == "sft_smollm2":
@@ -102,7 +109,28 @@ def why_not(pair: Pair) -> str | None:
     return None
 
 
-def commands(pair: Pair, processes: int, out: str, resume: bool) -> list[list[str]]:
+def server_settings(pair: Pair) -> tuple[dict[str, str], list[str]]:
+    """Environment variables and flags of the servers that the recipe's header starts."""
+    header = (CONFIGS / "train" / f"{pair.recipe}.yaml").read_text()
+    found = re.search(r"^# +(\S+)=(\S+) vllm serve \S+ (--[^#\n]*)", header, re.M)
+    assert found is not None, pair.recipe
+    return {found[1]: found[2]}, found[3].split()
+
+
+@contextmanager
+def server(pair: Pair, folder: Path) -> Iterator[str]:
+    """What the recipe samples from, if that is a server: one on CPU, with the flags of the header. Gives its URL."""
+    if pair.stage != "async":
+        yield ""
+        return
+    from vllm_process import vllm_server
+
+    variables, flags = server_settings(pair)
+    with vllm_server(folder / "model", folder / "server.log", *flags, env=variables) as url:
+        yield url
+
+
+def commands(pair: Pair, processes: int, out: str, resume: bool, url: str = "") -> list[list[str]]:
     """What is started, one command for each machine; with one process the part after the launcher."""
     flags = {
         **SIZES[pair.stage],
@@ -115,6 +143,8 @@ def commands(pair: Pair, processes: int, out: str, resume: bool) -> list[list[st
         "save_steps": 2,
         "dtype": "float32",
     }
+    if url:
+        flags["vllm_server_base_url"] = url
     given = ["--use_cpu", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
     given += ["--resume"] if resume else []
     words = shlex.split(re.sub(r"\$\(atommem configs (\w+)\)", rf"{CONFIGS}/accelerate/\1.yaml", pair.command))
@@ -131,7 +161,7 @@ def commands(pair: Pair, processes: int, out: str, resume: bool) -> list[list[st
     return [[*launch, "--main_process_port", "0", *train[1:]]]
 
 
-def run(pair: Pair, folder: Path, processes: int, out: str, resume: bool = False) -> None:
+def run(pair: Pair, folder: Path, processes: int, out: str, url: str, resume: bool = False) -> None:
     """Start the processes in `folder` and wait for their end.
 
     Raises:
@@ -148,7 +178,7 @@ def run(pair: Pair, folder: Path, processes: int, out: str, resume: bool = False
     with log.open("ab") as stream:
         started = [
             subprocess.Popen(command, cwd=folder, env=environment, stdout=stream, stderr=stream)
-            for command in commands(pair, processes, out, resume)
+            for command in commands(pair, processes, out, resume, url)
         ]
         try:
             failed = [process.wait(900) for process in started]
@@ -159,21 +189,21 @@ def run(pair: Pair, folder: Path, processes: int, out: str, resume: bool = False
         raise RuntimeError(f"{pair.name} on {processes} processes failed:\n{_tail(log)}")
 
 
-def compare(pair: Pair, folder: Path) -> dict[str, Any]:
+def compare(pair: Pair, folder: Path, url: str) -> dict[str, Any]:
     """Alone, together, and together after a stop; the differences."""
     start = load_file(folder / "model" / FILES[0])
     several = pair.processes
-    run(pair, folder, several, "together")
+    run(pair, folder, several, "together", url)
     together = _weights(folder / "together")
     shutil.rmtree(folder / "together" / "checkpoint-3", ignore_errors=True)
-    run(pair, folder, several, "together", resume=True)
+    run(pair, folder, several, "together", url, resume=True)
     result: dict[str, Any] = {"resumed": _difference(together, _weights(folder / "together"))}
     # An adapter's B begins at 0.
     began = {name: start.get(name, weight.new_zeros(weight.shape)) for name, weight in together.items()}
     trained = {name for name in together if "lora_A" not in name}
     result["moved"] = _difference({n: together[n] for n in trained}, {n: began[n] for n in trained})
     if several > 1:
-        run(pair, folder, 1, "alone")
+        run(pair, folder, 1, "alone", url)
         result["difference"] = _difference(together, _weights(folder / "alone"))
     lines = [json.loads(line) for line in (folder / "together" / "metrics.jsonl").read_text().splitlines()]
     first = next(line for line in lines if line.get("step") == 1 and "loss" in line)
@@ -241,11 +271,13 @@ def main(argv: list[str] | None = None) -> int:
         else:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                make_world(folder)
+                # vLLM on CPU has no heads of 8.
+                make_world(folder, head_dim=32 if pair.stage == "async" else 8)
                 if pair.stage == "sft":
                     make_traces(folder)
                 try:
-                    results[pair.name] = compare(pair, folder)
+                    with server(pair, folder) as url:
+                        results[pair.name] = compare(pair, folder, url)
                 except (RuntimeError, subprocess.SubprocessError) as error:
                     results[pair.name] = {"holds": False, "error": str(error)}
         print(f"{pair.name:40} {results[pair.name]}", flush=True)

@@ -109,12 +109,13 @@ def _dry_run(stage: str, argv: Sequence[str]) -> bool:
     from atommem.train.dry_run.plan_text import print_plan, write_plan
 
     config_class, *model_class = _config_classes(stage)
+    ahead = read_ahead(argv, "model_name_or_path")
     plan = make_plan(
         stage,
         argv,
         settings,
         lambda argv, adapt: _parse(argv, adapt(config_class), stage, *model_class),
-        _defaults(read_ahead(argv, "model_name_or_path")),
+        _defaults(ahead) if ahead.stored else {},
     )
     print_plan(plan)
     if settings.dry_run_json:

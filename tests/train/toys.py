@@ -34,7 +34,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    seed: int = 0, vocabulary: int = VOCABULARY + 2, spread: float = 0.5, positions: int = 256
+    seed: int = 0, vocabulary: int = VOCABULARY + 2, spread: float = 0.5, positions: int = 256, head_dim: int = 8
 ) -> Qwen3ForCausalLM:
     """A random model; the larger its initial weights spread, the farther from uniform its distribution."""
     torch.manual_seed(seed)
@@ -45,7 +45,7 @@ def make_model(
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=positions,
         pad_token_id=vocabulary - 1,
         eos_token_id=vocabulary - 2,

@@ -16,21 +16,15 @@ OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
 class Launch:
     """Processes, and what each of them holds a share of.
 
-    Attributes:
-        name: ``single``, ``ddp``, ``fsdp`` or ``zero1``, ``zero2``, ``zero3``.
-        processes: Of all machines together.
-        shards: Processes that share one copy of what is sharded.
-        stage: ZeRO's, or what FSDP2 does in its terms: 3, and 2 where weights stay gathered after the forward pass.
-        offload: Whether weights and optimizer wait in the host's memory.
-        source: The file, or what stood in for it.
+    `stage` is ZeRO's, or what FSDP2 does in its terms: 3, and 2 where weights stay gathered after the forward pass.
     """
 
-    name: str
-    processes: int
-    shards: int = 1
+    name: str  # single, ddp, fsdp, zero1, zero2, zero3
+    processes: int  # of all machines together
+    shards: int = 1  # processes that share one copy of what is sharded
     stage: int = 0
-    offload: bool = False
-    source: str = "no launcher: one node"
+    offload: bool = False  # weights and optimizer wait in the host's memory
+    source: str = "no launcher: one node"  # the file, or what stands in for it
 
     def share(self, stage: int) -> float:
         """The part that one process holds of what is sharded from `stage` on."""
@@ -38,11 +32,9 @@ class Launch:
 
 
 def read_launch(path: str | None, processes: int | None) -> Launch:
-    """The launch that an accelerate config describes.
+    """The launch that an accelerate config describes: a file, or a shipped one's name; none is DDP on one node.
 
-    Args:
-        path: The file, or a shipped one's name; unset is one node with the model on every device.
-        processes: Wins over the file's, as ``accelerate launch --num_processes`` does.
+    `processes` wins over the file's, as ``accelerate launch --num_processes`` does.
 
     Raises:
         ConfigError: The file is missing or no accelerate config, names no number of processes, or asks for

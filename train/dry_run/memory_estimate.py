@@ -52,25 +52,18 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is trained, on what and how.
+    """What is trained, on what and how."""
 
-    Attributes:
-        stage: ``grpo``, ``async`` or ``sft``.
-        rollout: Where episodes are sampled: ``local``, ``colocate``, ``server`` or ``none``.
-        checkpointing, optim, beta: As trained.
-        share_prefixes: Whether training computes what rows share once.
-    """
-
-    stage: str
-    rollout: str
+    stage: str  # grpo, async, sft
+    rollout: str  # where episodes are sampled: local, colocate, server, none
     model: ModelShape
     launch: Launch
     device: Device
     precision: Precision
-    checkpointing: bool
+    checkpointing: bool  # of activations
     optim: str
     beta: float
-    share_prefixes: bool
+    share_prefixes: bool  # training computes what rows share once
 
     @property
     def has_second_model(self) -> bool:
@@ -91,9 +84,7 @@ class Part:
 def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float) -> list[Part]:
     """All parts, for an update that is not the first (the optimizer has its states).
 
-    Args:
-        run, load: What is trained, and how much of it at a time.
-        embedder, rollout: Bytes of the embedding model, and of sampling while it runs, on this device.
+    `embedder` and `rollout` are bytes of the embedding model, and of sampling while it runs, on this device.
     """
     model, launch, p = run.model, run.launch, run.precision
     resident = 0.0 if launch.offload else 1.0

@@ -34,24 +34,16 @@ Parse = Callable[[Sequence[str], Callable[[type], type]], tuple[Any, ...]]
 
 @dataclass
 class Plan:
-    """Everything that a dry run finds out. Estimates are of one process.
-
-    Attributes:
-        parts: Of its memory.
-        timelines: The run's own, then others on its devices; none where nothing is sampled.
-        settings: Every setting's value and source.
-        assumptions: What the estimates rest on and no setting says.
-        warnings: What will not work, or not as well as it could, and what to change.
-    """
+    """Everything that a dry run finds out. Estimates are of one process."""
 
     run: Run
     workload: Workload
-    parts: list[Part]
+    parts: list[Part]  # of its memory
     costs: Costs
-    timelines: list[Timeline]
-    settings: dict[str, dict[str, Any]]
-    assumptions: list[str]
-    warnings: list[str] = field(default_factory=list)
+    timelines: list[Timeline]  # the run's own, then others on its devices; none where nothing is sampled
+    settings: dict[str, dict[str, Any]]  # every setting's value and source
+    assumptions: list[str]  # what the estimates rest on and no setting says
+    warnings: list[str] = field(default_factory=list)  # what will not work, or could work better, and what to change
 
     @property
     def phases(self) -> dict[str, float]:
@@ -75,14 +67,7 @@ class Plan:
 
 
 def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Parse, stored: dict[str, Any]) -> Plan:
-    """Check all settings and estimate the run.
-
-    Args:
-        stage: Of ``atommem train``.
-        argv: Its command line.
-        settings: The dry run's own.
-        parse: The stage's parser.
-        stored: Settings that the model folder brings.
+    """Check all settings of ``atommem train STAGE`` and estimate the run; `stored` are those of the model folder.
 
     Raises:
         AtomMemError: A setting is wrong.

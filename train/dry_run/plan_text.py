@@ -49,7 +49,9 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     memory = {"parts": {part.name: part.bytes for part in plan.parts}, "phases": plan.phases, "fits": plan.fits}
     values = {**asdict(plan), "memory": memory, "hours": plan.hours}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(values, indent=2, default=_plain) + "\n", encoding="utf-8")
+    # What JSON does not know is a model's config, or an enumeration.
+    text = json.dumps(values, indent=2, default=lambda value: getattr(value, "to_dict", value.__str__)())
+    Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def _batch_rows(plan: Plan) -> Iterable[tuple[str, ...]]:
@@ -105,11 +107,6 @@ def _table(title: str, head: list[str], rows: Iterable[tuple[str, ...]]) -> Tabl
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _plain(value: Any) -> Any:
-    """A model's config as a dictionary; what else JSON does not know, as text."""
-    return value.to_dict() if hasattr(value, "to_dict") else str(value)
 
 
 def _shown(value: Any, source: str) -> str:

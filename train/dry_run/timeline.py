@@ -30,22 +30,14 @@ UPDATES, WITHOUT_VARIANCE = 12, 0.3
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of one process.
+    """Seconds of one process."""
 
-    Attributes:
-        prompts: To read the prompts of its episodes.
-        decode, sequence: For one token of every running episode: once, and for each of them more.
-        training: For its share of an update, the reference included.
-        sync: Until new weights can be sampled from.
-        switch: Between sampling and training on the same device.
-    """
-
-    prompts: float
-    decode: float
-    sequence: float
-    training: float
-    sync: float
-    switch: float
+    prompts: float  # to read the prompts of its episodes
+    decode: float  # for one token of every running episode
+    sequence: float  # and for each of them more
+    training: float  # for its share of an update, the reference included
+    sync: float  # until new weights can be sampled from
+    switch: float  # between sampling and training on the same device
 
 
 def forward_flops(model: ModelShape, tokens: float, scored: float, context: float) -> float:
@@ -86,21 +78,13 @@ def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Who samples when.
-
-    Attributes:
-        name: As printed.
-        samplers: Devices that only sample; 0: all of them sample, then train.
-        ahead: Updates' worth of groups that may be started before the current update is trained (`max_staleness`).
-        replaced: Groups without variance are replaced: ``no``, ``rounds`` (after all others) or ``now`` (as they end).
-        carried: An update is trained as soon as its groups are there; running episodes go on after it.
-    """
+    """Who samples when."""
 
     name: str
-    samplers: int = 0
-    ahead: int = 0
-    replaced: str = "no"
-    carried: bool = False
+    samplers: int = 0  # devices that only sample; 0: all of them sample, then train
+    ahead: int = 0  # updates' worth of groups that may be started before the current one is trained (`max_staleness`)
+    replaced: str = "no"  # groups without variance are: no, in rounds (after all others), now (as they end)
+    carried: bool = False  # an update is trained as soon as its groups are there; running episodes go on after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +121,9 @@ def schedules(devices: int, ahead: int) -> list[Schedule]:
 
 
 def simulate(schedule: Schedule, costs: Costs, load: Workload, *, devices: int, processes: int) -> Timeline:
-    """Run `UPDATES` updates; what an episode samples is log-normal.
+    """Run `UPDATES` updates on so many devices; `costs` and `load` are of one of `processes`, which share the work.
 
-    Args:
-        schedule: Who does what.
-        costs, load: What that takes, and how much: of one of `processes`. They share the work of all.
-        devices, processes: That there are; that train.
+    What an episode samples is log-normal.
     """
     rng, wide = random.Random(0), sqrt(log(1 + load.spread**2))
     samplers = [_Sampler() for _ in range(schedule.samplers or devices)]

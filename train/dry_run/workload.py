@@ -45,19 +45,13 @@ def find_tokenizer(name: str) -> tuple[Any, str]:
 
 
 class PromptShape(NamedTuple):
-    """Tokens of a prompt's pieces.
+    """Tokens of a prompt's pieces."""
 
-    Attributes:
-        reading, answering: All that is not question, stream or memory, in the environment's first and last phase.
-        memory, longest_memory: Scratchpad, query and entries, as expected and at their limits.
-        is_chunk_first: Layout ``prefix``: the episodes of a group share the chunk.
-    """
-
-    reading: float
-    answering: float
-    memory: float
-    longest_memory: float
-    is_chunk_first: bool
+    reading: float  # all that is not question, stream or memory, in the environment's first phase
+    answering: float  # likewise, in its last
+    memory: float  # scratchpad, query and entries, as expected
+    longest_memory: float  # and at their limits
+    is_chunk_first: bool  # layout `prefix`: the episodes of a group share the chunk
 
 
 def measure_prompt(
@@ -84,12 +78,12 @@ def measure_prompt(
 
 
 class CompletionShape(NamedTuple):
-    """Tokens of a completion: mean and longest; `spread` of what an episode samples (deviation over mean); whence."""
+    """Tokens of a completion."""
 
     mean: float
     longest: int
-    spread: float
-    source: str
+    spread: float  # of what an episode samples: standard deviation over mean
+    source: str  # of these numbers, in words
 
 
 def completion_shape(args: Any, stage: str, settings: DryRunConfig, model_kind: str) -> CompletionShape:
@@ -163,12 +157,7 @@ def estimate_workload(
     o: memory) and answering prompts alike, a group of g episodes costs at each step ``g (s + o + completion)`` raw
     tokens and ``s + g (o + completion)`` unique ones. Of the further reads of a question one is expected to be used.
 
-    Args:
-        args: The stage's settings.
-        processes: Of all nodes.
-        data, prompt, completion: Lengths.
-        share_prefixes: Whether what is shared is computed once.
-        is_cold_start: Whether the batch counts rows, steps of demonstrations, and not episodes.
+    `args` are the stage's settings. A batch of a cold start counts rows, steps of demonstrations, and not episodes.
 
     Raises:
         ConfigError: The global batch is no whole number of groups, or there are fewer tasks than groups.

@@ -163,7 +163,7 @@ class ResumableTrainer(Trainer):
         self._saved_step = self.state.global_step
 
     def save_extra_state(self, folder: Path) -> None:
-        """Write what else a subclass needs to resume; called on every process, and no part waits for another's."""
+        """Write what else a subclass needs to resume; called on every process, none of which may wait for another."""
 
     def load_extra_state(self, folder: Path) -> None:
         """Read it back; called on every process when weights and optimizer are those of the checkpoint."""

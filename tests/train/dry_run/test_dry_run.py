@@ -70,6 +70,7 @@ def test_the_source_of_every_setting(tmp_path: Path) -> None:
     assert found["learning_rate"] == (1e-6, "default")
     assert found["bf16"] == (True, "default")
     assert found["hub_token"] == ("(hidden)", "flag")
+    assert dry(tmp_path, *MINIMUM)["settings"]["environment"] == {"value": "longdoc", "source": "default"}
     assert plan["run"]["model"]["source"] == "folder"
     assert any("the model folder's tokenizer" in line for line in plan["assumptions"])
 

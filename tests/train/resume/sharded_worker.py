@@ -24,8 +24,12 @@ FORMS = ("whole", "tied", "adapter")
 
 
 def make(folder: Path, form: str, **settings: Any) -> Any:
-    """A trainer of three updates of eight episodes, with a checkpoint after the second."""
+    """A trainer of three updates of eight episodes, with a checkpoint after the second.
+
+    Those of the form ``tied`` are all on one rollout, in the middle of which the checkpoint is.
+    """
     defaults = {
+        "num_iterations": 3 if form == "tied" else 1,
         "max_steps": 3,
         "save_strategy": "steps",
         "save_steps": 2,

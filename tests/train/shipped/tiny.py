@@ -35,10 +35,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_world(folder: Path) -> None:
+def make_world(folder: Path, head_dim: int = 8) -> None:
     """``model``, ``embedder``, and under ``data`` the task files that recipes name, in `folder`."""
     tokenizer = make_tokenizer()
-    model = make_model(vocabulary=len(tokenizer), spread=0.1, positions=4096)
+    model = make_model(vocabulary=len(tokenizer), spread=0.1, positions=4096, head_dim=head_dim)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     make_embedder(folder / "embedder", tokenizer)

@@ -20,6 +20,7 @@ from trl import import_utils
 from atommem.policy import vllm_engine
 from atommem.policy.contract import Sampling
 from atommem.policy.decoding import Row, decode
+from atommem.policy.server_pool import ServerPool
 from atommem.train.loops.models import loading_whole
 
 calls: list[str] = []
@@ -118,7 +119,13 @@ class LLMEngine:
 
 
 def with_seeds() -> None:
-    """Have the seeds of requests handed on to the engine."""
+    """Have the seeds of requests handed on to the engine, and to real servers."""
+    pool_init = ServerPool.__init__
+
+    def seeding(self: ServerPool, *args: Any, **settings: Any) -> None:
+        pool_init(self, *args, **{**settings, "send_seeds": True})
+
+    ServerPool.__init__ = seeding  # type: ignore[method-assign]
     original = vllm_engine.sampling_params
 
     def seeded(sampling: Sampling) -> Any:
