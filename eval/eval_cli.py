@@ -32,8 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of ``atommem eval``.
 
     Returns:
-        0; 3 when more episodes failed than ``--max_failed_fraction`` allows; 4 when the budget was spent before
-        all had run; 130 after Ctrl-C or SIGTERM.
+        0; 3 when more episodes failed, or overflowed, than ``--max_failed_fraction`` allows; 4 when the budget was
+        spent before all had run; 130 after Ctrl-C or SIGTERM.
 
     Raises:
         AtomMemError: A setting or file is wrong, or the policy refused a request.
@@ -80,6 +80,14 @@ def _main(argv: list[str]) -> int:
         print(
             f"{result.failed} of {len(result.records)} episodes failed: more than --max_failed_fraction "
             f"{config.max_failed_fraction:g}. The scores cover the others only.",
+            file=sys.stderr,
+        )
+        return EXIT_TOO_MANY_FAILED
+    if result.overflowed > config.max_failed_fraction * len(result.records):
+        print(
+            f"{result.overflowed} of {len(result.records)} episodes overflowed: a prompt did not fit the policy's "
+            "window. They are in no score, and the others are no fair draw: give a longer --context_tokens to a policy "
+            "that has it, or smaller chunks.",
             file=sys.stderr,
         )
         return EXIT_TOO_MANY_FAILED

@@ -59,7 +59,8 @@ class EvalConfig:
         default=65_536, metadata={"help": "Most tokens in one batch of a model folder: bounds the key-value cache."}
     )
     max_failed_fraction: float = field(
-        default=0.05, metadata={"help": "Exit with status 3 when more than this fraction of the episodes failed."}
+        default=0.05,
+        metadata={"help": "Exit with status 3 when more than this fraction of the episodes failed, or overflowed."},
     )
     budget_tokens: int | None = field(
         default=None, metadata={"help": "Start no episode after so many tokens of prompts and completions (status 4)."}

@@ -1,11 +1,13 @@
 """A stand-in for a vLLM server of known speed: for measuring everything around the model.
 
     python scripts/simulated_server.py --tokenizer DIR [--port N] [--latency SECONDS] [--concurrency N] [--log FILE]
+        [--prepared]
 
 Speaks what `ServerPolicy` and `ServerPool` need of the OpenAI API. Of the requests at most `concurrency` are worked on
 at a time, each for `latency` seconds; the others wait, first come, first served. The completion depends on the prompt
 alone: it takes a note from every part of a text, and answers with a name from its notes. With ``--log``, every request
-is on record as soon as it has arrived: its seed, one a line.
+is on record as soon as it has arrived: its seed, one a line. With ``--prepared`` it does not read its prompts, which
+takes most of its own time: every completion says the same with another number, in notes and in its answer.
 """
 
 from __future__ import annotations
@@ -80,6 +82,41 @@ class Simulation:
         return token_ids
 
 
+PREPARED = (
+    "I keep what may matter later.\n<create_memory>Case 000000: the warden of the north gate carries the seal, and "
+    "whoever needs it asks her first.</create_memory>\n<update_scratchpad>Case 000000 is the one last seen; the others "
+    "come in the order in which the parts of the text tell of them.</update_scratchpad>\n<read_memory>Case 000000 and "
+    "who carries the seal</read_memory>\n<final_answer>\\boxed{Case 000000}</final_answer>"
+)
+
+
+class PreparedSimulation(Simulation):
+    """As `Simulation`, with a completion that is made once, and differs in its number alone (`PREPARED`).
+
+    Raises:
+        ValueError: The tokenizer has no token of its own for every digit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, latency: float, concurrency: int) -> None:
+        super().__init__(tokenizer, latency, concurrency)
+        self._ids: list[int] = tokenizer.encode(PREPARED, add_special_tokens=False).ids
+        self._digits = [tokenizer.encode(f"x{digit}", add_special_tokens=False).ids[-1] for digit in range(10)]
+        self._places = [place for place, token in enumerate(self._ids) if token == self._digits[0]]
+        self._number = 0
+        if len(self._places) != PREPARED.count("0"):
+            raise ValueError("this tokenizer joins digits: --prepared needs one with a token for each.")
+
+    async def complete(self, prompt_ids: list[int]) -> list[int]:
+        """The next completion, after its time has passed."""
+        async with self._slots:
+            self._number += 1
+            token_ids, digits = self._ids.copy(), f"{self._number:06d}"
+            for i, place in enumerate(self._places):
+                token_ids[place] = self._digits[int(digits[i % 6])]
+            await asyncio.sleep(self._latency)
+        return token_ids
+
+
 Answer = tuple[int, dict[str, Any]]
 
 
@@ -138,10 +175,13 @@ class SimulatedServer:
         log: The file that its requests are written to.
     """
 
-    def __init__(self, tokenizer: Path, latency: float, concurrency: int, log: Path | None = None) -> None:
+    def __init__(
+        self, tokenizer: Path, latency: float, concurrency: int, log: Path | None = None, prepared: bool = False
+    ) -> None:
         self.log = log
         command = [sys.executable, __file__, "--tokenizer", str(tokenizer), "--latency", str(latency)]
         command += ["--concurrency", str(concurrency), *([] if log is None else ["--log", str(log)])]
+        command += ["--prepared"] * prepared
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
@@ -161,7 +201,10 @@ async def run(options: argparse.Namespace) -> None:
     """Serve until the process is ended; the first line on standard output is the URL."""
     tokenizer = Tokenizer.from_file(str(options.tokenizer / "tokenizer.json"))
     log = None if options.log is None else options.log.open("a", encoding="utf-8")
-    server = await serve(handler(Simulation(tokenizer, options.latency, options.concurrency), log), options.port)
+    simulation = (PreparedSimulation if options.prepared else Simulation)(
+        tokenizer, options.latency, options.concurrency
+    )
+    server = await serve(handler(simulation, log), options.port)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 
@@ -174,6 +217,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=1.0, help="seconds that a completion takes")
     parser.add_argument("--concurrency", type=int, default=256, help="completions worked on at the same time")
     parser.add_argument("--log", type=Path, help="file to append the seed of every request to")
+    parser.add_argument("--prepared", action="store_true", help="do not read prompts: completions differ in a number")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run(parser.parse_args()))
 

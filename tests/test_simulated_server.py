@@ -78,3 +78,19 @@ async def test_it_works_on_so_many_at_a_time_and_notes_every_request() -> None:
     await policy.close()
     listening.close()
     await asyncio.sleep(0.05)  # its connections end
+
+
+@pytest.mark.slow
+async def test_prepared_completions_differ_in_their_number_and_hold_every_action() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = [*dict.fromkeys([*"0123456789", *server.PREPARED.split(), "x"])]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)} | {"[UNK]": len(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Digits(individual_digits=True)
+    simulation = server.PreparedSimulation(tokenizer, 0.0, 8)
+    first, second = await simulation.complete([1]), await simulation.complete([1])
+    changed = {place for place, (a, b) in enumerate(zip(first, second, strict=True)) if a != b}
+    assert len(changed) == server.PREPARED.count("000000")
+    parsed = GRAMMAR.parse(server.PREPARED)
+    assert [str(action.kind) for action in parsed.actions] == ["create", "scratchpad", "read", "answer"]
+    assert not parsed.problems

@@ -228,6 +228,11 @@ class EvalResult:
         return sum(record.failed for record in self.records)
 
     @property
+    def overflowed(self) -> int:
+        """Episodes with a prompt that did not fit the policy's window. They count in no score either."""
+        return sum(record.overflowed for record in self.records)
+
+    @property
     def failed_fraction(self) -> float:
         """`failed` over all episodes; 0 without any."""
         return self.failed / len(self.records) if self.records else 0.0

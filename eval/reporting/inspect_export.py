@@ -19,7 +19,7 @@ from typing import Any
 
 from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.episode import Episode, Step
-from atommem.eval.output import MANIFEST, file_stem
+from atommem.eval.output import EPISODES, MANIFEST, file_stem
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.trace import read_trace
 from atommem.untrusted import clean
@@ -51,7 +51,7 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
     """One evaluation as the values of an ``EvalLog``."""
     summary = summarize(item.records)
     model = str(_policy(item.manifest))
-    begun = datetime.fromtimestamp(int((item.folder / MANIFEST).stat().st_mtime), UTC).isoformat()
+    begun, ended = _written(item.folder / MANIFEST), _written(item.folder / EPISODES)
     identifier = hashlib.sha256(f"{item.row}/{item.column}/{item.seed}/{item.tasks_digest}".encode()).hexdigest()[:22]
     finished = item.planned is None or len(item.records) >= item.planned
     documents = f", {item.documents} documents" if item.documents else ""
@@ -87,9 +87,14 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
             "completed_samples": len(item.records),
             "scores": scores,
         },
-        "stats": {"started_at": begun, "completed_at": begun, "model_usage": {model: _usage(item.records)}},
+        "stats": {"started_at": begun, "completed_at": ended, "model_usage": {model: _usage(item.records)}},
         "samples": [_sample(item, record, model) for record in item.records],
     }
+
+
+def _written(path: Path) -> str:
+    """When a file was written last, to the second, in UTC."""
+    return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat()
 
 
 def _policy(manifest: Mapping[str, Any]) -> Any:

@@ -111,7 +111,7 @@ def _musique(answers: Answers, rows: Sequence[Mapping[str, Any]]) -> str:
                 "id": key[0],
                 "predicted_answer": answer or "",
                 "predicted_support_idxs": [],
-                "predicted_answerable": answer is not None and not abstains(answer),
+                "predicted_answerable": not abstains(answer),  # as `sufficiency`: silence is no abstention
             }
         )
     return _lines(lines)

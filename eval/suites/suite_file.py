@@ -43,6 +43,7 @@ _BENCHMARK = (
     "n",
     "seed",
     "exclude_answer_documents",
+    "distractors",
     "optional",
 )
 _SYNTHETIC = ("name", "synthetic", "n", "seed", "optional")
@@ -151,6 +152,7 @@ def _benchmark_columns(where: str, item: Mapping[str, Any]) -> list[Column]:
             questions=_range(where, "questions", item.get("questions", 1)),
             seed=_value(where, item, "seed", int, 42),
             exclude_answer_documents=_value(where, item, "exclude_answer_documents", bool, False),
+            distractors=_value(where, item, "distractors", str, "pool"),
         )
         data = BenchmarkData(benchmark, split, build)
         name = _value(where, item, "name", str, benchmark)

@@ -17,11 +17,12 @@ import pytest
 
 from atommem.envs.scoring.records import summarize
 from atommem.envs.task_files import save_tasks
-from atommem.errors import AtomMemError, ConfigError
+from atommem.errors import AtomMemError, ConfigError, PromptTooLongError
 from atommem.eval import eval_cli, workbench
 from atommem.eval.console_report import report_table
 from atommem.eval.eval_config import EvalConfig
 from atommem.eval.reporting.report_cli import main as report_main
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.opening import policy_identity
 from atommem.trace_view import main as trace_main
 from tests.eval.toys import ToyPolicy, make_task
@@ -105,6 +106,24 @@ def test_too_many_failures_are_an_exit_status(
     policy.out_of_reach = set()
     assert eval_cli.main(arguments(data)) == 0
     assert "Failed episodes" not in capsys.readouterr().out.rsplit("Evaluation", 1)[1]
+
+
+def test_prompts_that_do_not_fit_are_an_exit_status(
+    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = policy.complete
+
+    async def too_long(prompt_ids: list[int], sampling: Sampling) -> Completion:
+        if "say-c-" in policy.tokenizer.decode(prompt_ids, skip_special_tokens=False):
+            raise PromptTooLongError("300 tokens in a window of 256")
+        return await complete(prompt_ids, sampling)
+
+    monkeypatch.setattr(policy, "complete", too_long)
+    assert eval_cli.main(arguments(data)) == 3
+    captured = capsys.readouterr()
+    assert "1 of 4 episodes overflowed: a prompt did not fit the policy's window" in captured.err
+    assert "with a prompt that did not fit (not scored)" in captured.out
+    assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
 
 
 def test_traces_can_be_replayed(data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,10 @@
 """scripts/test as it is, with stand-ins for the checks before the tests and for the tests: what makes it fail."""
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,16 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(checkout: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([checkout / "scripts/test", *options], capture_output=True, text=True, timeout=60)
+
+
+def test_the_gate_knows_every_room() -> None:
+    """A room is a folder of Python that the package links to; one that is added has to be named in all of these."""
+    links = [path for path in (ROOT / "atommem").iterdir() if path.is_symlink()]
+    rooms = ["atommem", *(link.name for link in links if any((ROOT / link.name).rglob("*.py")))]
+    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["run"]["source"]
+    gate = re.search("for room in (.*); do", (ROOT / "scripts" / "test").read_text())
+    assert gate is not None
+    assert sorted(rooms) == sorted(ROOMS) == sorted(source) == sorted(gate[1].split())
 
 
 def test_every_room_s_coverage_is_printed_after_the_tests(checkout: Path) -> None:

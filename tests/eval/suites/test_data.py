@@ -129,3 +129,15 @@ def test_only_what_is_optional_is_left_out(tmp_path: Path, benchmarks: Path) -> 
     assert not TaskCache(tmp_path, None).available(optional)
     assert TaskCache(tmp_path, None).available(column())
     assert TaskCache(tmp_path, benchmarks).available(optional)
+
+
+def test_own_distractors_are_another_file(tmp_path: Path, benchmarks: Path) -> None:
+    cache = TaskCache(tmp_path / "cache", benchmarks, lambda text: None)
+    plain, own = (
+        column(),
+        replace(column(), data=BenchmarkData("hotpotqa", "dev", BuildConfig(3, 2, distractors="own"))),
+    )
+    assert cache.path(plain) != cache.path(own)
+    for task in load(cache, own):
+        number = task.questions[0].text.split()[-1].strip("?")
+        assert {f"Page {number}", "Other " + number} <= {document.title for document in task.documents}
