@@ -14,6 +14,7 @@ from atommem.environment import Score, StepResult, Turn
 from atommem.envs.chunking import chunk_text
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments
 from atommem.envs.task import Task, questions_piece
+from atommem.envs.task_files import load_tasks
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
@@ -81,8 +82,14 @@ class WebEnvironments(QAEnvironments):
         return calls(actions, problems)  # type: ignore[arg-type]
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """As many steps as calls, each with a whole chunk: the most that an episode may be."""
-        return replace(supposed, stream_steps=self.config.max_calls, stream_tokens=self.config.chunk_tokens, reads=0)
+        """As many steps as calls, each with a whole chunk, the most that an episode may be; no two see the same pages."""
+        steps = {"stream_steps": self.config.max_calls, "stream_tokens": self.config.chunk_tokens, "reads": 0}
+        shape = replace(supposed, **steps, questions=1.0, same_stream=False)
+        if path is None or not Path(path).is_file():
+            return shape
+        tasks = load_tasks(path)
+        questions = sum(len(task.questions) for task in tasks) / len(tasks)
+        return replace(shape, source=f"{path}, with as many steps as calls", tasks=len(tasks), questions=questions)
 
     def blank(self, phase: str) -> Observation:
         """No result, and no more calls where it is time to answer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, Templates, get_dialect
@@ -84,6 +84,12 @@ class Browsing(Baseline):
         """Tokens that a prompt may have."""
         return self.setup.context_tokens - self.setup.sampling.max_tokens
 
+    def settings(self) -> dict[str, Any]:
+        """Says in what context window, and whether YaRN stretched it."""
+        own = {"context_tokens": self.setup.context_tokens, "yarn_factor": self.setup.yarn_factor}
+        settings = super().settings()
+        return {**settings, "method": {**settings["method"], **own}}
+
     async def play(self, record: Recorder, task: Task) -> None:
         """Not in use: `run` drives the environment."""
         raise NotImplementedError
@@ -127,7 +133,7 @@ class Past:
     def __init__(self, observation: Observation, step: Step) -> None:
         said = step.text.rpartition("</think>")[2].strip()
         self.shown: tuple[Piece, ...] = observation.stream
-        self.said = (Piece("said", {"said": said}),)
+        self.said: tuple[Piece, ...] = (Piece("said", {"said": said}),)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

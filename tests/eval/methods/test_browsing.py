@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_environments
+from atommem.envs.scoring.records import EvalResult
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError
 from atommem.eval.methods import METHODS, Setup, make_method
+from atommem.eval.runner import evaluate
 from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
+from atommem.trace import read_trace
 from tests.envs.web.test_environment import ANSWER, PAGES, call, make_task
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
 
 VISITS = [call("visit", page="Ann"), call("visit", page="Bob Vin"), ANSWER]
 
 
-def play(
-    method: str, completions: Sequence[str], task: Task | None = None, room: int = 32_768, **settings: Any
-) -> Episode:
+def setup_for(completions: Sequence[str], room: int = 32_768, **settings: Any) -> Setup:
     tokenizer = WordTokenizer()
-    setup = Setup(
+    return Setup(
         policy=ListPolicy(tokenizer, list(completions)),
         embedder=WordEmbedder(),
         tokenizer=tokenizer,
@@ -35,6 +38,12 @@ def play(
         sampling=Sampling(max_tokens=16),
         context_tokens=room,
     )
+
+
+def play(
+    method: str, completions: Sequence[str], task: Task | None = None, room: int = 32_768, **settings: Any
+) -> Episode:
+    setup = setup_for(completions, room, **settings)
     return asyncio.run(make_method(method, setup).run(task or make_task()))
 
 
@@ -150,3 +159,20 @@ def test_questions_without_golds_have_no_reward() -> None:
     task = Task("t", (Question("Where?", ()),), PAGES)
     episode = play("react", [ANSWER], task)
     assert (episode.stop_reason, episode.reward) == (StopReason.ANSWERED, None)
+
+
+@pytest.mark.parametrize("method", ["react", "summarising", "web_rag"])
+def test_they_are_recorded_and_continued(method: str, tmp_path: Path) -> None:
+    tasks = [make_task(), replace(make_task(), id="u")]
+
+    def run(completions: Sequence[str], room: int = 32_768) -> EvalResult:
+        return asyncio.run(evaluate(tasks, make_method(method, setup_for(completions, room)), tmp_path, progress=False))
+
+    first = run([ANSWER, ANSWER])
+    assert (first.failed, first.em) == (0, 1.0)
+    trace = read_trace(tmp_path / "traces" / "u.0.jsonl")
+    assert trace.complete
+    assert [action.kind for action in trace.episode.steps[0].actions] == ["answer"]
+    assert run([]).records == first.records
+    with pytest.raises(ConfigError, match=r"method\.context_tokens is 32768 there and 1000 now"):
+        run([], 1000)
