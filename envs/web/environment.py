@@ -82,7 +82,7 @@ class WebEnvironments(QAEnvironments):
         return calls(actions, problems)  # type: ignore[arg-type]
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """As many steps as calls, each with a whole chunk, the most that an episode may be; no two see the same pages."""
+        """As many steps as calls, each with a whole chunk: the most that there may be. No two see the same pages."""
         steps = {"stream_steps": self.config.max_calls, "stream_tokens": self.config.chunk_tokens, "reads": 0}
         shape = replace(supposed, **steps, questions=1.0, same_stream=False)
         if path is None or not Path(path).is_file():

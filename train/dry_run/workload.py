@@ -160,8 +160,9 @@ def estimate_workload(
     """The workload of GRPO, or of a cold start, whose rows are padded to the longest and share nothing.
 
     With reading prompts ``s + o`` (s: instructions, questions and, in the layout ``prefix``, the chunk, if the episodes
-    of a group read the same; o: memory, and the chunk if not) and answering prompts alike, a group of g episodes costs at each step ``g (s + o + completion)`` raw
-    tokens and ``s + g (o + completion)`` unique ones. Of the further reads of a question one is expected to be used.
+    of a group read the same; o: memory, and the chunk if not) and answering prompts alike, a group of g episodes costs
+    at each step ``g (s + o + completion)`` raw tokens and ``s + g (o + completion)`` unique ones. Of the further reads
+    of a question one is expected to be used.
 
     Args:
         args: The stage's settings.
