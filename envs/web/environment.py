@@ -70,10 +70,14 @@ class WebEnvironments(QAEnvironments):
         return main(argv) if is_asked_for(argv) else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
-        """Of the episode, at each question: calls that were written, and those of them that could not be read."""
+        """Of the episode, at each question: calls that were written, and those of them that could not be read; and of
+        the documents that it needs, where its benchmark names them, the part that was shown (``evidence_shown``).
+        """
         written = [call for step in episode.steps for call in self.calls(step.actions, step.problems)]
         refused = sum(not isinstance(call, Action) for call in written)
-        return [{"calls": float(len(written)), "calls_refused": float(refused)} for _ in task.questions]
+        shown = {str(step.observation.origin).partition(", part ")[0] for step in episode.steps}
+        counts = {"calls": float(len(written)), "calls_refused": float(refused)}
+        return [counts | _evidence(question.metadata.get("evidence"), shown) for question in task.questions]
 
     def calls(self, actions: Sequence[Action], problems: Sequence[object]) -> list[Call]:
         """The calls of one completion, in order."""
@@ -104,6 +108,13 @@ class WebEnvironments(QAEnvironments):
         for source in self._sources:
             await source.close()
         await super().close()
+
+
+def _evidence(documents: Sequence[Sequence[str]] | None, shown: set[str]) -> dict[str, float]:
+    """How much of the evidence was shown: each document by any of its names."""
+    if not documents:
+        return {}
+    return {"evidence_shown": sum(not shown.isdisjoint(names) for names in documents) / len(documents)}
 
 
 @dataclass
