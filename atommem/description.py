@@ -53,6 +53,7 @@ class TaskShape:
         stream_steps, stream_tokens: Steps at which something new is shown, and its tokens at each.
         questions, question_tokens: Of a task. Questions that are asked at one step count as one.
         reads: Further steps that a question may take before it must be answered.
+        same_stream: Whether all episodes of a task are shown the same at a step, whatever their policy did.
     """
 
     source: str
@@ -63,3 +64,4 @@ class TaskShape:
     questions: float
     question_tokens: float
     reads: int
+    same_stream: bool = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -18,6 +17,7 @@ from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, Piece
 from atommem.parsing import THINK
 from atommem.tokens import Tokenizer
+from atommem.tool_schemas import Tools, native_tools, schema_text, shown_tools
 from atommem.untrusted import PromptGuard, Rewrite, Structure, forms_in
 
 _MEMORY = "memory."
@@ -45,6 +45,8 @@ class PromptBuilder:
         chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
 
     Attributes:
+        system: The system message in our own words. A chat template that words tools itself (Qwen's), and asks for
+            calls as the dialect reads them, is given their schemas instead of our explanations.
         opens_thinking: Whether the chat template ends prompts with ``<think>``: completions then begin inside of it.
 
     Raises:
@@ -84,8 +86,19 @@ class PromptBuilder:
             "store": READ in self._enabled and CREATE in self._enabled,
         }
         self._places = {place for place, is_used in used.items() if is_used or not self._templates.places}
-        self.system = self._instructions(() if dialect.whole else actions)
-        frame = self._rendered(self._messages(""))
+        explained = () if dialect.whole else actions
+        self._tools: Tools = []
+        told = shown_tools(explained, self._tool_guard()) if any(spec.is_tool for spec in explained) else []
+        self._shown = {tool["function"]["name"]: tool for tool in told}
+        self.system = self._system = self._instructions(explained)
+        if self._templates.chat:
+            untold = self._instructions([spec for spec in explained if not spec.is_tool])
+            self._tools = native_tools(
+                *(explained, told, tokenizer, dialect.call_tag),
+                lambda tools: self._rendered(self._messages("", untold), tools),
+            )
+            self._system = untold if self._tools else self.system
+        frame = self._rendered(self._messages("", self._system))
         self.opens_thinking = self._templates.chat and frame.rstrip().endswith(f"<{THINK}>")
         wording = {f"{_MEMORY}{name}": getattr(self._templates, name) for name in _MEMORY_PIECES} | dict(section.pieces)
         self._words = {name: self._tagged(template) for name, template in wording.items()}
@@ -138,14 +151,14 @@ class PromptBuilder:
 
     def messages(self, observation: Observation, view: MemoryView) -> list[dict[str, str]]:
         """The prompt of one step as chat messages, for a server whose tokenizer is not known."""
-        return self._messages(self._user(observation, view, self._server_guard.data))
+        return self._messages(self._user(observation, view, self._server_guard.data), self.system)
 
     @cached_property
     def _server_guard(self) -> PromptGuard:
         return PromptGuard(None, self._structure)
 
     def _text(self, observation: Observation, view: MemoryView, rewrite: Rewrite) -> str:
-        return self._rendered(self._messages(self._user(observation, view, rewrite)))
+        return self._rendered(self._messages(self._user(observation, view, rewrite), self._system))
 
     def _user(self, observation: Observation, view: MemoryView, rewrite: Rewrite) -> str:
         """What the user says: all pieces, their data rewritten."""
@@ -158,13 +171,21 @@ class PromptBuilder:
         shown = (self._piece(piece, rewrite) for piece in pieces)
         return self._guard.closed(self._templates.join.join(piece for piece in shown if piece))
 
-    def _messages(self, user: str) -> list[dict[str, str]]:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": user}]
+    def _tool_guard(self) -> PromptGuard:
+        """For what is said of tools: no control token of the tokenizer, nor what its template marks messages with."""
+        forms = forms_in(self._rendered(self._messages("", "-"))) if self._templates.chat else ()
+        return PromptGuard(self.tokenizer, None, forms)
 
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
+    def _messages(self, user: str, system: str) -> list[dict[str, str]]:
+        first = [{"role": "system", "content": system}] if system else []
+        return [*first, {"role": "user", "content": user}]
+
+    def _rendered(self, messages: list[dict[str, str]], tools: Tools | None = None) -> str:
         if self._templates.chat:
-            return render_chat(self.tokenizer, messages, self._chat_template_kwargs)
+            tools = self._tools if tools is None else tools
+            return render_chat(
+                self.tokenizer, messages, self._chat_template_kwargs | ({"tools": tools} if tools else {})
+            )
         return self._templates.join.join(message["content"] for message in messages)
 
     def _encoded(self, text: str) -> list[int]:
@@ -173,7 +194,8 @@ class PromptBuilder:
     @property
     def digest(self) -> str:
         """SHA-256 of all wording."""
-        return hashlib.sha256(repr((self._templates, self._section)).encode()).hexdigest()
+        tools = (self._shown,) if self._shown else ()
+        return hashlib.sha256(repr((self._templates, self._section, *tools)).encode()).hexdigest()
 
     def _instructions(self, actions: Sequence[ActionSpec]) -> str:
         """The system message."""
@@ -194,9 +216,10 @@ class PromptBuilder:
         """How an action of the environment's is explained: in its own words, or from its description."""
         if spec.name in self._section.actions:
             return self._section.actions[spec.name]
-        values = {"name": spec.name, "description": spec.description}
         if spec.is_tool:
-            return fill(self._templates.call, {**values, "schema": json.dumps(dict(spec.schema or {}))})
+            tool = self._shown[spec.name]
+            described = {"name": spec.name, "description": tool["function"]["description"], "schema": schema_text(tool)}
+            return fill(self._templates.call, described)
         tag = self._tags[f"tag.{spec.name}"]
         return f"<{tag}>...</{tag}> {spec.description}" if spec.description else ""
 
@@ -244,7 +267,7 @@ class PromptBuilder:
         return pieces
 
 
-def render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], chat_template_kwargs: dict[str, Any]) -> str:
+def render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], chat_template_kwargs: Mapping[str, Any]) -> str:
     """Messages as the policy reads them: through its chat template, or joined where its tokenizer has none."""
     if getattr(tokenizer, "chat_template", "") is None:
         return "\n\n".join(message["content"] for message in messages)

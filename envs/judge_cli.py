@@ -19,8 +19,6 @@ from atommem.envs.scoring.verdicts import NOT_ATTEMPTED, RIGHT, WRONG, Verdict
 from atommem.envs.task import Question
 from atommem.errors import AtomMemError, ConfigError, DataError
 
-_LABELS = {True: RIGHT, False: WRONG}
-"""And 1 and 0, which are equal to them."""
 _GRADES = (RIGHT, WRONG, NOT_ATTEMPTED)
 
 
@@ -131,10 +129,12 @@ def _labelled(row: Row) -> Labelled:
     answer = row.get("answer")
     if not isinstance(answer, str):
         raise row.error("answer", f"is {answer!r}, expected a string")
-    name = _LABELS.get(bool(label)) if label in (0, 1) else str(label).strip().lower().replace(" ", "_")
+    name = str(label).strip().lower().replace(" ", "_")
+    if isinstance(label, bool | int):
+        name = {1: RIGHT, 0: WRONG}.get(label, name)
     if name not in _GRADES:
         raise row.error("label", f"is {label!r}, expected true, false, {', '.join(_GRADES)}")
-    return Labelled(Question(row.text("question"), tuple(texts)), answer, str(name))
+    return Labelled(Question(row.text("question"), tuple(texts)), answer, name)
 
 
 def _described(report: dict[str, Any]) -> list[str]:

@@ -7,8 +7,8 @@
    pages, tokenisation and the hop to a thread included, < 2 ms. Recall@10 (of the titles that a question's supporting
    facts name, question as query, no training) by words, by MiniLM's vectors, by both; both at least the better one.
 2. A million generated passages of 80 words that follow Zipf's law (50,000 words, exponent 1.1: more postings a query
-   than real text has), in a process of its own: its peak memory < 1 GB; p95 of a search of 8 words without the 50 most
-   common < 250 ms, one at a time.
+   than real text has), in a process of its own: its peak memory < 1 GB; p95 of a search of 8 words < 250 ms, one at a
+   time: of words without the 50 most common, and, the worst case, of words drawn as those of the passages are.
 
 The last line is one JSON object; the exit code is 0 if and only if its "holds" is true. `--only words` leaves the
 vectors out, which take minutes here, `--only vectors` all else; then what was left out is not judged.
@@ -130,14 +130,15 @@ def measure_million(count: int, queries: int, folder: Path) -> dict[str, Any]:
     command = [sys.executable, __file__, "--build", str(folder), "--passages", str(count)]
     built = subprocess.run(command, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - started
-    rng = random.Random(1)
-    weights = list(accumulate(1 / rank**EXPONENT for rank in range(COMMON + 1, WORDS + 1)))
-    words = [f"w{number}" for number in range(COMMON, WORDS)]
-    asked = [" ".join(rng.choices(words, cum_weights=weights, k=QUERY)) for _ in range(queries)]
-    _, times = asyncio.run(searched(Corpus(folder), asked, "lexical", AT))
+    times = {}
+    for kind, first in (("rare", COMMON), ("any", 0)):
+        rng, words = random.Random(1), [f"w{number}" for number in range(first, WORDS)]
+        weights = list(accumulate(1 / rank**EXPONENT for rank in range(first + 1, WORDS + 1)))
+        asked = [" ".join(rng.choices(words, cum_weights=weights, k=QUERY)) for _ in range(queries)]
+        times[kind] = percentiles(asyncio.run(searched(Corpus(folder), asked, "lexical", AT))[1])
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     result = {"passages": count, "build_s": round(seconds), "build_peak_mb": round(int(built.stdout) * 1024 / 1e6)}
-    return {**result, "disk_mb": round(size / 1e6), **percentiles(times)}
+    return {**result, "disk_mb": round(size / 1e6), "words": times}
 
 
 def held(result: dict[str, Any], only: str | None) -> bool:
@@ -150,7 +151,10 @@ def held(result: dict[str, Any], only: str | None) -> bool:
             recall = {mode: sample[mode][f"recall@{AT}"] for mode in ("lexical", "dense", "hybrid")}
             claims += [recall["hybrid"] >= max(recall["lexical"], recall["dense"])]
     if (million := result.get("million")) is not None:
-        claims += [million["build_peak_mb"] < MILLION_BYTES / 1e6, million["p95_ms"] < MILLION_P95_MS]
+        claims += [
+            million["build_peak_mb"] < MILLION_BYTES / 1e6,
+            *(times["p95_ms"] < MILLION_P95_MS for times in million["words"].values()),
+        ]
     return all(claims)
 
 

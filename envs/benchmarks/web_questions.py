@@ -94,7 +94,7 @@ def read_webdancer(path: str | Path) -> Iterator[QARow]:
 def read_browsecomp_plus(path: str | Path) -> Iterator[QARow]:
     """Read BrowseComp-Plus (Chen et al., arXiv 2508.06600), deciphered by its own script.
 
-    ``evidence`` has the ids of the documents that a question needs, in the corpus of the benchmark.
+    ``evidence`` has, of each document that a question needs, its names in the corpus of the benchmark: id and URL.
 
     Raises:
         DataError: The file is not in this layout, damaged, or still enciphered.
@@ -108,7 +108,8 @@ def read_browsecomp_plus(path: str | Path) -> Iterator[QARow]:
         )
         if not all(isinstance(document, Mapping) and "docid" in document for document in documents):
             raise row.error("evidence_docs", "must hold objects with 'docid'")
-        facts = {"evidence": [str(document["docid"]) for document in documents]}
+        names = [[str(document[key]) for key in ("docid", "url") if document.get(key)] for document in documents]
+        facts = {"evidence": names}
         answers = (_answer_text(row, "answer"),)
         yield _question(row, BROWSECOMP_PLUS, str(row.get("query_id", "id")), question, answers, facts)
 

@@ -14,6 +14,7 @@ from atommem.environment import Score, StepResult, Turn
 from atommem.envs.chunking import chunk_text
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments
 from atommem.envs.task import Task, questions_piece
+from atommem.envs.task_files import load_tasks
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
@@ -69,10 +70,14 @@ class WebEnvironments(QAEnvironments):
         return main(argv) if is_asked_for(argv) else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
-        """Of the episode, at each question: calls that were written, and those of them that could not be read."""
+        """Of the episode, at each question: calls that were written, and those of them that could not be read; and of
+        the documents that it needs, where its benchmark names them, the part that was shown (``evidence_shown``).
+        """
         written = [call for step in episode.steps for call in self.calls(step.actions, step.problems)]
         refused = sum(not isinstance(call, Action) for call in written)
-        return [{"calls": float(len(written)), "calls_refused": float(refused)} for _ in task.questions]
+        shown = {str(step.observation.origin).partition(", part ")[0] for step in episode.steps}
+        counts = {"calls": float(len(written)), "calls_refused": float(refused)}
+        return [counts | _evidence(question.metadata.get("evidence"), shown) for question in task.questions]
 
     def calls(self, actions: Sequence[Action], problems: Sequence[object]) -> list[Call]:
         """The calls of one completion, in order."""
@@ -81,8 +86,14 @@ class WebEnvironments(QAEnvironments):
         return calls(actions, problems)  # type: ignore[arg-type]
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """As many steps as calls, each with a whole chunk: the most that an episode may be."""
-        return replace(supposed, stream_steps=self.config.max_calls, stream_tokens=self.config.chunk_tokens, reads=0)
+        """As many steps as calls, each with a whole chunk: the most that there may be. No two see the same pages."""
+        steps = {"stream_steps": self.config.max_calls, "stream_tokens": self.config.chunk_tokens, "reads": 0}
+        shape = replace(supposed, **steps, questions=1.0, same_stream=False)
+        if path is None or not Path(path).is_file():
+            return shape
+        tasks = load_tasks(path)
+        questions = sum(len(task.questions) for task in tasks) / len(tasks)
+        return replace(shape, source=f"{path}, with as many steps as calls", tasks=len(tasks), questions=questions)
 
     def blank(self, phase: str) -> Observation:
         """No result, and no more calls where it is time to answer."""
@@ -97,6 +108,13 @@ class WebEnvironments(QAEnvironments):
         for source in self._sources:
             await source.close()
         await super().close()
+
+
+def _evidence(documents: Sequence[Sequence[str]] | None, shown: set[str]) -> dict[str, float]:
+    """How much of the evidence was shown: each document by any of its names."""
+    if not documents:
+        return {}
+    return {"evidence_shown": sum(not shown.isdisjoint(names) for names in documents) / len(documents)}
 
 
 @dataclass

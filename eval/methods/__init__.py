@@ -10,6 +10,7 @@ from atommem.config import check_choice
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.methods.a_mem import AMem
 from atommem.eval.methods.baseline import Baseline, Method, Setup, documents
+from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.full_context import FullContext
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
@@ -28,6 +29,9 @@ _BASELINES: tuple[type[Baseline], ...] = (
     Mem0,
     NoMemory,
     Oracle,
+    ReAct,
+    Summarising,
+    BrowsingRAG,
 )
 
 

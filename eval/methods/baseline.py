@@ -22,6 +22,7 @@ from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Score
 from atommem.envs.chunking import document_text
 from atommem.envs.longdoc.environment import MOST_AT_ONCE, questions_label
+from atommem.envs.question_answering import QAEnvironments
 from atommem.envs.task import Task
 from atommem.episode import Episode, Step
 from atommem.episode_runner import run_jobs, set_score
@@ -146,18 +147,21 @@ class Baseline(ABC):
 
     Attributes:
         name: What ``--method`` calls it.
+        reads: Whether it needs an environment with documents; one that scores answers is enough otherwise.
         pieces: Templates of what it shows and asks, beside `ANSWERING` and `MEMORY`; their digest is part of what a
             continued evaluation must agree in.
         inside: For a piece that stands in another's placeholder, the name of that other.
     """
 
     name: ClassVar[str]
+    reads: ClassVar[bool] = True
     pieces: ClassVar[Mapping[str, str]] = {}
     inside: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.documents = documents(setup, self.name)
+        scores = not self.reads and isinstance(setup.environments, QAEnvironments)
+        self.documents: Any = setup.environments if scores else documents(setup, self.name)
         self.plain, self.remembering = self._prompts({}), self._prompts(MEMORY)
 
     def _prompts(self, memory: Mapping[str, Any]) -> PromptBuilder:

@@ -10,6 +10,7 @@ class NoMemory(Baseline):
     """Asks each question without any text."""
 
     name = "no_memory"
+    reads = False  # also where there are tools, which it does without
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Ask; nothing is read."""

@@ -30,6 +30,7 @@ LABELS = {
     "group_answer_sufficiency_f1": "Grouped F1",
     "group_answer_sufficiency_em": "Grouped EM",
     "evidence_recall": "Evidence recall",
+    "evidence_shown": "Evidence shown",
     "truncated": "Truncated",
     "context_kept": "Context kept",
 }

@@ -63,7 +63,7 @@ def beside(table: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, An
                 means = [cell["means"][column] for cell in own if cell["means"].get(column) is not None]
                 values.append(_pair(paper, fmean(means)) if means else None)
             else:
-                values.append(_score(paper, cells.get((row["row"], column))))
+                values.append(_score(paper, cells.get((row["row"], column)), table.get("metric")))
         if table.get("average"):
             known = [value for value in values if value is not None]
             averages = {key: fmean(value[key] for value in known) for key in known[0]} if known else None
@@ -78,10 +78,10 @@ def _key(cell: Mapping[str, Any]) -> str:
     return cell["dataset"] if cell["documents"] is None else f"{cell['dataset']}-{cell['documents']}"
 
 
-def _score(paper: float, cell: Mapping[str, Any] | None) -> dict[str, float] | None:
-    if cell is None or cell["overflow"] or cell["metric"] not in cell["metrics"]:
+def _score(paper: float, cell: Mapping[str, Any] | None, metric: str | None) -> dict[str, float] | None:
+    if cell is None or cell["overflow"] or (metric or cell["metric"]) not in cell["metrics"]:
         return None
-    score = cell["metrics"][cell["metric"]]
+    score = cell["metrics"][metric or cell["metric"]]
     low, high = 100 * score["low"] - paper, 100 * score["high"] - paper
     return {**_pair(paper, 100 * score["mean"]), "low": low, "high": high}
 

@@ -72,7 +72,7 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     )
     assert (rows["asearcher"].id, rows["asearcher"].answers) == ("7", ("Ann", "Anne", "Anna"))
     assert rows["webdancer"].metadata == {"category": "e2hqa"}
-    assert (rows["browsecomp_plus"].id, rows["browsecomp_plus"].metadata) == ("769", {"evidence": ["5"]})
+    assert (rows["browsecomp_plus"].id, rows["browsecomp_plus"].metadata) == ("769", {"evidence": [["5", "u"]]})
     assert all(not row.paragraphs and row.source == name for name, row in rows.items())
 
 

@@ -153,9 +153,10 @@ def estimate_workload(
 ) -> Workload:
     """The workload of GRPO, or of a cold start, whose rows are padded to the longest and share nothing.
 
-    With reading prompts ``s + o`` (s: instructions, questions and chunk, which a group shares in the layout ``prefix``;
-    o: memory) and answering prompts alike, a group of g episodes costs at each step ``g (s + o + completion)`` raw
-    tokens and ``s + g (o + completion)`` unique ones. Of the further reads of a question one is expected to be used.
+    With reading prompts ``s + o`` (s: instructions, questions and, in the layout ``prefix``, the chunk, if the episodes
+    of a group read the same; o: memory, and the chunk if not) and answering prompts alike, a group of g episodes costs
+    at each step ``g (s + o + completion)`` raw tokens and ``s + g (o + completion)`` unique ones. Of the further reads
+    of a question one is expected to be used.
 
     `args` are the stage's settings. A batch of a cold start counts rows, steps of demonstrations, and not episodes.
 
@@ -173,7 +174,8 @@ def estimate_workload(
         raise ConfigError(f"{data.tasks} tasks are fewer than the {tasks} groups of one update.")
     sampled, group = completion.mean, min(generations, batch)
     questions = data.questions * data.question_tokens
-    before, after = (data.stream_tokens, 0.0) if prompt.is_chunk_first else (0.0, data.stream_tokens)
+    shares_chunk = prompt.is_chunk_first and data.same_stream
+    before, after = (data.stream_tokens, 0.0) if shares_chunk else (0.0, data.stream_tokens)
     reads = 0 if is_cold_start else min(1, data.reads)
     # Of reading and of answering steps: how many, tokens of a prompt that a group shares, and those that it does not.
     kinds = (

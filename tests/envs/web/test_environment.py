@@ -251,3 +251,12 @@ def test_a_search_that_finds_nothing() -> None:
 def test_a_task_without_a_question_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no question"):
         play([ANSWER], Task("t", ()))
+
+
+def test_the_part_of_the_evidence_that_was_shown() -> None:
+    evidence = {"evidence": [["7", "Ann"], ["8", "Cold Mere"]]}
+    task = Task("t", (Question("Where?", ("Oakrest",), metadata=evidence), Question("Who?", ("x",))), PAGES)
+    runner = make_runner([call("visit", page="Ann"), ANSWER, ANSWER, ANSWER])
+    first, second = runner.environments.diagnose(task, asyncio.run(runner.run(task)))
+    assert first == {"calls": 1.0, "calls_refused": 0.0, "evidence_shown": 0.5}
+    assert second == {"calls": 1.0, "calls_refused": 0.0}

@@ -71,6 +71,8 @@ def test_what_is_not_shared_counts_for_every_episode() -> None:
     behind = grpo(prompt=PROMPT._replace(is_chunk_first=False))
     assert behind.raw_tokens == grpo().raw_tokens
     assert behind.unique_tokens > 2 * grpo().unique_tokens
+    # So are pages of a web that each episode reads in its own way.
+    assert grpo(replace(DATA, same_stream=False)).unique_tokens == behind.unique_tokens
     # A group that is spread over processes shares what is on each.
     assert grpo(per_device_train_batch_size=2).group == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,17 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, TraceError
+from atommem.eval.runner import evaluate
+from atommem.policy.chat import ChatPolicy
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.session import Agent
 from atommem.trace import write_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
-from tests.fakes import WordEmbedder, WordTokenizer
+from tests.atommem.test_untrusted import shapes
+from tests.envs.web.test_environment import ANSWER, call, make_task
+from tests.fakes import WordEmbedder, WordTokenizer, make_episode_runner
+from tests.loopback import serving
 
 ENVIRONMENT = environment_config("longdoc", chunking="documents")
 MEMORY = MemoryConfig()
@@ -94,3 +100,34 @@ def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:
     path.write_text("no trace\n")
     with pytest.raises(TraceError):
         trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
+
+
+def test_a_hosted_model_teaches_the_web(tmp_path: Path) -> None:
+    """Its replies have no token ids: they are encoded as the learner's, under the learner's own prompts."""
+    tokenizer = shapes["byte_level"]()
+    settings = environment_config("web")
+    wrong = replace(make_task("Where is nobody?"), id="u")
+
+    def script(text: str) -> str:
+        if "nobody" in text:
+            return ANSWER.replace("Oakrest", "Brent")
+        return ANSWER if "Ann lives" in text else f"I look. {call('visit', page='Ann')}"
+
+    async def teach(url: str) -> None:
+        runner = make_episode_runner(
+            policy=ChatPolicy(url, "m", tokenizer=tokenizer),
+            tokenizer=tokenizer,
+            embedder=WordEmbedder(),
+            environments=make_environments(settings, tokenizer),
+            memory=MemoryConfig(),
+            sampling=Sampling(),
+        )
+        await evaluate([make_task(), wrong], runner, tmp_path, progress=False)
+
+    with serving(script) as url:
+        asyncio.run(teach(url))
+    rows = trace_demonstrations(tmp_path / "traces", tokenizer, MemoryConfig(), settings, min_reward=1.0)
+    prompts, completions = ([tokenizer.decode(row[place]) for row in rows] for place in (0, 1))
+    assert completions == [f"I look. {call('visit', page='Ann')}<|im_end|>", f"{ANSWER}<|im_end|>"]
+    assert "calls left: 40" in prompts[0]
+    assert "Ann lives in Oakrest" in prompts[1]

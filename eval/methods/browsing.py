@@ -1,0 +1,230 @@
+"""Baselines that search and read with tools, in the environment ``web``: what they keep of the steps before differs.
+
+They drive the environment's own episode: the same tools, budget, parts of long pages, endings and scores as AtomMem.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from atommem.config import MemoryConfig
+from atommem.dialects import Dialect, Section, Templates, get_dialect
+from atommem.environment import Turn
+from atommem.envs.task import Task
+from atommem.envs.web.environment import WebEnvironments
+from atommem.episode import Episode, Step
+from atommem.episode_runner import set_score
+from atommem.errors import ConfigError, OutageError, PromptTooLongError
+from atommem.eval.methods.baseline import MEMORY, Baseline, Recorder, Setup
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.index import VectorIndex
+from atommem.observation import Observation, Piece, StopReason
+from atommem.prompts import PromptBuilder
+
+SYSTEM = """{introduction}
+
+{actions}
+
+{rules}"""
+CALL = (
+    '<{tag.call}>{"name": "{name}", "arguments": {...}}</{tag.call}> calls the tool {name}: {description} '
+    "Its arguments, as a JSON schema: {schema}"
+)
+RULES = (
+    "Call at most one tool in a turn. A long page goes on by itself in the next turn if you call nothing. When you "
+    "know the answer, give it instead of a call."
+)
+PIECES = {
+    "said": "In the turn before, you wrote:\n{said}",
+    "summary": "What you had learned before that:\n{summary}",
+    "summarise": "There is no room for all of this any more. Write down, in at most 1,000 words, everything of it that "
+    "is needed to answer the question: what was found and where, what was tried in vain, and what is still missing. "
+    "Only what you write now is kept.",
+    "acting": "Call a tool, or answer (calls left: {left}).",
+}
+
+
+class Browsing(Baseline):
+    """An agent in the environment ``web``. Subclasses say what its prompts show of earlier steps.
+
+    Raises:
+        ConfigError: The environment is another one, or its calls are compact.
+    """
+
+    introduction: ClassVar[str]
+    shows_entries: ClassVar[bool] = False
+
+    def __init__(self, setup: Setup) -> None:
+        if not isinstance(setup.environments, WebEnvironments) or setup.environments.config.calls != "json":
+            raise ConfigError(f"method {self.name} browses: it is one of the environment web, with calls json.")
+        self.setup, self.web = setup, setup.environments
+        dialect = get_dialect("paper", "full")
+        self._grammar = dialect.grammar(self.web.actions, self.web.phases)
+        own = self.web.section("full", "web")
+        words = {**own.pieces, **PIECES}
+        section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
+        memory = MEMORY if self.shows_entries else {}
+        templates = replace(Templates(SYSTEM, empty="(nothing)", call=CALL), **memory)
+        self.plain = self.remembering = PromptBuilder(
+            setup.tokenizer,
+            Dialect("baseline", {"answer": dialect.tags["answer"]}, templates),
+            MemoryConfig(),
+            section,
+            self.web.actions,
+            setup.chat_template_kwargs,
+            numbers=self.web.numbers,
+            inside=self.web.inside,
+        )
+
+    @property
+    def room(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.setup.context_tokens - self.setup.sampling.max_tokens
+
+    def settings(self) -> dict[str, Any]:
+        """Says in what context window, and whether YaRN stretched it."""
+        own = {"context_tokens": self.setup.context_tokens, "yarn_factor": self.setup.yarn_factor}
+        settings = super().settings()
+        return {**settings, "method": {**settings["method"], **own}}
+
+    async def play(self, record: Recorder, task: Task) -> None:
+        """Not in use: `run` drives the environment."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def shown(
+        self, record: Recorder, past: list[Past], now: Observation
+    ) -> tuple[Observation, MemoryView | None]:
+        """What the prompt shows, where the environment shows `now`; may take from `past` what does not fit."""
+
+    async def run(self, task: Task, sample: int = 0) -> Episode:
+        """Run one episode; see `Method.run`."""
+        episode = Episode(task_id=task.id, sample=sample)
+        record, environment = Recorder(self, episode, task), self.web()
+        past: list[Past] = []
+        started = time.perf_counter()
+        try:
+            now: Observation | None = await environment.reset(task)
+            while now is not None:
+                try:
+                    step = await record.ask(*await self.shown(record, past, now))
+                except PromptTooLongError:
+                    episode.stop_reason = StopReason.CONTEXT_OVERFLOW
+                    break
+                parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
+                step.actions, step.problems = parsed.actions, parsed.problems
+                past.append(Past(now, step))
+                result = await environment.step(Turn(step.text, parsed.actions, parsed.problems))
+                now, episode.stop_reason = result.observation, result.reason or episode.stop_reason
+            set_score(episode, await environment.score())
+            episode.metrics |= record.metrics
+        except OutageError as error:
+            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
+        episode.seconds = time.perf_counter() - started
+        return episode
+
+
+class Past:
+    """A step that was: what the environment showed, and what was written."""
+
+    def __init__(self, observation: Observation, step: Step) -> None:
+        said = step.text.rpartition("</think>")[2].strip()
+        self.shown: tuple[Piece, ...] = observation.stream
+        self.said: tuple[Piece, ...] = (Piece("said", {"said": said}),)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Both, as they are shown later."""
+        return (*self.shown, *self.said)
+
+
+class ReAct(Browsing):
+    """ReAct with a growing context (Yao et al. 2023, arXiv 2210.03629): every result and every turn, in their order.
+
+    What no longer fits is left out, the oldest result first; the turns themselves stay. ``truncated`` is 1 then.
+    """
+
+    name = "react"
+    introduction = "You answer questions with the help of tools that search and show pages. You see all turns so far."
+
+    async def shown(
+        self, record: Recorder, past: list[Past], now: Observation
+    ) -> tuple[Observation, MemoryView | None]:
+        """All that was, and what is."""
+        record.metrics.setdefault("truncated", 0.0)
+        while True:
+            earlier = [piece for step in past for piece in step.pieces]
+            shown = replace(now, stream=(*earlier, *now.stream))
+            oldest = next((step for step in past if step.shown), None)
+            if oldest is None or len(record.prompt_ids(shown)) <= self.room:
+                return shown, None
+            oldest.shown, record.metrics["truncated"] = (), 1.0
+
+
+class Summarising(Browsing):
+    """As ReAct, but where the context is full, the policy writes a summary that takes the place of all turns so far.
+
+    The form of ReSum (Wu et al. 2025, arXiv 2509.13313), without a model of its own for it.
+    """
+
+    name = "summarising"
+    introduction = ReAct.introduction
+
+    async def shown(
+        self, record: Recorder, past: list[Past], now: Observation
+    ) -> tuple[Observation, MemoryView | None]:
+        """The summary, what came after it, and what is."""
+        earlier = tuple(piece for step in past for piece in step.pieces)
+        shown = replace(now, stream=(*earlier, *now.stream))
+        if not past or len(record.prompt_ids(shown)) <= self.room:
+            return shown, None
+        asking = Observation(now.phase, now.task, earlier, (Piece("summarise"),), label="summary")
+        while len(record.prompt_ids(asking)) > self.room and any(step.shown for step in past):
+            next(step for step in past if step.shown).shown = ()
+            asking = replace(asking, stream=tuple(piece for step in past for piece in step.pieces))
+        step = await record.ask(asking)
+        kept = past[-1]
+        kept.shown = (Piece("summary", {"summary": step.text.rpartition("</think>")[2].strip()}),)
+        kept.said = ()
+        past[:] = [kept]
+        return replace(now, stream=(*kept.pieces, *now.stream)), None
+
+
+class BrowsingRAG(Browsing):
+    """Retrieval over all that was shown (Lewis et al. 2020): the parts most similar to the questions, and what is.
+
+    Every part of a result is stored as it is; no completion decides what is kept. `retrieve_k` of them are shown.
+    """
+
+    name = "web_rag"
+    introduction = (
+        "You answer questions with the help of tools that search and show pages. Each turn shows you the result of "
+        "your last call, and the parts of earlier results that fit the questions best."
+    )
+    shows_entries = True
+
+    async def shown(
+        self, record: Recorder, past: list[Past], now: Observation
+    ) -> tuple[Observation, MemoryView | None]:
+        """What fits the questions, and what is."""
+        embedder = self.setup.embedder
+        texts = [text for step in past for text in texts_of(step.shown)]
+        query = "\n".join(question.text for question in record.task.questions)
+        view = MemoryView(query=query, size=len(texts))
+        if texts:
+            index = VectorIndex(embedder.dim)
+            index.add(range(len(texts)), await embedder.embed(texts, "entry"))
+            (vector,) = await embedder.embed([query], "query")
+            found = enumerate(await index.find(vector, self.setup.memory.retrieve_k), start=1)
+            best = tuple(Retrieved(rank, number + 1, texts[number], score) for rank, (number, score) in found)
+            view = replace(view, retrieved=best)
+        return now, view
+
+
+def texts_of(pieces: tuple[Piece, ...]) -> list[str]:
+    """What pages and results said, under the titles of pages."""
+    found = [piece.values for piece in pieces if piece.name in ("page", "result")]
+    return [f"{values['title']}\n{values['text']}" if "title" in values else str(values["text"]) for values in found]
