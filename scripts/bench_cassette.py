@@ -2,13 +2,13 @@
 
     python scripts/bench_cassette.py [--quick]
 
-1. `EPISODES` episodes in `PROCESSES` processes ask an engine on loopback (`/retrieve`, `/access`) for searches and pages
-   that overlap, through one cassette. The engine counts: `distinct` requests must have reached it, each once.
+1. `EPISODES` episodes in `PROCESSES` processes ask an engine on loopback (`/retrieve`, `/access`) for searches and
+   pages that overlap, through one cassette. The engine counts: `distinct` requests must have reached it, each once.
 2. An evaluation runs live and records, the engine is gone, and it runs again with `cassette_mode: replay` into another
-   folder. Records and traces must be equal byte for byte, without the times that they hold.
-3. The cassette is frozen, and two updates of GRPO run on `tools: [corpus]` over it. The policy is a random tiny one that
-   hardly ever writes a call, so every episode begins on a frozen page (`metadata.start`); that training learns anything
-   is not shown here, but by `bench_web.py`.
+   folder. Records and traces must be equal byte for byte, in whatever order, without the times that they hold.
+3. The cassette is frozen, and two updates of GRPO run on `tools: [corpus]` over it. The policy is a random tiny one
+   that hardly ever writes a call, so every episode begins on a frozen page (`metadata.start`); that training learns
+   anything is not shown here, but by `bench_web.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toy_training import MEMORY, WORLD, toy_trainer
+from toy_training import WORLD, toy_trainer
 from web_engine import Browser, Characters, Engine, make_agent, make_tasks, start
 
 from atommem.environment import environment_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -35,14 +36,16 @@ class Engine:
     """``/retrieve`` and ``/access`` on 127.0.0.1, with a count of what it was asked.
 
     Args:
-        fault: Called with a number for each request, from 0; what it returns happens to that request (`FAULTS`).
+        fault: What happens to a request, by what it asks for and how often that was asked before: an HTTP status,
+            ``break``, ``nonsense``, ``silent``, or nothing.
         words: Length of its pages.
         seconds: How long an answer takes.
     """
 
-    def __init__(self, fault: Callable[[int], str] = lambda number: "", words: int = 60, seconds: float = 0.0) -> None:
+    def __init__(
+        self, fault: Callable[[str, int], str] = lambda what, before: "", words: int = 60, seconds: float = 0.0
+    ) -> None:
         self.asked: Counter[str] = Counter()
-        self.requests = 0
         self._lock = threading.Lock()
         engine = self
 
@@ -50,15 +53,15 @@ class Engine:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:  # the name that http.server calls
-                self._say(200, {"requests": engine.requests, "asked": engine.asked})
+                self._say(200, engine.asked)
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 (what,) = body.get("queries") or body["urls"]
                 with engine._lock:
-                    number, engine.requests = engine.requests, engine.requests + 1
-                    engine.asked[f"{self.path} {what}"] += 1
-                happens = fault(number)
+                    before = engine.asked[what]
+                    engine.asked[what] += 1
+                happens = fault(what, before)
                 time.sleep(seconds)
                 if happens.isdecimal():
                     return self._say(int(happens), {"message": "not now"})
@@ -133,19 +136,17 @@ class Browser:
 
     Args:
         tokenizer: Its own.
-        call: The call number `step` of episode `episode`: the tool and what it is given.
+        call: The call number `step` of episode `episode`: the tool and what it is given; or how the call is written.
         seconds: How long a completion takes, at most; the time is drawn.
     """
 
-    def __init__(self, tokenizer: Any, call: Callable[[int, int], tuple[str, str]], seconds: float = 0.0) -> None:
+    def __init__(self, tokenizer: Any, call: Callable[[int, int], tuple[str, str] | str], seconds: float = 0.0) -> None:
         self._tokenizer = tokenizer
         self._call = call
         self._seconds = seconds
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """The step's completion."""
-        import asyncio
-
         prompt = self._tokenizer.decode(prompt_ids)
         await asyncio.sleep(random.random() * self._seconds)
         text = self.answer(prompt)
@@ -158,7 +159,10 @@ class Browser:
         asked = re.findall(r"episode (\d+) of (\d+) calls", prompt)[-1]
         if left is None or left[1] == "0":
             return "<final_answer>\\boxed{done}</final_answer>"
-        tool, given = self._call(int(asked[0]), int(asked[1]) - int(left[1]))
+        made = self._call(int(asked[0]), int(asked[1]) - int(left[1]))
+        if isinstance(made, str):
+            return made
+        tool, given = made
         argument = {"search": "query", "visit": "page"}.get(tool, "what")
         note = f"<create_memory>{given} at {left[1]}</create_memory>"
         written = json.dumps({"name": tool, "arguments": {argument: given}})
