@@ -17,6 +17,7 @@ _SUMMARIES = {
     "demo": "train a tiny policy with GRPO from nothing, on CPU, and show what it learned",
     "data": "build and look at task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, synthetic)",
     "corpus": "make a corpus of pages, search it, and serve it to tools",
+    "web": "look at recorded calls of tools, and freeze them into a corpus",
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a checkpoint or a server on a task file, or run a suite",
     "judge": "hold a judge of answers against labels, and against itself",

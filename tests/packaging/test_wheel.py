@@ -22,7 +22,21 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 ROOMS = ("envs", "train", "eval", "demo")
-COMMANDS = ("ask", "demo", "data", "train", "eval", "compare", "report", "trace", "env", "configs", "corpus", "judge")
+COMMANDS = (
+    "ask",
+    "demo",
+    "data",
+    "train",
+    "eval",
+    "compare",
+    "report",
+    "trace",
+    "env",
+    "configs",
+    "corpus",
+    "judge",
+    "web",
+)
 LAUNCH = ("-m", "accelerate.commands.launch")
 NOT_OURS = "raise SystemExit('{} is not ours, and was imported')\n"
 

@@ -1,0 +1,59 @@
+"""The command `atommem web`: look at a cassette, and freeze it into a corpus."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+from atommem.config import EMBEDDERS, EmbedderConfig
+from atommem.envs.web.net.cassette import Cassette
+from atommem.errors import AtomMemError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``atommem web ...``; returns the exit status (2: an `AtomMemError`, printed to stderr)."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except AtomMemError as error:
+        print(f"atommem web: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="atommem web", description=__doc__)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    frozen = commands.add_parser("freeze", help="make a corpus of the pages that were read (tools: [corpus])")
+    frozen.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the corpus")
+    frozen.add_argument("--embedder", choices=EMBEDDERS, help="for dense and hybrid search (default: words alone)")
+    frozen.add_argument("--embedder_model", help="its model")
+    show = commands.add_parser("show", help="print what was recorded, and what it has cost")
+    for command, run in ((frozen, _freeze), (show, _show)):
+        command.add_argument("cassette", type=Path, metavar="CASSETTE")
+        command.set_defaults(run=run)
+    return parser
+
+
+def _freeze(args: argparse.Namespace) -> int:
+    from atommem.envs.web.net.freeze import freeze
+
+    model = {} if args.embedder_model is None else {"embedder_model": args.embedder_model}
+    embedder = None if args.embedder is None else EmbedderConfig(args.embedder, **model)
+    cassette = Cassette(args.cassette, read_only=True)
+    done = freeze(cassette, args.out, embedder)
+    cassette.close()
+    print(f"{args.out}: {done['pages']} pages. {done['unread']} that were found were not read, and are not in it.")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    cassette = Cassette(args.cassette, read_only=True)
+    recorded = Counter((call.tool, call.backend) for call, _ in cassette.results())
+    for (tool, backend), count in sorted(recorded.items()):
+        print(f"{count:7,} {tool} of {backend}")
+    for tool, (calls, cost) in cassette.spent().items():
+        print(f"{calls:7,} calls of {tool} were made, for {cost:g}")
+    cassette.close()
+    return 0

@@ -1,0 +1,197 @@
+"""For the benches of the web's tools: an engine on loopback that may fail in every way, and episodes that ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from atommem.config import MemoryConfig
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.environment import environment_config, make_environments
+from atommem.envs.task import Question, Task
+from atommem.policy.contract import Completion, Sampling
+from atommem.session import Agent
+
+WORDS = [f"word{number}" for number in range(400)]
+
+
+def page_text(name: str, words: int = 60) -> str:
+    """What the engine's page of this name says: the same in every run."""
+    draw = random.Random(name)
+    return f"Here is {name}. " + " ".join(draw.choices(WORDS, k=words)) + "."
+
+
+class Engine:
+    """``/retrieve`` and ``/access`` on 127.0.0.1, with a count of what it was asked.
+
+    Args:
+        fault: What happens to a request, by what it asks for and how often that was asked before: an HTTP status,
+            ``break``, ``nonsense``, ``silent``, or nothing.
+        words: Length of its pages.
+        seconds: How long an answer takes.
+    """
+
+    def __init__(
+        self, fault: Callable[[str, int], str] = lambda what, before: "", words: int = 60, seconds: float = 0.0
+    ) -> None:
+        self.asked: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:  # the name that http.server calls
+                self._say(200, engine.asked)
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                (what,) = body.get("queries") or body["urls"]
+                with engine._lock:
+                    before = engine.asked[what]
+                    engine.asked[what] += 1
+                happens = fault(what, before)
+                time.sleep(seconds)
+                if happens.isdecimal():
+                    return self._say(int(happens), {"message": "not now"})
+                if happens == "break":
+                    return self.connection.shutdown(socket.SHUT_RDWR)
+                if happens == "nonsense":
+                    return self._say(200, {"nonsense": True})
+                if happens == "silent":
+                    self.connection.recv(1)
+                    return None
+                if self.path == "/retrieve":
+                    names = [f"page {(number + len(what)) % 97}" for number in range(3)]
+                    found = [{"document": {"title": name, "text": page_text(name, 9), "url": name}} for name in names]
+                    return self._say(200, {"result": [found]})
+                page = {"url": what, "title": what, "text": page_text(what, words)}
+                return self._say(200, {"result": [None if "missing" in what else page]})
+
+            def _say(self, status: int, value: Any) -> None:
+                content = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                return None
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 512
+            block_on_close = False
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A client that was killed is none."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        """End it: from now on its address is nobody's."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Characters:
+    """A tokenizer of characters: it keeps nothing, so that all processes agree."""
+
+    eos_token_id = 0
+    pad_token_id = 0
+    chat_template = None
+
+    def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> dict[str, Any]:
+        """Ids, and the span of each."""
+        return {"input_ids": self.encode(text), "offset_mapping": [(at, at + 1) for at in range(len(text))]}
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Text to ids."""
+        return [1 + ord(character) for character in text]
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
+        """Ids to text."""
+        return "".join(chr(token - 1) for token in token_ids if token)
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
+        """Roles in brackets."""
+        return "".join(f"[{turn['role']}] {turn['content']}\n" for turn in conversation) + "[assistant]"
+
+
+class Browser:
+    """A policy that makes the calls that its question's number says, one a step, notes, and answers at the end.
+
+    Args:
+        tokenizer: Its own.
+        call: The call number `step` of episode `episode`: the tool and what it is given; or how the call is written.
+        seconds: How long a completion takes, at most; the time is drawn.
+    """
+
+    def __init__(self, tokenizer: Any, call: Callable[[int, int], tuple[str, str] | str], seconds: float = 0.0) -> None:
+        self._tokenizer = tokenizer
+        self._call = call
+        self._seconds = seconds
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """The step's completion."""
+        prompt = self._tokenizer.decode(prompt_ids)
+        await asyncio.sleep(random.random() * self._seconds)
+        text = self.answer(prompt)
+        ids = self._tokenizer.encode(text)
+        return Completion(ids, [0.0] * len(ids), text, "stop")
+
+    def answer(self, prompt: str) -> str:
+        """Of the observation, its question and the calls that are left are enough."""
+        left = re.search(r"calls left: (\d+)", prompt)
+        asked = re.findall(r"episode (\d+) of (\d+) calls", prompt)[-1]
+        if left is None or left[1] == "0":
+            return "<final_answer>\\boxed{done}</final_answer>"
+        made = self._call(int(asked[0]), int(asked[1]) - int(left[1]))
+        if isinstance(made, str):
+            return made
+        tool, given = made
+        argument = {"search": "query", "visit": "page"}.get(tool, "what")
+        note = f"<create_memory>{given} at {left[1]}</create_memory>"
+        written = json.dumps({"name": tool, "arguments": {argument: given}})
+        return f"{note}<read_memory>{given}</read_memory><tool_call>{written}</tool_call>"
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+def make_tasks(count: int, calls: int) -> list[Task]:
+    """Tasks whose questions say which episode this is."""
+    return [
+        Task(f"task-{number}", (Question(f"This is episode {number} of {calls} calls.", ("done",)),))
+        for number in range(count)
+    ]
+
+
+def make_agent(policy: Any, tokenizer: Any, **settings: Any) -> Agent:
+    """An agent in the web environment."""
+    return Agent(
+        policy=policy,
+        embedder=HashingEmbedder(64),
+        tokenizer=tokenizer,
+        environments=make_environments(environment_config("web", **settings), tokenizer),
+        memory=MemoryConfig(),
+        sampling=Sampling(max_tokens=2048),
+    )
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """Another process with a bench's script."""
+    return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True)
