@@ -146,7 +146,7 @@ def main() -> int:
     whole = measured["whole"]
     holds = whole["seconds"] < MOST_SECONDS and whole["megabytes"] < MOST_MEGABYTES
     print(json.dumps({**measured, "quick": given.quick, "holds": holds}))
-    return 0 if holds or given.quick else 1
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ def _cost(cells: Cells, rows: Sequence[str], keys: Sequence[str], said: str) -> 
         return None
     look = _look(values, rows, "shape")
     x = alt.X(
-        "x:Q", title=f"{said} (log)", scale=alt.Scale(type="log", padding=14, nice=False), axis=alt.Axis(format="~s")
+        "x:Q", title=f"{said} (log)", scale=alt.Scale(type="log", padding=14, nice=False), axis=alt.Axis(format=",~r")
     )
     rule = _data(values).mark_rule().encode(x=x, y="low:Q", y2="high:Q", color=look["color"])
     told = [*_TOLD, alt.Tooltip("x:Q", title=said, format=",.1f")]

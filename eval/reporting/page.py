@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from functools import cache
 from itertools import combinations, islice
 from operator import itemgetter
 from pathlib import Path
@@ -141,7 +142,7 @@ class PageData:
         self._left -= len(html)
         self.episodes.append({**shown, "html": html, "said": f"{record.task_id} {said}".lower()})
 
-    def _text(self, text: str, of: str = "") -> Markup:
+    def _text(self, text: str, source: object = None) -> Markup:
         """Where a text stands: the page's script puts it there."""
         if not text:
             return Markup('<p class="empty">empty</p>')
@@ -149,7 +150,9 @@ class PageData:
         if text not in self._texts:
             self._texts[text] = len(self._texts)
             self._left -= len(text)
-        return Markup('<pre class="box {}" tabindex="0" data-text="{}"></pre>').format(of, self._texts[text])
+        return Markup('<pre{} data-text="{}"></pre>').format(
+            Markup(' class="source"' if source else ""), self._texts[text]
+        )
 
     def _marked(self, step: Step) -> Markup:
         """A completion with its actions marked, and what could not be read as one."""
@@ -163,9 +166,7 @@ class PageData:
                 mark = Markup('<mark class="{}" title="{}">{}</mark>').format(kind, name, step.text[start:-end])
                 parts += [escape(step.text[at:start]), mark]
                 at = -end
-        return Markup('<pre class="box" tabindex="0">{}</pre>').format(
-            Markup("").join([*parts, escape(step.text[at:])])
-        )
+        return Markup("<pre>{}</pre>").format(Markup("").join([*parts, escape(step.text[at:])]))
 
     def _changed(self, before: str | None, after: str | None) -> Markup:
         """Words deleted and inserted."""
@@ -175,7 +176,7 @@ class PageData:
             for tag, words in (("del", one[i:j]), ("ins", two[m:n])) if kind != "equal" else (("span", one[i:j]),):
                 if words:
                     parts.append(Markup(f"<{tag}>{{}}</{tag}>").format(" ".join(words)))
-        return Markup('<pre class="box" tabindex="0">{}</pre>').format(Markup(" ").join(parts))
+        return Markup("<pre>{}</pre>").format(Markup(" ").join(parts))
 
 
 def _shortened(text: str) -> str:
@@ -271,8 +272,7 @@ def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Cha
     that the page brings: their hashes stand in its security policy. Vega compiles its expressions, hence
     ``unsafe-eval``; data never become expressions.
     """
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    scripts = [f"(() => {{{bundle}}})();", asset("page.js")]
+    scripts = [_vega(), asset("page.js")]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     compared = list(pairs(page.cells, page))
     data = {
@@ -289,7 +289,7 @@ def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Cha
         results=results,
         incomplete=incomplete_note(results),
         columns=list(dict.fromkeys(column_name(cell.column) for cell in page.cells)),
-        scores=dict.fromkeys(table.key for table in tables["scores"]),
+        scores=dict.fromkeys(table.key for table in tables["scores"] + tables["facts"]),
         charts=[(place, chart, _image(chart)) for place, chart in enumerate(charts)],
         tables=tables,
         label=label,
@@ -300,6 +300,12 @@ def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Cha
         scripts=[Markup(script) for script in scripts],
         hashes=Markup(" ".join(f"'sha256-{digest}'" for digest in hashes)),
     )
+
+
+@cache
+def _vega() -> str:
+    """Vega, Vega-Lite and vega-embed as one script, which takes a second to be put together."""
+    return f"(() => {{{vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')}}})();"
 
 
 def _image(chart: Chart) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Cell:
     inspection: Inspection | None = None
     losses: Losses | None = None
 
-    @property
+    @cached_property
     def records(self) -> list[EpisodeRecord]:
         """Of all seeds, with tasks told apart by their data."""
         return joined_records(self.evaluations)

@@ -187,9 +187,10 @@ def _score_tables(results: Item) -> Iterator[Table]:
         for dataset, documents in columns:
             found = cells_of(results, (dataset, documents))
             counted = _range(score_of(cell, metric) for cell in found)
-            heading = (dataset, f"{documents:,} documents ({counted})")
             if documents is None:
                 heading = ("", f"{dataset} ({counted})")
+            else:
+                heading = (dataset, f"{documents:,} documents ({counted})")
             for cell in found:
                 rows[cell["row"]][heading] = _score(results, cell, metric, best)
         for row, line in rows.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -10,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 from atommem.eval.reporting.tables import Table, incomplete_note, make_tables
 
@@ -62,6 +64,8 @@ def _environment() -> Environment:
         "tex": lambda text: str(text).translate(_LATEX),
         "slug": lambda text: re.sub(r"[^a-z0-9]+", "-", str(text).lower()).strip("-"),
         "groups": _groups,
+        # Inside of a script element nothing may begin a tag that ends it, nor a comment.
+        "embedded": lambda data: Markup(re.sub("<(?=[/!sS])", r"\\u003c", json.dumps(data, ensure_ascii=False))),
     }
     return environment
 

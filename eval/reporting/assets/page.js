@@ -64,7 +64,10 @@ function go(step) {
     memory.hidden = !$$("li:not([hidden])", memory).length;
     steps[at].lastElementChild.lastElementChild.append(memory);
   }
-  for (const box of $$("[data-text]", steps[at])) box.textContent = data.texts[box.dataset.text];
+  for (const box of $$("pre", steps[at])) {
+    box.tabIndex = 0;
+    if (box.dataset.text) box.textContent = data.texts[box.dataset.text];
+  }
 }
 document.addEventListener("click", ({ target }) => {
   const button = target.closest("button");
