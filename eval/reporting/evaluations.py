@@ -43,7 +43,7 @@ class Evaluation:
     records: tuple[EpisodeRecord, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "records", tuple(sorted(self.records, key=lambda record: _order(record.key))))
+        object.__setattr__(self, "records", tuple(sorted(self.records, key=_order)))
 
     @property
     def planned(self) -> int | None:
@@ -131,7 +131,7 @@ def joined_records(evaluations: Sequence[Evaluation]) -> list[EpisodeRecord]:
     return [record for evaluation in evaluations for record in evaluation.paired_records()]
 
 
-def _order(key: tuple[str, int]) -> tuple[list[tuple[int, str]], int]:
+def _order(record: EpisodeRecord) -> tuple[list[tuple[int, str]], int]:
     """Sorts task-2 before task-10."""
-    task, sample = key
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", task)], sample
+    parts = re.split(r"(\d+)", record.task_id)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], record.sample

@@ -1,44 +1,57 @@
-"""``report.html``: one file that opens from disk and asks for nothing else, with its data inside as JSON."""
+"""``report.html``: one file that opens from disk and asks for nothing else."""
 
 from __future__ import annotations
 
-import json
+import base64
+import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from importlib.resources import files
+from difflib import SequenceMatcher
+from functools import cache
+from itertools import combinations, islice
+from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from atommem.envs.scoring.paired import question_scores
-from atommem.envs.scoring.records import EpisodeRecord, metric_names
+import vl_convert
+from markupsafe import Markup, escape
+
+from atommem.envs.scoring.paired import compare
+from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.episode import Episode, Step
-from atommem.eval.reporting.compared_settings import setting_charts, to_json
+from atommem.eval.reporting.charts import Chart
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.fates import Fate, Losses, knows_facts
 from atommem.eval.reporting.inspection import AnswerTrail, Inspection, answer_trails
-from atommem.eval.reporting.results import Cell
-from atommem.eval.reporting.scores import LABELS, METRICS, ordered
-from atommem.eval.reporting.tables import FATES, incomplete_note, make_tables
+from atommem.eval.reporting.results import Cell, column_name
+from atommem.eval.reporting.scores import label
+from atommem.eval.reporting.tables import incomplete_note, make_tables
+from atommem.eval.reporting.templates import asset, render
+from atommem.memory.operations import Outcome
 from atommem.trace import read_trace
 from atommem.untrusted import clean
 
 REPORT = "report.html"
-CHUNK_CHARACTERS = 6000
-"""Longest text of a chunk, prompt part or completion on the page; its middle is left out beyond that."""
-_SCORES = tuple(f"eval_{name}{end}" for name in ("em", "reward") for end in ("", "_low", "_high"))
-_TRAINING = ("reward", *_SCORES, "store_size", "malformed")
-_SCRIPTS = ("core.js", "charts.js", "compare.js", "episodes.js")
+LONGEST = 6000
+"""Longest text on the page, in characters; its middle is left out beyond that."""
+MOST_PAIRS, MOST_FLIPS = 300, 20
+"""Pairs of rows that are compared, and tasks that are named of each kind in a comparison."""
+Looked = tuple[EpisodeRecord, Episode | None, Sequence[AnswerTrail | None], list[Fate | None]]
 
 
 class PageData:
-    """Collects what the page shows while each trace is read once.
+    """Collects what the page shows of episodes while each trace is read once.
 
     Args:
         cells: From `make_cells`; they get `Cell.inspection` and `Cell.losses`.
         max_episodes: Most episodes to embed.
-        max_characters: Most characters of JSON that they may take together.
+        max_characters: Most characters that they may take together.
         efficiency: Show how many seconds an episode took.
+
+    Attributes:
+        episodes: Those that are embedded: what the list and its filters need, and ``html``.
+        texts: What they show, each text once: the same chunk is shown in many episodes.
+        total: Number of all episodes.
     """
 
     def __init__(
@@ -49,193 +62,149 @@ class PageData:
         max_characters: int = 30_000_000,
         efficiency: bool = False,
     ) -> None:
-        self._efficiency = efficiency
+        self._efficiency, self._left = efficiency, max_characters
         self._texts: dict[str, int] = {}
-        self._left = max_characters
+        self.cells, self.total = cells, 0
         self.episodes: list[dict[str, Any]] = []
-        self.total = 0
-        self.evaluations = [evaluation for cell in cells for evaluation in cell.evaluations]
-        chosen = choose_episodes(self.evaluations, max_episodes)
+        evaluations = [evaluation for cell in cells for evaluation in cell.evaluations]
+        chosen = dict(zip(map(id, evaluations), choose_episodes(evaluations, max_episodes), strict=True))
         # One way to tell for a whole column: its rows are looked at side by side.
-        by_words = {
-            cell.column for cell in cells if not all(knows_facts(evaluation.records) for evaluation in cell.evaluations)
-        }
-        number = 0
+        by_words = {cell.column for cell in cells if not all(knows_facts(item.records) for item in cell.evaluations)}
         for cell in cells:
             cell.inspection = Inspection()
             cell.losses = Losses("words" if cell.column in by_words else "facts")
-            first = len(self.episodes)
-            for evaluation in cell.evaluations:
-                self._add(number, evaluation, cell.inspection, cell.losses, chosen[number])
-                number += 1
+            # Traces are read one at a time, and only those that are embedded are kept, until their cell is through.
+            shown = [
+                (evaluation, looked)
+                for evaluation in cell.evaluations
+                for looked in self._look(evaluation, cell.inspection, cell.losses, chosen[id(evaluation)])
+            ]
             if cell.inspection.only_retrieves:
                 cell.losses.written_beforehand()
-                for episode in self.episodes[first:]:
-                    for question in episode["questions"]:
-                        if question["fate"] == Fate.NEVER_ENTERED:
-                            question["fate"] = str(Fate.NOT_RETRIEVED)
+            for evaluation, looked in shown:
+                self._embed(cell, evaluation, looked, beforehand=cell.inspection.only_retrieves)
 
-    def _add(
-        self,
-        number: int,
-        evaluation: Evaluation,
-        inspection: Inspection,
-        losses: Losses,
-        chosen: set[tuple[str, int]],
-    ) -> None:
+    @property
+    def texts(self) -> list[str]:
+        return list(self._texts)
+
+    def _look(
+        self, evaluation: Evaluation, inspection: Inspection, losses: Losses, chosen: set[tuple[str, int]]
+    ) -> Iterator[Looked]:
         for record in evaluation.records:
             self.total += 1
             path = evaluation.trace(record)
             episode = None
             if path.is_file() and (not record.failed or record.key in chosen):
                 episode = read_trace(path).episode
-            trails: tuple[AnswerTrail | None, ...] = (None,) * len(record.questions)
-            if record.failed:
-                pass
-            elif episode is None:
-                inspection.missing += 1
-            else:
+            trails: Sequence[AnswerTrail | None] = (None,) * len(record.questions)
+            if episode is None:
+                inspection.missing += not record.failed
+            elif not record.failed:
                 trails = answer_trails(episode, record)
                 inspection.add(episode, record)
             fates = [losses.fate(question, trail) for question, trail in zip(record.questions, trails, strict=True)]
             for fate in fates:
                 losses.add(fate)
-            if episode is not None and record.key in chosen and self._left > 0:
-                shown = self._episode(number, record, episode, trails, fates)
-                self._left -= len(json.dumps(shown))
-                self.episodes.append(shown)
+            if record.key in chosen:
+                yield record, episode, trails, fates
 
-    def to_json(self, results: Mapping[str, Any], training: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """All that the page needs; `training` are the entries of a run's ``metrics.jsonl``."""
-        # The page must not depend on where it was made.
-        evaluations = [{**item, "folder": None} for item in results["evaluations"]]
-        return {
-            "results": {**results, "evaluations": evaluations},
-            "incomplete": incomplete_note(results),
-            "labels": LABELS,
-            "fates": {str(fate): heading for fate, heading in FATES.items()},
-            "tables": [table.to_json() for table in make_tables(results)],
-            "settings": [to_json(chart) for chart in setting_charts(results)],
-            "training": [_training_entry(entry) for entry in training],
-            "scores": self._scores(),
-            "episodes": self.episodes,
-            "texts": list(self._texts),
-            "total_episodes": self.total,
-        }
-
-    def _scores(self) -> list[dict[str, Any]]:
-        """Of each evaluation the questions (task, place, numbers of its group and of itself) and their means."""
-        numbers: dict[Any, int] = {}
-        found = []
-        for evaluation in self.evaluations:
-            names = [name for name in ordered(metric_names(evaluation.records)) if name in METRICS]
-            scores = {name: question_scores(evaluation.records, name) for name in names}
-            places = {key: value[:2] for side in scores.values() for key, value in side.items()}
-            found.append(
-                {
-                    "places": [
-                        [*key, *(numbers.setdefault(x, len(numbers)) for x in of)] for key, of in places.items()
-                    ],
-                    **{
-                        name: [round(fmean(side[key][2]), 6) if key in side else None for key in places]
-                        for name, side in scores.items()
-                    },
-                }
-            )
-        return found
-
-    def _episode(
-        self,
-        number: int,
-        record: EpisodeRecord,
-        episode: Episode,
-        trails: Sequence[AnswerTrail | None],
-        fates: Sequence[Fate | None],
-    ) -> dict[str, Any]:
-        questions = [
-            {
-                "text": question.question,
-                "category": question.category,
-                "golds": list(question.golds),
-                "answer": question.answer,
-                "right": question.right,
-                "metrics": question.metrics,
-                "fate": None if fate is None else str(fate),
-                "sources": [] if trail is None else [asdict(source) for source in trail.sources],
-                "step": None if trail is None else trail.step,
-            }
-            for question, trail, fate in zip(record.questions, trails, fates, strict=True)
-        ]
-        return {
-            "evaluation": number,
+    def _embed(self, cell: Cell, evaluation: Evaluation, looked: Looked, *, beforehand: bool) -> None:
+        record, episode, trails, fates = looked
+        if episode is None or self._left <= 0:
+            return
+        if beforehand:
+            fates = [Fate.NOT_RETRIEVED if fate == Fate.NEVER_ENTERED else fate for fate in fates]
+        seed = f", seed {evaluation.seed}" if len(cell.evaluations) > 1 else ""
+        shown = {
+            "row": cell.row,
+            "column": column_name(cell.column),
+            "name": cell.row + seed,
             "task": record.task_id,
             "sample": record.sample,
-            "trace": self.evaluations[number].trace(record).name,
-            "status": _status(record),
+            "status": status_of(record),
             "malformed": any(step.problems for step in episode.steps),
-            "stop": record.stop_reason,
-            "error": record.error,
-            "seconds": round(record.seconds, 2) if self._efficiency else None,
-            "questions": questions,
-            "steps": [self._step(step) for step in episode.steps],
         }
+        html = render(
+            "episode.html",
+            **shown,
+            record=record,
+            episode=episode,
+            asked=list(zip(record.questions, trails, fates, strict=True)),
+            memory=list(_versions(episode)),
+            trace=evaluation.trace(record).name,
+            seconds=round(record.seconds, 2) if self._efficiency else None,
+            text=self._text,
+            marked=self._marked,
+            changed=self._changed,
+        )
+        said = " ".join(f"{item.question} {item.answer} {' '.join(item.golds)}" for item in record.questions)
+        self._left -= len(html)
+        self.episodes.append({**shown, "html": html, "said": f"{record.task_id} {said}".lower()})
 
-    def _step(self, step: Step) -> dict[str, Any]:
-        observation, view = step.observation, step.view
-        whole = len(step.text) <= CHUNK_CHARACTERS  # the places of actions in a shortened text would be wrong
-        return {
-            "phase": observation.phase,
-            "label": observation.label,
-            "shown": [
-                [piece.name, self._text(value)]
-                for piece in (*observation.stream, *observation.task)
-                for _, value in piece.walk()
-                if isinstance(value, str)
-            ],
-            "scratchpad": self._text(view.scratchpad),
-            "query": view.query,
-            "capacity": view.capacity,
-            "retrieved": [
-                # Rounded to what is shown: the last bits of a similarity depend on what it was computed beside.
-                [item.handle, item.entry_id, self._text(item.text), f"{item.score:z.3f}"]
-                for item in view.retrieved
-            ],
-            "prompt": None if step.prompt is None else self._text(step.prompt),
-            "text": self._text(step.text),
-            "finish": step.finish_reason,
-            "tokens": step.completion_tokens,
-            "actions": [[str(action.kind), action.start, action.end] for action in step.actions if whole],
-            "problems": [
-                [str(problem.reason), problem.tag, *((problem.start, problem.end) if whole else (0, 0))]
-                for problem in step.problems
-            ],
-            "operations": [
-                {
-                    "kind": str(operation.kind),
-                    "outcome": str(operation.outcome),
-                    "entry": operation.entry_id,
-                    "handle": operation.handle,
-                    "before": None if operation.before is None else self._text(operation.before),
-                    "after": None if operation.after is None else self._text(operation.after),
-                    "actor": operation.actor,
-                    "reason": operation.reason,
-                    "shown": [entry_id for entry_id, _ in operation.scores],
-                }
-                for operation in step.operations
-            ],
-            "size": step.store_size,
-        }
-
-    def _text(self, text: str) -> int:
-        """The number of a text: the same chunk is shown in many episodes, but embedded once."""
-        if len(text) > CHUNK_CHARACTERS:
-            half = CHUNK_CHARACTERS // 2
-            left_out = len(text) - 2 * half
-            text = f"{text[:half]} [... {left_out:,} characters left out here; the trace has them ...] {text[-half:]}"
+    def _text(self, text: str, source: object = None) -> Markup:
+        """Where a text stands: the page's script puts it there."""
+        if not text:
+            return Markup('<p class="empty">empty</p>')
+        text = _shortened(text)
         if text not in self._texts:
             self._texts[text] = len(self._texts)
             self._left -= len(text)
-        return self._texts[text]
+        return Markup('<pre{} data-text="{}"></pre>').format(
+            Markup(' class="source"' if source else ""), self._texts[text]
+        )
+
+    def _marked(self, step: Step) -> Markup:
+        """A completion with its actions marked, and what could not be read as one."""
+        if len(step.text) > LONGEST or not step.text:
+            return self._text(step.text)
+        spans = [(item.start, -item.end, item.kind, "action") for item in step.actions]
+        spans += [(item.start, -item.end, str(item.reason), "problem") for item in step.problems]
+        parts, at = [], 0
+        for start, end, name, kind in sorted(spans):
+            if at <= start < -end:
+                mark = Markup('<mark class="{}" title="{}">{}</mark>').format(kind, name, step.text[start:-end])
+                parts += [escape(step.text[at:start]), mark]
+                at = -end
+        return Markup("<pre>{}</pre>").format(Markup("").join([*parts, escape(step.text[at:])]))
+
+    def _changed(self, before: str | None, after: str | None) -> Markup:
+        """Words deleted and inserted."""
+        one, two = (_shortened(text or "").split(" ") if text else [] for text in (before, after))
+        parts = []
+        for kind, i, j, m, n in SequenceMatcher(None, one, two, autojunk=False).get_opcodes():
+            for tag, words in (("del", one[i:j]), ("ins", two[m:n])) if kind != "equal" else (("span", one[i:j]),):
+                if words:
+                    parts.append(Markup(f"<{tag}>{{}}</{tag}>").format(" ".join(words)))
+        return Markup("<pre>{}</pre>").format(Markup(" ").join(parts))
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return (
+        f"{text[:half]} [... {len(text) - 2 * half:,} characters left out here; the trace has them ...] {text[-half:]}"
+    )
+
+
+def _versions(episode: Episode) -> Iterator[tuple[int, str, int, int]]:
+    """Every text that an entry had: its id, the text, and the first step after which it stood, and no longer stood."""
+    alive: dict[int, tuple[str, int]] = {}
+    for step in episode.steps:
+        for operation in step.operations:
+            entry = operation.entry_id
+            if (
+                operation.outcome is Outcome.APPLIED
+                and entry is not None
+                and operation.kind in ("create", "update", "delete")
+            ):
+                if entry in alive:
+                    yield entry, *alive.pop(entry), step.index
+                if operation.kind != "delete":
+                    alive[entry] = (operation.after or "", step.index)
+    for entry, (text, since) in alive.items():
+        yield entry, text, since, len(episode.steps)
 
 
 def choose_episodes(evaluations: Sequence[Evaluation], limit: int) -> list[set[tuple[str, int]]]:
@@ -244,85 +213,108 @@ def choose_episodes(evaluations: Sequence[Evaluation], limit: int) -> list[set[t
     The same tasks are taken from all evaluations on the same data, so that a comparison can be followed, and of
     every kind in turn: with a failed episode, answered differently, malformed, all wrong, all right.
     """
+    seen: dict[tuple[str, str], set[str]] = {}
+    for evaluation in evaluations:
+        for record in evaluation.records:
+            more = {"malformed"} if record.sums.get("malformed") else set()
+            seen.setdefault((evaluation.tasks_digest, record.task_id), set()).update({status_of(record)}, more)
+    turns: dict[tuple[str, str], tuple[int, int]] = {}
+    count: Counter[tuple[str, int]] = Counter()
+    for (data, task), had in seen.items():
+        tests = ("failed" in had, {"right", "wrong"} <= had, "malformed" in had, "wrong" in had, True)
+        kind = tests.index(True)
+        turns[data, task] = (count[data, kind], kind)
+        count[data, kind] += 1
+    every = (
+        (turns[evaluation.tasks_digest, record.task_id], evaluation.tasks_digest, number, record.key)
+        for number, evaluation in enumerate(evaluations)
+        for record in evaluation.records
+    )
     chosen: list[set[tuple[str, int]]] = [set() for _ in evaluations]
-    groups: dict[str, list[int]] = {}
-    for number, evaluation in enumerate(evaluations):
-        groups.setdefault(evaluation.tasks_digest, []).append(number)
-    orders = [_in_turn([evaluations[number] for number in numbers]) for numbers in groups.values()]
-    left = limit
-    waiting = list(zip(groups.values(), orders, strict=True))
-    while waiting and left > 0:
-        for item in list(waiting):
-            numbers, tasks = item
-            task = next(tasks, None)
-            if task is None:
-                waiting.remove(item)
-                continue
-            for number in numbers:
-                for record in evaluations[number].records:
-                    if record.task_id == task and left > 0:
-                        chosen[number].add(record.key)
-                        left -= 1
+    for _, _, number, key in sorted(every, key=itemgetter(0, 1))[:limit]:
+        chosen[number].add(key)
     return chosen
 
 
-def _in_turn(evaluations: Sequence[Evaluation]) -> Iterator[str]:
-    """The tasks of evaluations on the same data, one of each kind in turn."""
-    kinds: dict[str, dict[str, None]] = {}
-    for evaluation in evaluations:
-        for record in evaluation.records:
-            seen = kinds.setdefault(record.task_id, {})
-            seen[_status(record)] = None
-            if record.sums.get("malformed"):
-                seen["malformed"] = None
-    lines: list[list[str]] = [[], [], [], [], []]
-    for task, seen in kinds.items():
-        if "failed" in seen:
-            lines[0].append(task)
-        elif "right" in seen and "wrong" in seen:
-            lines[1].append(task)
-        elif "malformed" in seen:
-            lines[2].append(task)
-        else:
-            lines[3 if "wrong" in seen else 4].append(task)
-    for place in range(max(map(len, lines))):
-        yield from (line[place] for line in lines if place < len(line))
-
-
-def render_page(data: Mapping[str, Any]) -> str:
-    """The page with `data` inside.
-
-    No text of an episode can end the element that holds it: ``<`` never occurs in the JSON as it is embedded.
-    """
-    assets = files("atommem.eval.reporting") / "assets"
-    content = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    title = str(data["results"]["title"])
-    parts = {
-        "TITLE": title.replace("&", "&amp;").replace("<", "&lt;"),
-        "STYLE": (assets / "page.css").read_text(encoding="utf-8"),
-        "SCRIPT": "\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS),
-        "DATA": content,
-    }
-    template = (assets / "page.html").read_text(encoding="utf-8")
-    pieces = template.split("@@")
-    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
-
-
-def write_page(data: Mapping[str, Any], folder: Path) -> Path:
-    """Write ``report.html``."""
-    path = folder / REPORT
-    path.write_text(clean(render_page(data)), encoding="utf-8")
-    return path
-
-
-def _status(record: EpisodeRecord) -> str:
+def status_of(record: EpisodeRecord) -> str:
+    """``failed``, ``unscored``, ``right`` or ``wrong``."""
     if record.failed:
         return "failed"
-    if record.right is None:
-        return "unscored"
-    return "right" if record.right else "wrong"
+    return {None: "unscored", True: "right", False: "wrong"}[record.right]
 
 
-def _training_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = {key: value for key, value in entry.items() if key in _TRAINING or key.startswith("actions/")}
-    return {"step": entry.get("step"), **wanted}
+def pairs(cells: Sequence[Cell], page: PageData) -> Iterator[dict[str, Any]]:
+    """Two rows of a column, by their main score, with the tasks on which one is better."""
+    places: dict[tuple[Any, ...], int] = {}
+    for number, episode in enumerate(page.episodes):
+        places.setdefault((episode["column"], episode["row"], episode["task"]), number)
+    same = ((a, b) for a, b in combinations(cells, 2) if a.column == b.column)
+    for place, (one, two) in enumerate(islice(same, MOST_PAIRS)):
+        found = compare(one.records, two.records, main_metric([*one.records, *two.records]))
+        column = column_name(one.column)
+        kinds: dict[bool, list[Any]] = {True: [], False: []}
+        for key, change in sorted(found.changes.items(), key=lambda item: -abs(item[1])):
+            task = key.partition("/")[2]
+            if change:
+                kinds[change > 0].append((task, change, [places.get((column, cell.row, task)) for cell in (one, two)]))
+        for flips in kinds.values():
+            flips.sort(key=lambda flip: flip[2] == [None, None])  # those that can be opened come first
+            del flips[MOST_FLIPS:]
+        names = {"first": one.row, "second": two.row}
+        html = render("pair.html", found=found, gap=found.difference, kinds=kinds, label=label, **names)
+        yield {"place": place, "column": column, "name": f"{two.row} against {one.row}", "html": html}
+
+
+def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Chart]) -> str:
+    """The page.
+
+    Whatever a model or a data set wrote is escaped where it stands, and the only scripts that may run are the two
+    that the page brings: their hashes stand in its security policy. Vega compiles its expressions, hence
+    ``unsafe-eval``; data never become expressions.
+    """
+    scripts = [_vega(), asset("page.js")]
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    compared = list(pairs(page.cells, page))
+    data = {
+        "charts": [chart.spec for chart in charts],
+        "texts": page.texts,
+        "episodes": [episode["html"] for episode in page.episodes],
+        "pairs": [pair["html"] for pair in compared],
+    }
+    tables: dict[str, list[Any]] = defaultdict(list)
+    for table in make_tables(results):
+        tables[table.section].append(table)
+    return render(
+        "page.html",
+        results=results,
+        incomplete=incomplete_note(results),
+        columns=list(dict.fromkeys(column_name(cell.column) for cell in page.cells)),
+        scores=dict.fromkeys(table.key for table in tables["scores"] + tables["facts"]),
+        charts=[(place, chart, _image(chart)) for place, chart in enumerate(charts)],
+        tables=tables,
+        label=label,
+        page=page,
+        pairs=compared,
+        data=data,
+        style=Markup(asset("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        hashes=Markup(" ".join(f"'sha256-{digest}'" for digest in hashes)),
+    )
+
+
+@cache
+def _vega() -> str:
+    """Vega, Vega-Lite and vega-embed as one script, which takes a second to be put together."""
+    return f"(() => {{{vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')}}})();"
+
+
+def _image(chart: Chart) -> str:
+    """The chart as it is printed, and shown where no script runs."""
+    return "data:image/svg+xml;base64," + base64.b64encode(chart.draw("svg")).decode()
+
+
+def write_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Chart], folder: Path) -> Path:
+    """Write ``report.html``."""
+    path = folder / REPORT
+    path.write_text(clean(render_page(page, results, charts)), encoding="utf-8")
+    return path

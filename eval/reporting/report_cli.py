@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from atommem.errors import ConfigError, DataError
+from atommem.eval.reporting.charts import make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.inspect_export import write_inspect_logs
-from atommem.eval.reporting.latex import latex_tables
-from atommem.eval.reporting.markdown import markdown_tables
 from atommem.eval.reporting.page import PageData, write_page
-from atommem.eval.reporting.plots import write_plots
 from atommem.eval.reporting.predictions import write_predictions
 from atommem.eval.reporting.results import RESULTS, make_cells, make_results, write_results
+from atommem.eval.reporting.templates import latex_tables, markdown_tables
 from atommem.eval.reproduce.published import beside, table_of
 from atommem.untrusted import clean
 
@@ -34,6 +33,7 @@ def write_report(
     efficiency: bool = False,
     deltas: bool = False,
     paper: str | None = None,
+    plots: Sequence[str] = ("png", "svg"),
 ) -> dict[str, Any]:
     """Write ``results.json``, ``tables.md``, ``tables.tex``, ``report.html`` and ``plots/``.
 
@@ -50,6 +50,7 @@ def write_report(
         efficiency: Show wall-clock seconds, which differ from run to run.
         deltas: Show beside each score how far it is from that of `reference`.
         paper: Published table to show ours beside (`atommem.eval.reproduce.published`).
+        plots: In what formats charts are written: ``png``, ``svg``, ``pdf``.
 
     Returns:
         The contents of ``results.json``.
@@ -69,8 +70,9 @@ def write_report(
     write_results(results, out)
     (out / "tables.md").write_text(clean(markdown_tables(results)), encoding="utf-8")
     (out / "tables.tex").write_text(clean(latex_tables(results)), encoding="utf-8")
-    write_page(page.to_json(results, metrics), out)
-    write_plots(results, metrics, out / "plots")
+    charts = make_charts(results, metrics)
+    write_page(page, results, charts, out)
+    write_charts(charts, out / "plots", plots)
     return results
 
 
@@ -146,6 +148,9 @@ def main(argv: Sequence[str]) -> int:
         "--max_episodes", type=int, default=300, help="Most episodes to embed in the page (default: %(default)s)."
     )
     parser.add_argument(
+        "--plots", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="Formats of plots/."
+    )
+    parser.add_argument(
         "--efficiency",
         action="store_true",
         help="Show wall-clock seconds. Without them, the same evaluations give the same report byte for byte.",
@@ -172,6 +177,7 @@ def main(argv: Sequence[str]) -> int:
         efficiency=given.efficiency,
         deltas=given.deltas,
         paper=given.paper,
+        plots=given.plots,
     )
     print(f"{Path(given.out) / 'report.html'}; tables.md, tables.tex, results.json and plots/ lie beside it")
     if "inspect" in given.export:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Cell:
     inspection: Inspection | None = None
     losses: Losses | None = None
 
-    @property
+    @cached_property
     def records(self) -> list[EpisodeRecord]:
         """Of all seeds, with tasks told apart by their data."""
         return joined_records(self.evaluations)
@@ -176,6 +177,7 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
         "seeds": [item.seed for item in cell.evaluations],
         "planned": cell.planned,
         "bound": cell.bound,
+        "provenance": _provenance([item.manifest for item in cell.evaluations]),
         **summary,
         "episode_metrics": episode_metrics(records),
         "breakdowns": breakdowns(records),
@@ -193,6 +195,44 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
         result["episodes_by_step"] = found.steps
         result["traces_missing"] = found.missing
     return result
+
+
+_PROVENANCE = {
+    "checkpoint": ("policy", ("path", "model")),
+    "temperature": ("sampling", ("temperature",)),
+    "max tokens": ("sampling", ("max_tokens",)),
+    "templates": ("memory", ("templates",)),
+    "embedder": ("embedder", ("embedder_model",)),
+    "chunk": ("environment", ("chunk_tokens",)),
+    "k": ("memory", ("retrieve_k",)),
+    "capacity": ("memory", ("capacity",)),
+}
+"""Headings, and where in ``run.json`` it stands."""
+
+
+def _provenance(manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What numbers were made with, by heading; the different values of several seeds side by side."""
+    found: dict[str, dict[str, None]] = {}
+    for manifest in manifests:
+        embedder, environment = manifest.get("embedder", {}), manifest.get("environment", {})
+        # What a baseline retrieves stands with its method, and not every embedder has a model.
+        method = {"retrieve_k": manifest.get("method", {}).get("retrieve_k")}
+        own = embedder.get("embedder") in ("hashing", "random")
+        parts = {
+            **manifest,
+            "memory": manifest.get("memory", method),
+            "embedder": {**embedder, **({"embedder_model": embedder["embedder"]} if own else {})},
+            "environment": {"chunk_tokens": "a document"}
+            if environment.get("chunking") == "documents"
+            else environment,
+        }
+        for heading, (section, names) in _PROVENANCE.items():
+            for value in (parts.get(section, {}).get(name) for name in names):
+                if value is not None:
+                    # The last part of a folder: a page must not say whose machine it was made on.
+                    text = f"{value:,}" if isinstance(value, int | float) else str(value).rstrip("/").rpartition("/")[2]
+                    found.setdefault(heading, {})[text] = None
+    return {heading: " / ".join(values) for heading, values in found.items()}
 
 
 def _comparisons(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from atommem.episode_stats import action_names
 from atommem.eval.reporting.fates import Fate
 from atommem.eval.reporting.results import Column, best_rows, column_name
-from atommem.eval.reporting.scores import FACTS, METRICS, label, metrics_of, score_of
+from atommem.eval.reporting.scores import FACTS, METRICS, label, main_score, metrics_of, score_of
 
+SECTIONS = ("scores", "published", "facts", "breakdowns", "lost", "costs", "rates", "provenance", "comparisons")
 COSTS = (
     ("seconds", "seconds", 1),
     ("prompt tokens", "tokens/prompt", 0),
@@ -38,16 +40,36 @@ FATES = {
 """Headings of where answers are lost."""
 
 SCORES_NOTE = (
-    "Percent [95% interval: Wilson, at the effective sample size]. Bold: better than the runner-up of its column, "
-    "paired sign-flip test of the difference, Holm-corrected at {alpha:g} over all comparisons of the score. "
-    "Bounds (oracle, no_memory) are not ranked, nor is a cell in which a prompt did not fit (overflow: no score). "
-    "Episodes that an outage ended (failed) are in no score."
+    "Percent [95% interval: Wilson, at the effective sample size]; n: questions scored. Bold: better than the "
+    "runner-up of its column, paired sign-flip test of the difference, Holm-corrected at {alpha:g} over all "
+    "comparisons of the score. Bounds (oracle, no_memory) are not ranked, nor is a cell in which a prompt did not fit "
+    "(overflow: no score). Episodes that an outage ended (failed) are in no score."
 )
 FACTS_NOTE = (
     "Percent [95% interval] of the questions whose answer stands in a sentence of a gold document: a write to memory "
     "carried that sentence's fact (entered), memory held it when the episode ended (kept), it was shown when the "
     "question was asked (retrieved). Not tested, hence nothing is bold."
 )
+_COST_NOTES = {
+    "retrieval precision": "Retrieval precision: of the entries shown when a question was answered, the fraction that "
+    "hold the words of a gold answer.",
+    "Truncated": "Truncated: percent of episodes whose text did not fit; context kept: percent of it shown.",
+    "seconds": "Seconds are an episode's own, from its first step to its last, while others run beside it.",
+}
+COMPARED_NOTE = (
+    "Mean difference over the questions that both have a score of [95%], how many (n) and of how many independent "
+    "units, tasks on which the first one is better, worse, equal, p of the sign-flip test of the difference. Bold: "
+    "significant at {alpha:g} after Holm's correction over the {count} comparisons of the score."
+)
+PUBLISHED_NOTE = (
+    "Paper: {source}. Difference: ours minus the paper's [95% of ours: how sure the paper's number is, is not "
+    "printed]. What our set-up does otherwise stands in docs/paper.md."
+)
+BREAKDOWNS_NOTE = (
+    "Percent [95% interval]; n: questions scored. Evidence: in which fifths of the text a question's first and last gold "
+    "document lie. Not tested, hence nothing is bold."
+)
+PROVENANCE_NOTE = "From each run.json; several values are those of several seeds. n: questions scored."
 INCOMPLETE_NOTE = (
     "{count} of {all} evaluations are not finished: their numbers cover the episodes that ended so far, which are the "
     "shorter ones rather than a fair draw."
@@ -58,25 +80,21 @@ _BY = {
 }
 
 
+Item = Mapping[str, Any]
+Cells = Sequence[Item]
+Rows = dict[str, dict[tuple[str, str], "Value"]]
+
+
 @dataclass(frozen=True)
 class Value:
-    """What stands in one place of a table.
-
-    Attributes:
-        text: The number.
-        interval: Its interval, in brackets.
-        note: What else belongs to it (spread between seeds).
-        warning: What must not be overlooked (failed or missing episodes); shown in bold.
-        bold: Whether a test stands behind it (`atommem.eval.reporting.results.best_rows`).
-        ends: Mean and ends of the interval as numbers, for drawing.
-    """
+    """A number of a table, its interval, a note, a warning that must not be overlooked, and whether a test supports it
+    (`bold`: `atommem.eval.reporting.results.best_rows`)."""
 
     text: str = "-"
     interval: str = ""
     note: str = ""
     warning: str = ""
     bold: bool = False
-    ends: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,316 +102,252 @@ class Table:
     """One table.
 
     Attributes:
-        section: ``scores``, ``published``, ``facts``, ``categories``, ``lost``, ``costs``, ``rates``, ``comparisons``.
+        section: One of `SECTIONS`.
         key: What tells tables of a section apart: a metric, or a column's name; empty for none.
         title, note: Above and below it.
-        headings: Of the columns after the first: group (a data set; empty for none) and name.
-        rows: Name and values.
+        rows: By name, the values by heading: group (a data set; empty for none) and name.
+        column: The column that it is about; empty for all.
     """
 
     section: str
     key: str
     title: str
     note: str
-    headings: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[str, tuple[Value, ...]], ...]
+    rows: Rows
+    column: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
+    @property
+    def headings(self) -> list[tuple[str, str]]:
+        """Of all values that there are, in the order in which they come first."""
+        return list(dict.fromkeys(heading for values in self.rows.values() for heading in values))
+
+    @property
+    def lines(self) -> list[tuple[str, list[Value]]]:
+        """`rows` with a value under each of the `headings`."""
+        return [(row, [values.get(heading, Value()) for heading in self.headings]) for row, values in self.rows.items()]
 
 
-def make_tables(results: Mapping[str, Any]) -> list[Table]:
-    """All tables of a report, in the order in which they are read. Columns without a number are left out."""
-    tables = [*_score_tables(results), *_category_tables(results)]
+def make_tables(results: Item) -> list[Table]:
+    """All tables of a report, in the order in which they are read. What nothing has a number of is left out."""
+    tables = [*_score_tables(results), *_published_table(results), *_comparison_tables(results)]
     for column in columns_of(results):
-        cells = [cell for cell in results["cells"] if _column(cell) == column]
-        tables += [_lost_table(results, column, cells), _costs_table(results, column, cells)]
-        tables.append(_rates_table(results, column, cells))
-    tables += _published_tables(results)
-    order = ("scores", "published", "facts", "categories", "lost", "costs", "rates")
-    tables.sort(key=lambda table: order.index(table.section))
-    return [table for table in (*map(_filled, tables), *_comparison_tables(results)) if table.rows and table.headings]
+        tables += _column_tables(results, column)
+    tables.sort(key=lambda table: SECTIONS.index(table.section))
+    return [table for table in tables if {name for _, name in table.headings} - {"n", "episodes", "seeds"}]
 
 
-def columns_of(results: Mapping[str, Any]) -> list[Column]:
+def columns_of(results: Item) -> list[Column]:
     """The columns, in the order in which they come first."""
-    return list(dict.fromkeys(_column(cell) for cell in results["cells"]))
+    return list(dict.fromkeys(map(_column, results["cells"])))
 
 
-def rows_of(results: Mapping[str, Any]) -> list[str]:
+def rows_of(results: Item) -> list[str]:
     """The rows, likewise."""
     return list(dict.fromkeys(cell["row"] for cell in results["cells"]))
 
 
-def incomplete_note(results: Mapping[str, Any]) -> str:
+def cells_of(results: Item, column: Column) -> list[Item]:
+    """The cells of one column."""
+    return [cell for cell in results["cells"] if _column(cell) == column]
+
+
+def incomplete_note(results: Item) -> str:
     """What to say of evaluations that are not finished; empty where all are."""
     parts = results["evaluations"]
     count = sum(item["planned"] is not None and item["episodes"] < item["planned"] for item in parts)
     return INCOMPLETE_NOTE.format(count=count, all=len(parts)) if count else ""
 
 
-def _column(cell: Mapping[str, Any]) -> Column:
-    return cell["dataset"], cell["documents"]
+def overflow_note(cell: Item) -> str:
+    """In how many of a cell's episodes a prompt did not fit."""
+    return f"{cell['overflow']:,} of {cell['episodes']:,} episodes overflow"
 
 
-def _score_tables(results: Mapping[str, Any]) -> list[Table]:
-    """With one column one table with the scores side by side, else one table for each score."""
-    metrics = metrics_of(results["cells"])
-    notes = {"scores": SCORES_NOTE.format(alpha=results["alpha"]), "facts": FACTS_NOTE}
+def _column(item: Item) -> Column:
+    return item["dataset"], item["documents"]
+
+
+def _score_tables(results: Item) -> Iterator[Table]:
+    """With one column a table with the scores side by side, else a table for each score."""
+    metrics, columns, cells = metrics_of(results["cells"]), columns_of(results), results["cells"]
     best = {metric: best_rows(results, metric) for metric in metrics}
-    columns = columns_of(results)
-    if len(columns) > 1:
-        return [_by_column(results, metric, best[metric], notes) for metric in metrics]
-    (column,) = columns
-    answers = [name for name in metrics if name not in FACTS]
-    facts = [name for name in metrics if name in FACTS]
-    rows: dict[str, list[tuple[str, tuple[Value, ...]]]] = {"scores": [], "facts": []}
-    for cell in results["cells"]:
-        values = {name: _score(cell, name, bold=best[name].get(column) == cell["row"]) for name in metrics}
-        episodes = Value(f"{cell['episodes']:,}", warning=_warning(cell))
-        rows["scores"].append((cell["row"], (*(values[name] for name in answers), episodes)))
-        rows["facts"].append((cell["row"], tuple(values[name] for name in facts)))
-    title, recall = f"Scores: {column_name(column)}", f"Supporting-fact recall: {column_name(column)}"
-    return [
-        Table("scores", "", title, notes["scores"], _plain([*map(label, answers), "Episodes"]), tuple(rows["scores"])),
-        Table("facts", "", recall, notes["facts"], _plain([*map(label, facts)]), tuple(rows["facts"])),
-    ]
+    notes = {"scores": SCORES_NOTE.format(alpha=results["alpha"]), "facts": FACTS_NOTE}
+    titles = {"scores": "Scores", "facts": "Supporting-fact recall"}
+    sections = {metric: "facts" if metric in FACTS else "scores" for metric in metrics}
+    for section in titles if len(columns) == 1 else ():
+        rows: Rows = {}
+        for cell in cells:
+            own = [metric for metric in metrics if sections[metric] == section]
+            values = {label(metric): _score(results, cell, metric, best, warned=False) for metric in own}
+            n = _number(max((cell["metrics"][metric]["n"] for metric in own if score_of(cell, metric)), default=0))
+            rows[cell["row"]] = _plain({**values, "n": n, "episodes": _episodes(cell)})
+        yield Table(section, "", f"{titles[section]}: {column_name(columns[0])}", notes[section], rows)
+    for metric in metrics if len(columns) > 1 else ():
+        rows = {row: {} for row in rows_of(results)}
+        for dataset, documents in columns:
+            found = cells_of(results, (dataset, documents))
+            counted = _range(score_of(cell, metric) for cell in found)
+            if documents is None:
+                heading = ("", f"{dataset} ({counted})")
+            else:
+                heading = (dataset, f"{documents:,} documents ({counted})")
+            for cell in found:
+                rows[cell["row"]][heading] = _score(results, cell, metric, best)
+        for row, line in rows.items():
+            whole = [cell for cell in cells if cell["row"] == row and score_of(cell, metric) and not cell["overflow"]]
+            if len(whole) == len(columns):
+                # Every column counts the same; the interval is the mean of theirs, as if they varied together.
+                ends = {key: fmean(cell["metrics"][metric][key] for cell in whole) for key in ("mean", "low", "high")}
+                line["", "average"] = _estimate(ends)
+        yield Table(sections[metric], metric, label(metric), notes[sections[metric]], rows)
 
 
-def _by_column(results: Mapping[str, Any], metric: str, best: Mapping[Column, str], notes: Mapping[str, str]) -> Table:
-    """One score in all columns."""
-    columns = columns_of(results)
-    cells = {(cell["row"], _column(cell)): cell for cell in results["cells"]}
-    rows = []
-    for row in rows_of(results):
-        found = [(column, cells.get((row, column))) for column in columns]
-        values = (
-            Value()
-            if cell is None
-            else _score(
-                cell, metric, bold=best.get(column) == row, warning=_warning(cell), delta=_delta(results, cell, metric)
-            )
-            for column, cell in found
-        )
-        rows.append((row, (*values, _average(metric, [cell for _, cell in found]))))
-    section = "facts" if metric in FACTS else "scores"
-    return Table(
-        section, metric, label(metric), notes[section], (*map(_heading, columns), ("", "average")), tuple(rows)
-    )
-
-
-def _published_tables(results: Mapping[str, Any]) -> Iterable[Table]:
+def _published_table(results: Item) -> Iterator[Table]:
     """Published numbers beside ours."""
     found = results.get("published")
+    rows: Rows = {}
     if not found:
         return
-    headings = tuple((column, name) for column in found["columns"] for name in ("paper", "ours", "difference"))
-    rows = []
     for row in found["rows"]:
-        values: list[Value] = []
-        for value in row["values"]:
-            if value is None:
-                values += [Value()] * 3
-                continue
-            ends = f"[{value['low']:+.1f}, {value['high']:+.1f}]" if "low" in value else ""
-            gap = Value(f"{value['difference']:+.1f}", ends)
-            values += [Value(f"{value['paper']:.1f}"), Value(f"{value['ours']:.1f}"), gap]
-        rows.append((row["name"], tuple(values)))
-    note = (
-        f"Paper: {found['source']}. Difference: ours minus the paper's [95% of ours: how sure the paper's number is, "
-        "is not printed]. What our set-up does otherwise stands in docs/paper.md."
-    )
-    yield Table("published", "", f"Published and ours: {found['title']}", note, headings, tuple(rows))
+        rows[row["name"]] = {}
+        for column, value in zip(found["columns"], row["values"], strict=True):
+            if value is not None:
+                ends = f"[{value['low']:+.1f}, {value['high']:+.1f}]" if "low" in value else ""
+                rows[row["name"]] |= {
+                    (column, "paper"): _number(value["paper"], 1),
+                    (column, "ours"): Value(f"{value['ours']:,.1f}", note=f"n {value['n']:,}" if "n" in value else ""),
+                    (column, "difference"): Value(f"{value['difference']:+,.1f}", ends),
+                }
+    note = PUBLISHED_NOTE.format(source=found["source"])
+    yield Table("published", "", f"Published and ours: {found['title']}", note, rows)
 
 
-def _average(metric: str, cells: Sequence[Mapping[str, Any] | None]) -> Value:
-    """Over all columns, each counting the same; its interval is the mean of theirs, as if they varied together."""
-    scores = [score_of(cell, metric) for cell in cells if cell is not None and not cell["overflow"]]
-    known = [score for score in scores if score is not None]
-    if len(known) < len(cells):
-        return Value()
-    return _estimate({key: sum(score[key] for score in known) / len(known) for key in ("mean", "low", "high")})
+def _column_tables(results: Item, column: Column) -> Iterator[Table]:
+    """What is told of each column apart."""
+    cells, name = cells_of(results, column), column_name(column)
+    apart = [(cell, item) for cell in cells if not cell["overflow"] for item in cell["breakdowns"]]
+    for way, metric in dict.fromkeys((item["by"], item["metric"]) for _, item in apart):
+        own = [(cell, item) for cell, item in apart if (item["by"], item["metric"]) == (way, metric)]
+        # Every score of answers by category, which benchmarks report so; only the main one by all else.
+        if metric not in METRICS or (way != "category" and metric != own[0][0]["metric"]):
+            continue
+        parts: Rows = {cell["row"]: {} for cell, _ in own}
+        for value in dict.fromkeys(item["value"] for _, item in own):
+            heading = ("", f"{value} ({_range(item for _, item in own if item['value'] == value)})")
+            for cell, item in own:
+                parts[cell["row"]] |= {heading: _estimate(item)} if item["value"] == value else {}
+        title = f"{label(metric)} by {way}: {name}"
+        yield Table("breakdowns", f"{metric}, {way}, {name}", title, BREAKDOWNS_NOTE, parts, name)
 
-
-def _category_tables(results: Mapping[str, Any]) -> list[Table]:
-    """For each column whose questions have categories, one table for each score of answers."""
-    tables = []
-    for column in columns_of(results):
-        cells = [cell for cell in results["cells"] if _column(cell) == column and cell.get("by_category")]
-        names = sorted({name for cell in cells for name in cell["by_category"]})
-        for metric in METRICS:
-            rows = [
-                (
-                    cell["row"],
-                    tuple(
-                        _estimate(score_of(cell["by_category"][name], metric))
-                        if name in cell["by_category"]
-                        else Value()
-                        for name in names
-                    ),
-                )
-                for cell in cells
-            ]
-            if any(value.ends for _, values in rows for value in values):
-                title = f"{label(metric)} by category: {column_name(column)}"
-                note = "Percent [95% interval]. Not tested, hence nothing is bold."
-                tables.append(
-                    Table("categories", f"{metric}, {column_name(column)}", title, note, _plain(names), tuple(rows))
-                )
-    return tables
-
-
-def _lost_table(results: Mapping[str, Any], column: Column, cells: Sequence[Mapping[str, Any]]) -> Table:
     kept = [cell for cell in cells if cell.get("lost") and cell["lost"]["counted"]]
-    rows = []
+    rows = {}
     for cell in kept:
-        lost = cell["lost"]
-        shares = (Value(f"{100 * lost[fate] / lost['counted']:.1f}") for fate in FATES)
-        rows.append((cell["row"], (Value(f"{lost['counted']:,}"), *shares)))
-    notes = [_BY[kept[0]["lost"]["by"]]] if kept else []
-    left_out = max((cell["lost"]["questions"] - cell["lost"]["counted"] for cell in kept), default=0)
-    if left_out:
+        shares = {said: _number(100 * cell["lost"][fate] / cell["lost"]["counted"], 1) for fate, said in FATES.items()}
+        rows[cell["row"]] = _plain({"n": _number(cell["lost"]["counted"]), **shares})
+    notes = ["Percent of the questions counted (n), at the first place where the answer was lost."]
+    notes += [_BY[cell["lost"]["by"]] for cell in kept[:1]]
+    if left_out := max((cell["lost"]["questions"] - cell["lost"]["counted"] for cell in kept), default=0):
         notes.append(f"Up to {left_out:,} questions of a row have no such answer (yes, no) and are not counted.")
-    without = [cell["row"] for cell in cells if "lost" in cell and cell["lost"] is None]
-    if without:
+    if without := [cell["row"] for cell in cells if cell.get("lost", 0) is None]:
         notes.append(f"Without a memory, and not in the table: {', '.join(without)}.")
-    return Table(
-        "lost",
-        column_name(column),
-        f"Where answers are lost: {column_name(column)}",
-        " ".join(["Percent of the questions counted, at the first place where the answer was lost.", *notes]),
-        _plain(["questions", *FATES.values()]),
-        tuple(rows),
-    )
+    yield Table("lost", name, f"Where answers are lost: {name}", " ".join(notes), rows, name)
 
-
-def _costs_table(results: Mapping[str, Any], column: Column, cells: Sequence[Mapping[str, Any]]) -> Table:
-    rows = []
+    costs: Rows = {}
+    rates: Rows = {}
+    made: Rows = {}
+    actions = [(action, f"actions/{action}") for action in action_names(*(cell["means"] for cell in results["cells"]))]
+    # A column in which nobody did anything says nothing, and is left out with its zeros.
+    done = [(said, key) for said, key in (*actions, *RATES) if any(cell["means"].get(key) for cell in cells)]
     for cell in cells:
-        values = [_number(cell["means"].get(key), digits) for _, key, digits in COSTS]
-        extra = [_estimate(cell["episode_metrics"].get(name)) for name in _episode_metrics(results)]
-        rows.append((cell["row"], (*values, _number(cell.get("retrieval_precision"), 3), *extra)))
-    notes = ["Means per task."]
-    if any(cell.get("retrieval_precision") is not None for cell in cells):
-        notes.append(
-            "Retrieval precision: of the entries shown when a question was answered, the fraction that hold the words "
-            "of a gold answer."
-        )
-    if results["efficiency"]:
-        notes.append("Seconds are an episode's own, from its first step to its last, while others run beside it.")
-    if any("truncated" in cell["episode_metrics"] for cell in cells):
-        notes.append("Truncated: percent of episodes whose text did not fit; context kept: percent of it shown.")
-    names = [name for name, _, _ in COSTS] + ["retrieval precision", *map(label, _episode_metrics(results))]
-    title = f"Costs: {column_name(column)}"
-    return Table("costs", column_name(column), title, " ".join(notes), _plain(names), tuple(rows))
+        means, row, episodes = cell["means"], cell["row"], {"episodes": _number(cell["episodes"])}
+        spent = {said: _number(means[key], digits) for said, key, digits in COSTS if means.get(key) is not None}
+        if cell.get("retrieval_precision") is not None:
+            spent["retrieval precision"] = _number(cell["retrieval_precision"], 3)
+        shares = {label(name): _estimate(score) for name, score in reversed(cell["episode_metrics"].items())}
+        costs[row] = _plain({**episodes, **spent, **shares})
+        rates[row] = _plain({**episodes, **{said: _number(means.get(key) or 0.0, 3) for said, key in done}})
+        score, seeds = main_score(cell), Value(", ".join(map(str, cell["seeds"])))
+        counted = {"n": _number(score["n"])} if score else {}
+        said = {heading: Value(text) for heading, text in cell.get("provenance", {}).items()}
+        made[row] = _plain({**said, **counted, "seeds": seeds})
+    shown = {heading for values in costs.values() for _, heading in values}
+    note = " ".join(["Means per task.", *(text for heading, text in _COST_NOTES.items() if heading in shown)])
+    yield Table("costs", name, f"Costs: {name}", note, costs, name)
+    yield Table("rates", name, f"Actions per step: {name}", "", rates, name)
+    yield Table("provenance", name, f"Provenance: {name}", PROVENANCE_NOTE, made, name)
 
 
-def _rates_table(results: Mapping[str, Any], column: Column, cells: Sequence[Mapping[str, Any]]) -> Table:
-    rows = []
-    names = action_names(*(cell["means"] for cell in results["cells"]))
-    rates = [*((name, f"actions/{name}") for name in names), *RATES]
-    done = {key for _, key in rates for cell in cells if cell["means"].get(key)}
-    for cell in cells:
-        # A column in which nobody did anything says nothing, and is left out with its zeros.
-        given = ((cell["means"].get(key) if key in done else None) for _, key in rates)
-        rows.append((cell["row"], tuple(_number(value, 3) for value in given)))
-    title = f"Actions per step: {column_name(column)}"
-    return Table("rates", column_name(column), title, "", _plain([name for name, _ in rates]), tuple(rows))
-
-
-def _comparison_tables(results: Mapping[str, Any]) -> Iterable[Table]:
+def _comparison_tables(results: Item) -> Iterator[Table]:
     several = len(columns_of(results)) > 1
     for metric in METRICS:
         items = [item for item in results["comparisons"] if item["metric"] == metric]
-        rows = []
+        rows: Rows = {}
         for item in items:
-            gap = Value()
-            if item["difference"] is not None:
-                gap = Value(
-                    f"{100 * item['difference']:+.1f}",
-                    f"[{100 * item['low']:+.1f}, {100 * item['high']:+.1f}]",
-                    ends=(item["difference"], item["low"], item["high"]),
-                )
-            place = [Value(column_name((item["dataset"], item["documents"])))] if several else []
-            counts = [Value(str(item[name])) for name in ("questions", "units", "wins", "losses", "ties")]
-            p_values = [Value(f"{item['p_value']:.2g}"), Value(f"{item['p_holm']:.2g}", bold=item["significant"])]
-            rows.append((f"{item['second']} - {item['first']}", (*place, gap, *counts, *p_values)))
-        names = [*(["on"] if several else []), "points", "n", "units", "better", "worse", "equal", "p", "p (Holm)"]
-        note = (
-            "Mean difference over the questions that both have a score of [95%], how many (n) and of how many "
-            "independent units, tasks on which the first one is better, worse, equal, p of the sign-flip test of the "
-            f"difference. Bold: significant at {results['alpha']:g} after Holm's correction over the {len(items)} "
-            "comparisons of the score."
-        )
-        yield Table("comparisons", metric, f"Comparisons: {label(metric)}", note, _plain(names), tuple(rows))
+            place = f" on {column_name(_column(item))}" if several else ""
+            low, mean, high = (100 * (item[key] or 0) for key in ("low", "difference", "high"))
+            counts = {"n": "questions", "units": "units", "better": "wins", "worse": "losses", "equal": "ties"}
+            rows[f"{item['second']} - {item['first']}{place}"] = _plain(
+                {
+                    "points": Value(f"{mean:+.1f}", f"[{low:+.1f}, {high:+.1f}]") if item["units"] else Value(),
+                    **{heading: _number(item[key]) for heading, key in counts.items()},
+                    "p": Value(f"{item['p_value']:.2g}"),
+                    "p (Holm)": Value(f"{item['p_holm']:.2g}", bold=item["significant"]),
+                }
+            )
+        note = COMPARED_NOTE.format(alpha=results["alpha"], count=len(items))
+        yield Table("comparisons", metric, f"Comparisons: {label(metric)}", note, rows)
 
 
-def _filled(table: Table) -> Table:
-    """Without the columns in which no row has anything, and without tables where that is all."""
-    places = [
-        place for place in range(len(table.headings)) if any(values[place] != Value() for _, values in table.rows)
-    ]
-    headings = tuple(table.headings[place] for place in places)
-    rows = tuple((row, tuple(values[place] for place in places)) for row, values in table.rows)
-    return Table(table.section, table.key, table.title, table.note, headings, rows)
-
-
-def _delta(results: Mapping[str, Any], cell: Mapping[str, Any], metric: str) -> str:
-    """How far a cell's score is from the reference's, on the questions that both have."""
-    for item in results["comparisons"] if results.get("deltas") else ():
-        pair = (item["first"], item["second"])
-        same = item["metric"] == metric and (item["dataset"], item["documents"]) == _column(cell)
-        if same and set(pair) == {cell["row"], results["reference"]} and item["difference"] is not None:
-            return f"({100 * item['difference'] * (1 if pair[1] == cell['row'] else -1):+.1f})"
-    return ""
-
-
-def _score(cell: Mapping[str, Any], metric: str, *, bold: bool, warning: str = "", delta: str = "") -> Value:
-    score = score_of(cell, metric)
+def _score(
+    results: Item, cell: Item, metric: str, best: Mapping[str, Mapping[Column, str]], *, warned: bool = True
+) -> Value:
+    """A score with what belongs to it; `warned`: failed and missing episodes too."""
+    score, warning = score_of(cell, metric), _episodes(cell).warning if warned else ""
     if cell["overflow"]:
         fits = f"{100 * score['mean']:.1f} in those that fit" if score is not None else ""
         return Value("overflow", note=fits, warning=", ".join(filter(None, (overflow_note(cell), warning))))
     if score is None:
         return Value("-" if cell["metrics"] else "no score", warning=warning)
     spread = score["between_seeds"]
-    note = f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds" if spread["sd"] is not None else ""
-    return _estimate(score, note=", ".join(filter(None, (delta, note))), warning=warning, bold=bold)
+    seeds = f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds" if spread["sd"] is not None else ""
+    note = ", ".join(filter(None, (_delta(results, cell, metric), seeds)))
+    return replace(_estimate(score), note=note, warning=warning, bold=best[metric].get(_column(cell)) == cell["row"])
 
 
-def _estimate(score: Mapping[str, Any] | None, **more: Any) -> Value:
+def _delta(results: Item, cell: Item, metric: str) -> str:
+    """How far a cell's score is from the reference's, on the questions that both have."""
+    for item in results["comparisons"] if results.get("deltas") else ():
+        pair = (item["first"], item["second"])
+        same = item["metric"] == metric and _column(item) == _column(cell) and item["difference"] is not None
+        if same and set(pair) == {cell["row"], results["reference"]}:
+            return f"({100 * item['difference'] * (1 if pair[1] == cell['row'] else -1):+.1f})"
+    return ""
+
+
+def _estimate(score: Item) -> Value:
     """A proportion in percent."""
-    if score is None:
-        return Value(**more)
-    mean, low, high = (float(score[key]) for key in ("mean", "low", "high"))
-    return Value(f"{100 * mean:.1f}", f"[{100 * low:.1f}, {100 * high:.1f}]", ends=(mean, low, high), **more)
+    mean, low, high = (100 * float(score[key]) for key in ("mean", "low", "high"))
+    return Value(f"{mean:.1f}", f"[{low:.1f}, {high:.1f}]")
 
 
-def overflow_note(cell: Mapping[str, Any]) -> str:
-    """In how many of a cell's episodes a prompt did not fit."""
-    return f"{cell['overflow']:,} of {cell['episodes']:,} episodes overflow"
-
-
-def _warning(cell: Mapping[str, Any]) -> str:
-    """Failed and missing episodes."""
+def _episodes(cell: Item) -> Value:
+    """How many, with a warning of failed and missing ones."""
     parts = [f"{cell['failed']:,} failed"] if cell["failed"] else []
     if cell["planned"] is not None and cell["episodes"] < cell["planned"]:
         parts.append(f"{cell['episodes']:,} of {cell['planned']:,} episodes")
-    return ", ".join(parts)
+    return Value(f"{cell['episodes']:,}", warning=", ".join(parts))
 
 
-def _episode_metrics(results: Mapping[str, Any]) -> list[str]:
-    return sorted({name for cell in results["cells"] for name in cell["episode_metrics"]}, reverse=True)
+def _range(scores: Iterable[Item | None]) -> str:
+    """How many questions are scored, from the fewest to the most of several rows."""
+    counts = sorted({score["n"] for score in scores if score is not None}) or [0]
+    return f"n {counts[0]:,}" if len(counts) == 1 else f"n {counts[0]:,}-{counts[-1]:,}"
 
 
-def _number(value: float | None, digits: int) -> Value:
-    return Value() if value is None else Value(f"{value:,.{digits}f}")
+def _number(value: float, digits: int = 0) -> Value:
+    return Value(f"{value:,.{digits}f}")
 
 
-def _heading(column: Column) -> tuple[str, str]:
-    dataset, documents = column
-    return ("", dataset) if documents is None else (dataset, f"{documents:,} documents")
-
-
-def _plain(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    return tuple(("", name) for name in names)
+def _plain(values: Mapping[str, Value]) -> dict[tuple[str, str], Value]:
+    """Under headings without a group."""
+    return {("", name): value for name, value in values.items()}

@@ -49,7 +49,7 @@ def beside(table: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, An
 
     Returns:
         ``title``, ``source``, ``columns``, and ``rows``, each with ``name``, ``row`` and ``values``: ``paper``,
-        ``ours``, ``difference``, ``low`` and ``high``, or null. In percent, but for costs.
+        ``ours``, ``difference``, ``low``, ``high`` and ``n`` (questions of ours), or null. In percent, but for costs.
     """
     cells = {(cell["row"], _key(cell)): cell for cell in results["cells"]}
     costs: Sequence[str] = table.get("costs", ())
@@ -66,7 +66,7 @@ def beside(table: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, An
                 values.append(_score(paper, cells.get((row["row"], column)), table.get("metric")))
         if table.get("average"):
             known = [value for value in values if value is not None]
-            averages = {key: fmean(value[key] for value in known) for key in known[0]} if known else None
+            averages = {key: fmean(value[key] for value in known) for key in known[0] if key != "n"} if known else None
             values.append(averages)
         if any(values):
             rows.append({"name": row["name"], "row": row["row"], "values": values})
@@ -83,7 +83,7 @@ def _score(paper: float, cell: Mapping[str, Any] | None, metric: str | None) -> 
         return None
     score = cell["metrics"][metric or cell["metric"]]
     low, high = 100 * score["low"] - paper, 100 * score["high"] - paper
-    return {**_pair(paper, 100 * score["mean"]), "low": low, "high": high}
+    return {**_pair(paper, 100 * score["mean"]), "low": low, "high": high, "n": score["n"]}
 
 
 def _pair(paper: float, ours: float) -> dict[str, float]:

@@ -26,7 +26,7 @@ class Browser:
 
     Attributes:
         problems: Errors of the console, uncaught exceptions, and what the page could not load.
-        requests: Every URL that the page asked for.
+        requests: Every URL that the page asked for, but for those that hold their own data.
     """
 
     def __init__(self, profile: Path, seconds: float = 60.0) -> None:
@@ -144,6 +144,10 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
+    def resize(self, width: int) -> None:
+        """Give the page another width, in CSS pixels."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)
+
     def screenshot(self, path: Path, *, dark: bool = False) -> Path:
         """Write the whole page as a PNG image."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -171,5 +175,5 @@ class Browser:
             self.problems.append(json.dumps(parameters["args"]))
         elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
             self.problems.append(json.dumps(parameters["entry"]))
-        elif method == "Network.requestWillBeSent":
+        elif method == "Network.requestWillBeSent" and not parameters["request"]["url"].startswith("data:"):
             self.requests.append(parameters["request"]["url"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
 import json
 import re
 from pathlib import Path
@@ -12,13 +15,14 @@ import pytest
 from atommem.cli import main
 from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError, DataError
+from atommem.eval.reporting.charts import make_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.latex import latex_tables
-from atommem.eval.reporting.markdown import markdown_tables
 from atommem.eval.reporting.page import PageData, choose_episodes, render_page
 from atommem.eval.reporting.report_cli import read_evaluations
 from atommem.eval.reporting.results import best_rows, make_cells, make_results
+from atommem.eval.reporting.templates import latex_tables, markdown_tables
 from atommem.eval.runner import evaluate
+from atommem.untrusted import clean
 from tests.eval.toys import make_runner, make_task
 
 NAMES = [f"t{index}" for index in range(12)]
@@ -111,30 +115,43 @@ async def test_report_writes_everything_and_the_same_again(tmp_path: Path, capsy
     assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == files
 
 
-def page_of(evaluations: list[Evaluation], **settings: Any) -> tuple[str, dict[str, Any]]:
-    """The page, and the data inside it."""
+def page_of(evaluations: list[Evaluation], **settings: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The page, the data inside it, and the results that it shows."""
     cells = make_cells(evaluations)
-    data = PageData(cells, **settings)
-    text = render_page(data.to_json(make_results(cells, title="</title><script>")))
+    page = PageData(cells, **settings)
+    results = make_results(cells, title="</title><script>")
+    text = render_page(page, results, make_charts(results))
     content = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert content is not None
-    return text, json.loads(content[1])
+    return text, json.loads(content[1]), results
 
 
 async def test_the_page_holds_its_data_safely(tmp_path: Path) -> None:
-    evil = "</script><script>alert(1)</script><!-- & \u2028 \ud83d @@SCRIPT@@"
-    evaluation = await run(tmp_path / "one", 3, "x")
+    evil = "</script><script>alert(1)</script><!-- & \u2028 \ud83d {{ 7 * 7 }}<img src=x onerror=alert(2)>"
+    evaluation = await run(tmp_path / "one", 3, evil, dataset=evil)
     trace = evaluation.trace(evaluation.records[0])
     trace.write_text(trace.read_text().replace("seen", json.dumps(evil)[1:-1]))
-    page, data = page_of([evaluation])
-    page.encode("utf-8")
-    assert page.count("<script") == 2  # the data and the code
-    assert "alert(1)</script>" not in page
+    page, data, _ = page_of([evaluation])
+    clean(page).encode("utf-8")
+    assert page.count("<script") == page.count("</script>") == 3  # the data, Vega and our own
+    assert "<img src=x" not in page
+    # An episode is put into the page as markup; what the model wrote stands in it as text.
+    assert "<img src=x" not in "".join([*data["episodes"], *data["pairs"]])
+    assert "&lt;img src=x onerror=alert(2)&gt;" in data["episodes"][0]
+    assert "<ins>" in data["episodes"][0]
     assert evil in data["texts"]
-    assert data["results"]["title"] == "</title><script>"
+    assert "<title>&lt;/title&gt;&lt;script&gt;</title>" in page
     assert len(data["episodes"]) == 12
-    assert data["episodes"][0]["questions"][0]["answer"] == "t0-0"
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+
+
+async def test_only_the_pages_own_scripts_may_run(tmp_path: Path) -> None:
+    page, _, _ = page_of([await run(tmp_path / "one", 3, "x")])
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', page)
+    assert policy is not None
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert html.unescape(policy[1]).endswith(f"script-src 'sha256-{hashes[0]}' 'sha256-{hashes[1]}' 'unsafe-eval'")
 
 
 async def test_embedded_episodes_are_of_every_kind_and_paired(tmp_path: Path) -> None:
@@ -142,16 +159,29 @@ async def test_embedded_episodes_are_of_every_kind_and_paired(tmp_path: Path) ->
     # t10, t11 failed in one; t3 to t8 differ; t9 is wrong in both; t0 to t2 right.
     first, second = choose_episodes(evaluations, 8)
     assert first == second == {("t10", 0), ("t3", 0), ("t9", 0), ("t0", 0)}
-    _, data = page_of(evaluations, max_episodes=3)
-    assert (len(data["episodes"]), data["total_episodes"]) == (3, 24)
-    _, data = page_of(evaluations, max_characters=3000)
+    page, data, _ = page_of(evaluations, max_episodes=3)
+    assert len(data["episodes"]) == 3
+    assert "3 of 24 episodes are embedded here" in page
+    _, data, _ = page_of(evaluations, max_characters=3000)
     assert 0 < len(data["episodes"]) < 4
+
+
+async def test_two_rows_are_compared_by_the_test_of_the_tables(tmp_path: Path) -> None:
+    rows = [await run(tmp_path / "one", 9, "a", gone=2), await run(tmp_path / "two", 3, "b")]
+    _, data, results = page_of(rows)
+    (pair,) = data["pairs"]
+    (item,) = (item for item in results["comparisons"] if item["metric"] == "em")
+    assert f"p = {item['p_value']:.2g}" in pair
+    # Of b against a: worse on t3 to t8, and no score of a on t10 and t11.
+    assert "worse on 6" in pair
+    assert "2 have a score on one side only" in pair
+    assert re.findall(r'<th scope="row">(t\d+)</th>', pair) == [f"t{n}" for n in range(3, 9)]
 
 
 async def test_a_missing_trace_is_counted(tmp_path: Path) -> None:
     evaluation = await run(tmp_path / "one", 3, "a")
     evaluation.trace(evaluation.records[0]).unlink()
-    (cell,) = page_of([evaluation])[1]["results"]["cells"]
+    (cell,) = page_of([evaluation])[2]["cells"]
     assert cell["traces_missing"] == 1
     assert (cell["lost"]["questions"], cell["lost"]["counted"]) == (12, 11)
     assert cell["metrics"]["em"]["n"] == 12

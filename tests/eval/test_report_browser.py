@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,52 +43,105 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
         yield browser
 
 
+DRAWN = """(async () => {
+  const figures = [...document.querySelectorAll("figure")].filter((figure) => figure.offsetParent);
+  for (const figure of figures) {
+    figure.scrollIntoView();
+    for (let wait = 0; wait < 200 && !figure.querySelector(".vega svg"); wait += 1) {
+      await new Promise((resolve) => setTimeout(resolve, 25));
+    }
+  }
+  scrollTo(0, 0);
+  return figures.filter((figure) => figure.querySelector(".vega svg path, .vega svg line"))
+    .map((figure) => figure.querySelector("figcaption").textContent);
+})()"""
+"""Brings every chart into view; the captions of those that are drawn then."""
+WIDER = """[...document.querySelectorAll("main *")].filter((node) => !node.closest(".scroll, svg")
+  && node.getBoundingClientRect().right > innerWidth + 1).map((node) => node.outerHTML.slice(0, 80))"""
+"""What stands out of the page on the right, but for tables that can be scrolled."""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+async def test_every_chart_is_drawn_at_both_widths(report: Path, browser: Browser, width: int) -> None:
+    browser.resize(width)
+    browser.open(report)
+    on = " · toy, 2 documents"
+    assert browser.evaluate(DRAWN) == [
+        f"EM against model calls per task{on}",
+        f"EM against tokens per task{on}",
+        f"Differences in EM, and their tests{on}",
+        "EM against documents: toy",
+        f"Where answers are lost{on}",
+        f"Entries in the store, mean by step{on}",
+        "Actions per step over training",
+        "Reward over training",
+    ]
+    assert browser.evaluate(WIDER) == []
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    keep = os.environ.get("SCREENSHOTS")
+    browser.screenshot(Path(keep or report.parent, f"report_{width}.png"))
+    browser.screenshot(Path(keep or report.parent, f"report_{width}_dark.png"), dark=True)
+    assert browser.problems == []
+
+
+async def test_what_is_printed_needs_no_script(report: Path, browser: Browser) -> None:
+    """All columns, with the charts as images."""
+    browser.open(report)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    shown = "(selector) => [...document.querySelectorAll(selector)].filter((node) => node.offsetParent).length"
+    figures = browser.evaluate("document.querySelectorAll('figure').length")
+    assert browser.evaluate(f"({shown})('figure img')") == figures > 8
+    assert browser.evaluate(f"({shown})('.vega, .controls, #episodes')") == 0
+    assert browser.evaluate(f"({shown})('#costs caption')") == 4
+
+
 async def test_the_report_is_clicked_through(report: Path, browser: Browser) -> None:
     browser.open(report)
     assert browser.text("h1") == "A <b>report</b>"
     # A table for each score, one at a time; then the tests behind the bold numbers.
-    assert browser.text("#scores .pane:not([hidden]) caption") == "EM"
-    browser.click("#score button:nth-of-type(3)")
-    assert browser.text("#scores .pane:not([hidden]) caption") == "sub-EM"
-    browser.click("#score button:nth-of-type(1)")
+    shown = "[...document.querySelectorAll('#scores > div caption')].filter(n => n.offsetParent).map(n => n.innerText)"
+    assert browser.evaluate(shown) == ["EM"]
+    browser.choose("#score", "sub_em")
+    assert browser.evaluate(shown) == ["sub-EM"]
+    browser.choose("#score", "em")
     assert "1 failed" in browser.text("#scores")
-    assert browser.evaluate("document.querySelectorAll('#charts figure > svg').length") == 4
-    browser.choose("#store-column", "1")
-    assert "4 documents" in browser.text("#charts .chart figcaption")
-    assert browser.evaluate("document.querySelectorAll('#lost .bar').length") == 4
-    browser.click("#lost .pane:not([hidden]) summary")
-    assert "never entered" in browser.text("#lost .pane:not([hidden]) table")
+    browser.choose("select[data-shows=column]", "toy, 4 documents")
+    assert "4 documents" in browser.text("#lost figure:not([hidden]) figcaption")
+    assert "never entered" in browser.text("#lost div:not([hidden]) > .scroll table")
 
-    # The filters; "all" counts 32 episodes: two rows, two columns, eight tasks.
-    counts = {"all": 32, "wrong": 14, "failed": 2, "malformed": 4, "right": 16}
+    # The filters; "all" counts 16 episodes of a column: two rows, eight tasks.
+    browser.choose("select[data-shows=column]", "toy, 2 documents")
+    counts = {"all": 16, "wrong": 7, "failed": 1, "malformed": 2, "right": 8}
     for status, count in counts.items():
         browser.click(f'#filters [data-status="{status}"]')
         assert browser.text(f'#filters [data-status="{status}"]') == f"{status} {count}"
-        assert browser.evaluate("document.querySelectorAll('#list [data-place]').length") == count
+        assert browser.evaluate("document.querySelectorAll('#list li:not([hidden])').length") == count
     browser.click('#filters [data-status="failed"]')
     assert "Failed: server gone" in browser.text("#detail")
     browser.click('#filters [data-status="malformed"]')
-    browser.click("#list li:last-child button")
+    browser.click("#list li:not([hidden]) button")
     assert "malformed" in browser.text("#detail h3")
 
     # An episode: opened at its answer, which came from the entry of step 0; then step by step.
-    browser.choose("#evaluation", "2")
+    where = "#detail .step:not([hidden]) .where"
+    browser.choose("#evaluation", "trained")
     browser.click('#filters [data-status="right"]')
-    browser.click("#list li:first-child button")
-    assert "Step 2 of 2: answering" in browser.text("#where")
+    browser.click("#list li:not([hidden]) button")
+    assert "Step 2 of 2: answering" in browser.text(where)
     browser.click("#previous")
-    assert "Step 1 of 2: reading, chunk 2/2" in browser.text("#where")
-    browser.click('#detail [data-step="0"]')
+    assert "Step 1 of 2: reading, chunk 2/2" in browser.text(where)
+    assert "written at step 1" in browser.text("#detail .memory")
+    browser.click('#detail .steps [data-step="0"]')
+    assert "written at step 1" not in browser.text("#detail .memory")
     assert browser.text("#detail .operation ins") == "seen"
-    assert "The first document." in browser.text("#detail .columns")
+    assert "The first document." in browser.text("#detail .step:not([hidden])")
+    browser.evaluate("document.querySelector('#detail').focus()")
     browser.press("ArrowRight")
-    assert "Step 1 of 2" in browser.text("#where")
+    assert "Step 1 of 2" in browser.text(where)
 
     # A comparison, and from it into an episode that flipped.
-    browser.choose("#first", "0")
-    browser.choose("#second", "2")
-    assert "better on 4" in browser.text("#outcome")
-    assert "p = 0.06" in browser.text("#outcome")  # of 1 in 16, by random signs
+    assert "trained (B) is better on 4 than untrained (A)" in browser.text("#outcome")
+    assert "p = 0.062" in browser.text("#outcome")  # 1 in 16
     browser.click("#outcome button.flip")
     assert "untrained on toy, 2 documents" in browser.text("#detail .note")
     assert "wrong" in browser.text("#detail .answer")

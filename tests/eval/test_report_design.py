@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import random
-import shutil
-import subprocess
 from dataclasses import replace
-from importlib.resources import files
 
 import pytest
 from rich.console import Console
 
-from atommem.envs.scoring.statistics import paired_difference
 from atommem.eval.console_report import report_table
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.markdown import markdown_tables
 from atommem.eval.reporting.results import best_rows, make_cells
+from atommem.eval.reporting.templates import markdown_tables
 from atommem.eval.suites.outcome import main_table
 from tests.eval.test_report_files import made, results_of
 
@@ -72,20 +66,3 @@ def test_the_unit_is_found_in_the_records() -> None:
     talks = tuple(replace(record, group=f"talk {number % 2}") for number, record in enumerate(evaluation.records))
     found = results_of(replace(evaluation, records=talks))["cells"][0]["metrics"]["em"]
     assert (found["unit"], found["clusters"]) == ("group", 2)
-
-
-def test_the_pages_test_is_that_of_the_tables() -> None:
-    """compare.js runs in node on unequal tasks and on questions that come again."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
-    script = (files("atommem.eval.reporting") / "assets" / "compare.js").read_text()
-    rng = random.Random(0)
-    for crossed in (False, True):
-        groups = [group for group in range(30) for _ in range(1 + group % 5)]
-        questions = [rng.randrange(40) if crossed else number for number in range(len(groups))]
-        gaps = [rng.choice((-1, 0, 1, 1)) for _ in groups]
-        items = [{"gap": a, "group": b, "question": c} for a, b, c in zip(gaps, groups, questions, strict=True)]
-        code = f"{script}\nconsole.log(signFlipTest({json.dumps(items)}))"
-        out = subprocess.run([node, "-e", code], capture_output=True, text=True, check=True).stdout
-        assert float(out) == pytest.approx(paired_difference(gaps, groups, questions).p_value, abs=0.01)

@@ -11,9 +11,9 @@ import pytest
 
 from atommem.config import fields_of
 from atommem.errors import ConfigError
-from atommem.eval.reporting.markdown import markdown_tables
 from atommem.eval.reporting.results import make_cells as group
 from atommem.eval.reporting.results import make_results
+from atommem.eval.reporting.templates import markdown_tables
 from atommem.eval.reproduce.published import beside, divergence_lines, published, table_of
 from atommem.eval.suites.cells import make_cells
 from atommem.eval.suites.differences import differences
@@ -121,7 +121,7 @@ def test_ours_stands_beside_the_papers_with_the_difference_and_its_interval() ->
     assert row["values"][-1]["paper"] == 76.2, "the average over what we have, on both sides"
     text = markdown_tables(results)
     assert "## Published and ours: Table 3, chunk size C and retrieve number K" in text
-    assert "| C 2048 K 3 | 76.2 | 70.0 | -6.2 [" in text
+    assert "| C 2048 K 3 | 76.2 | 70.0, n 10 | -6.2 [" in text
     costs = beside(table_of("table6"), results)
     assert costs["columns"] == ["seconds", "tokens/completion", "steps", "retrievals"]
     with pytest.raises(ConfigError, match="paper is 'table9'"):

@@ -22,6 +22,7 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.policy.opening import open_policy
 from tests.eval.chromium import Browser, find_chromium
+from tests.eval.test_report_browser import DRAWN, WIDER
 
 pytestmark = pytest.mark.slow
 
@@ -150,45 +151,46 @@ def test_every_method_runs_on_every_column_and_the_report_opens(report: Path, tm
 
 
 def look_at(browser: Browser, page: Path, episodes: int) -> None:
-    """Open the page, and click through an episode, the filters and a comparison."""
-    browser.open(page)
-    assert browser.text("h1") == "Smoke test"
+    """Open the page, and click through its charts, an episode, the filters and a comparison."""
+    for width in (400, 1280):
+        browser.resize(width)
+        browser.open(page)
+        assert browser.text("h1") == "Smoke test"
+        drawn = browser.evaluate(DRAWN)
+        for chart in ("EM against model calls", "EM against tokens", "Differences", "Where answers are lost"):
+            assert any(caption.startswith(chart) for caption in drawn), chart
+        assert browser.evaluate(WIDER) == []
     assert "mem0" in browser.text("#scores")
 
-    counts = {}
-    for status in ("all", "wrong", "failed", "malformed", "right"):
-        browser.click(f'#filters [data-status="{status}"]')
-        name, count = browser.text(f'#filters [data-status="{status}"]').split()
-        counts[name] = int(count)
-        # The list shows the first hundred at once.
-        listed = browser.evaluate("document.querySelectorAll('#list [data-place]').length")
-        assert listed == min(100, counts[name])
+    columns = "[...document.querySelector('[data-shows=column]').options].map(option => option.value)"
+    counts = dict.fromkeys(("all", "wrong", "failed", "malformed", "right"), 0)
+    for column in reversed(browser.evaluate(columns)):
+        browser.choose("[data-shows=column]", column)
+        for status in counts:
+            browser.click(f'#filters [data-status="{status}"]')
+            name, count = browser.text(f'#filters [data-status="{status}"]').split()
+            counts[name] += int(count)
+            assert browser.evaluate("document.querySelectorAll('#list li:not([hidden])').length") == int(count)
     assert (counts["all"], counts["failed"]) == (episodes, 0)
     assert counts["right"] >= TASKS
     assert 0 < counts["wrong"] <= episodes - counts["right"]  # those that overflow are neither
     assert counts["malformed"] > 0
 
-    browser.click('#filters [data-status="right"]')
-    browser.click("#list li:first-child button")
-    last = browser.text("#where")
+    # The last column is the synthetic one, the last filter "right".
+    where = "#detail .step:not([hidden]) .where"
+    browser.click("#list li:not([hidden]) button")
+    last = browser.text(where)
     assert "answering" in last
     browser.click("#previous")
-    assert browser.text("#where") != last
+    assert browser.text(where) != last
     browser.press("ArrowRight")
-    assert browser.text("#where") == last
+    assert browser.text(where) == last
 
-    browser.choose("#first", options(browser, "no_memory on synthetic"))
-    browser.choose("#second", options(browser, "atommem on synthetic"))
-    assert f"better on {TASKS}" in browser.text("#outcome")
+    options = "[...document.querySelectorAll('label:not([hidden]) > .pair option')]"
+    against = browser.evaluate(f"{options}.find(option => option.text === 'no_memory against atommem').value")
+    browser.choose("label:not([hidden]) > .pair", against)
+    assert f"worse on {TASKS}" in browser.text("#outcome")
     browser.click("#outcome button.flip")
-    assert "no_memory on synthetic" in browser.text("#detail .note")
+    assert "atommem on synthetic" in browser.text("#detail .note")
     assert browser.problems == []
-    assert browser.requests == [page.resolve().as_uri()]
-
-
-def options(browser: Browser, name: str) -> str:
-    """The value of the evaluation called `name` in the lists of the comparison."""
-    listed = "[...document.querySelectorAll('#first option')]"
-    found = browser.evaluate(f"{listed}.find(option => option.textContent.startsWith({json.dumps(name)}))?.value")
-    assert found is not None, name
-    return str(found)
+    assert set(browser.requests) == {page.resolve().as_uri()}
