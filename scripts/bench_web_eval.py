@@ -67,7 +67,7 @@ class Recorded:
         """The next of them."""
         step = next(self._steps)
         self.prompts.append(len(prompt_ids))
-        return Completion(step.token_ids, step.logprobs, step.text, step.finish_reason)
+        return Completion(step.token_ids, step.logprobs, step.text, step.finish_reason)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """Nothing to free."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from atommem.actions import ANSWER, ANSWER_ACTION, CALL, Action, ActionSpec, Body, Call, calls, first
 from atommem.description import TaskShape
@@ -87,7 +87,11 @@ class WebEnvironments(QAEnvironments):
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
         """As many steps as calls, each with a whole chunk: the most that there may be. No two see the same pages."""
-        steps = {"stream_steps": self.config.max_calls, "stream_tokens": self.config.chunk_tokens, "reads": 0}
+        steps: dict[str, Any] = {
+            "stream_steps": self.config.max_calls,
+            "stream_tokens": self.config.chunk_tokens,
+            "reads": 0,
+        }
         shape = replace(supposed, **steps, questions=1.0, same_stream=False)
         if path is None or not Path(path).is_file():
             return shape

@@ -66,8 +66,8 @@ PUBLISHED_NOTE = (
     "printed]. What our set-up does otherwise stands in docs/paper.md."
 )
 BREAKDOWNS_NOTE = (
-    "Percent [95% interval]; n: questions scored. Evidence: in which fifths of the text a question's first and last gold "
-    "document lie. Not tested, hence nothing is bold."
+    "Percent [95% interval]; n: questions scored. Evidence: in which fifths of the text a question's first and last "
+    "gold document lie. Not tested, hence nothing is bold."
 )
 PROVENANCE_NOTE = "From each run.json; several values are those of several seeds. n: questions scored."
 INCOMPLETE_NOTE = (
