@@ -1,6 +1,6 @@
 """Run by test_fsdp2.py under torchrun, or alone: one update with a KL term under configs/accelerate/fsdp2.yaml.
 
-Usage: fsdp2_worker.py FOLDER MIXED_PRECISION
+Usage: fsdp2_worker.py FOLDER no|bf16|lora: all weights in this precision, or an adapter in float32.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 
 from atommem.train.train_config import TrainConfig
 from tests.train.harness import GradientRecorder, make_config, make_trainer
@@ -45,9 +46,10 @@ class ShardWatch(GradientRecorder):
         self.gradients.append({name: whole(grad) for name, grad in named})
 
 
-def main(folder: Path, mixed_precision: str) -> None:
+def main(folder: Path, kind: str) -> None:
     """Eight episodes in groups of four, micro-batches of 20 tokens; what came of it goes to a file of this rank's."""
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks, mixed_precision = int(os.environ.get("WORLD_SIZE", "1")), "bf16" if kind == "bf16" else "no"
+    adapter = LoraConfig(r=2, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM")
     if ranks > 1:
         launch_as_fsdp2(mixed_precision)
     args: TrainConfig = make_config(
@@ -58,7 +60,9 @@ def main(folder: Path, mixed_precision: str) -> None:
         bf16=mixed_precision == "bf16",
     )
     args.model_init_kwargs = {"dtype": "bfloat16" if mixed_precision == "bf16" else "float32"}
-    trainer, _, _ = make_trainer(str(folder / "model"), args, mixed_episode)
+    trainer, _, _ = make_trainer(
+        str(folder / "model"), args, mixed_episode, peft_config=adapter if kind == "lora" else None
+    )
     watch = ShardWatch()
     trainer.add_callback(watch)
     unsharded: list[int] = []
@@ -79,12 +83,13 @@ def main(folder: Path, mixed_precision: str) -> None:
     object.__setattr__(seen, "beta", objective.beta)
     trainer._update.objective = seen
     trainer.train()
+    # That of an adapter is the model without it.
+    named = trainer.accelerator.unwrap_model(trainer.ref_model or trainer.model).named_parameters()
+    reference = [(name, p) for name, p in named if "lora_" not in name]
     torch.save(
         {
-            "reference": {
-                name: whole(p) for name, p in trainer.accelerator.unwrap_model(trainer.ref_model).named_parameters()
-            },
-            "reference_dtypes": {p.dtype for p in trainer.ref_model.parameters()},
+            "reference": {name: whole(p) for name, p in reference},
+            "reference_dtypes": {p.dtype for _, p in reference},
             "gradients": watch.gradients[0],
             "held": watch.held,
             "gradient_dtypes": watch.dtypes,
@@ -92,7 +97,7 @@ def main(folder: Path, mixed_precision: str) -> None:
             "unsharded": unsharded,
             "log": trainer.state.log_history[0],
         },
-        folder / f"{mixed_precision}-{ranks}-{trainer.accelerator.process_index}.pt",
+        folder / f"{kind}-{ranks}-{trainer.accelerator.process_index}.pt",
     )
 
 

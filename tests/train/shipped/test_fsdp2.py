@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["no", "bf16"])
+@pytest.fixture(scope="module", params=["no", "bf16", "lora"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What one process found, then both of two."""
     folder = tmp_path_factory.mktemp("fsdp2")
