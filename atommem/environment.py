@@ -223,6 +223,10 @@ class EnvironmentFactory(ABC):
         """
         raise ConfigError(f"{type(self).__name__} gives no estimate of its tasks: a dry run of it is not possible.")
 
+    def identity(self) -> dict[str, Any]:
+        """Settings that only say where something lies, as what lies there: for the manifest of an evaluation."""
+        return {}
+
     def usage(self) -> dict[str, Any]:
         """What services of its own (a judge) were asked for so far: ``services`` of an evaluation's summary."""
         return {}

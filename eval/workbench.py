@@ -80,7 +80,11 @@ class Workbench:
             "embedder": {**asdict(embedder_config), "embedder_url": None},
             "environment": {
                 name: value
-                for name, value in {**asdict(environment), **judge_settings(environment)}.items()
+                for name, value in {
+                    **asdict(environment),
+                    **judge_settings(environment),
+                    **self._environments[key].identity(),
+                }.items()
                 if name not in environment.operational
             },
             "chat_template_kwargs": config.template_kwargs,

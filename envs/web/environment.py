@@ -104,6 +104,10 @@ class WebEnvironments(QAEnvironments):
         closing = Piece("answering") if phase == "answering" else Piece("acting", {"left": 0})
         return Observation(phase, (questions_piece([""]),), (), (closing,))
 
+    def identity(self) -> dict[str, Any]:
+        """What its tools stand for."""
+        return {name: value for source in self._sources for name, value in source.identity.items()}
+
     def __call__(self) -> WebEnvironment:
         return WebEnvironment(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,11 +42,13 @@ def core(title: str) -> str:
 
 
 def snippet(text: str, query: str) -> str:
-    """Some words of `text` from where it first says one of `query`."""
-    said, wanted = text.split(), set(words(query))
-    at = next((index for index, word in enumerate(said) if wanted.intersection(words(word))), 0)
-    start = max(0, at - _SNIPPET_WORDS // 4)
-    return " ".join(said[start : start + _SNIPPET_WORDS])
+    """The forty words of `text` that say the most of `query`; a character of a script without spaces is a word."""
+    wanted = {word.casefold() for word in _NAMED.findall(query)}
+    said = list(_NAMED.finditer(text))
+    hits = [at for at, word in enumerate(said) if word[0].casefold() in wanted]
+    best = max(hits, key=lambda at: bisect_left(hits, at + _SNIPPET_WORDS * 3 // 4) - bisect_left(hits, at), default=0)
+    shown = said[max(0, best - _SNIPPET_WORDS // 4) :][:_SNIPPET_WORDS]
+    return " ".join(text[shown[0].start() : shown[-1].end()].split()) if shown else ""
 
 
 def named(text: str, known: Callable[[Iterable[str]], set[str]]) -> list[str]:

@@ -85,6 +85,11 @@ class ToolSource(ABC):
 
     backend: str | None = None
 
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Settings that only say where something lies, as what lies there."""
+        return {}
+
     def __init__(self, config: Any) -> None:
         self.config = config
 

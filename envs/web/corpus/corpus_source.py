@@ -26,6 +26,11 @@ class CorpusSource(ToolSource):
         self._corpus = Corpus(config.corpus, {"embedder_model": config.corpus_embedder})
 
     @property
+    def identity(self) -> Mapping[str, Any]:
+        """The version of the corpus, wherever it and its model lie."""
+        return {"corpus": self._corpus.version, "corpus_embedder": None}
+
+    @property
     def tools(self) -> Sequence[Tool]:
         """The two."""
         query = {"query": {"type": "string", "description": "Words to look for."}}

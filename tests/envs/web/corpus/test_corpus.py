@@ -234,10 +234,13 @@ def test_hostile_rows(row: dict[str, object], message: str, tmp_path: Path) -> N
         list(read_pages(path))
 
 
-def test_a_snippet_begins_where_the_query_is_said() -> None:
-    text = " ".join(["word"] * 100 + ["Lorne"] + ["after"] * 100)
-    assert "Lorne" in snippet(text, "lorne")
-    assert snippet(text, "nothing").startswith("word")
+def test_a_snippet_is_where_the_most_of_the_query_is_said() -> None:
+    text = " ".join(["Lorne", *["word"] * 100, "Lorne,", "the bell", *["after"] * 100])
+    assert "Lorne, the bell after" in snippet(text, "bell of lorne")
+    assert len(snippet(text, "bell of lorne").split()) == 40
+    assert snippet(text, "nothing").startswith("Lorne word")
+    assert snippet("", "x") == snippet("...", "x") == ""
+    assert snippet("好" * 500 + "北京大学" + "好" * 500, "北京大学").count("好") == 36
 
 
 def test_batched() -> None:

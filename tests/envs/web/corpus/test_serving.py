@@ -7,18 +7,19 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from atommem.environment import EnvironmentConfig, environment_config, make_environments
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
 from atommem.envs.web.corpus.corpus_cli import main
 from atommem.envs.web.corpus.corpus_source import CorpusSource
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import ToolResult
 from atommem.errors import ConfigError, OutageError
+from tests.fakes import WordTokenizer
 
 pytest.importorskip("tantivy")
 pytest.importorskip("mcp")
@@ -122,10 +123,9 @@ def test_mcp_offers_search_and_get_document(corpus: Corpus) -> None:
     assert not none.is_error
 
 
-def settings(folder: Path | None) -> SimpleNamespace:
-    return SimpleNamespace(
-        corpus=None if folder is None else str(folder), corpus_search=None, corpus_embedder=None, search_results=3
-    )
+def settings(folder: Path | None) -> EnvironmentConfig:
+    corpus = None if folder is None else str(folder)
+    return environment_config("web", tools=["corpus"], corpus=corpus, search_results=3)
 
 
 def test_the_tool_source(corpus: Corpus) -> None:
@@ -149,6 +149,21 @@ def test_the_tool_source(corpus: Corpus) -> None:
     assert (page.title, page.text, page.origin) == ("Orla Finch", PAGES[0].text, "Orla Finch")
     assert [link.title for link in page.links] == ["Brent"]
     assert gone.is_error
+
+
+def test_an_evaluation_goes_by_what_a_corpus_says(corpus: Corpus, tmp_path: Path) -> None:
+    def identity(folder: Path) -> dict[str, Any]:
+        environments = make_environments(
+            environment_config("web", tools=["corpus"], corpus=str(folder)), WordTokenizer()
+        )
+        return environments.identity()
+
+    before = identity(corpus.folder)
+    assert before == {"corpus": corpus.version, "corpus_embedder": None}
+    build_corpus(PAGES, tmp_path / "elsewhere")
+    assert identity(tmp_path / "elsewhere") == before
+    build_corpus([Page("More.", "More")], corpus.folder)
+    assert identity(corpus.folder) != before
 
 
 def test_the_tool_source_wants_a_corpus(tmp_path: Path) -> None:
