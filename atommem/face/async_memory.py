@@ -245,6 +245,19 @@ class AsyncMemory:
         """All operations in order: what was written, by which step, from which chunk, and what was retrieved."""
         return self._session.memory.log
 
+    async def forget(self, source: str) -> tuple[Operation, ...]:
+        """Take out what was written while the text called `source` (or one chunk of it) was read.
+
+        Entries with any text from there are deleted, and scratchpad and query emptied where some of theirs is. The log
+        keeps it; `at` a step before brings it back.
+
+        Returns:
+            The operations; none where nothing came from there.
+        """
+        async with self._lock:
+            self._readings = [reading for reading in self._readings if reading.name != source]
+            return self._session.memory.forget(source, max(0, self.steps - 1))
+
     async def fork(self) -> Self:
         """A second memory that is this one now and goes its own way. They share the policy; close only the first."""
         async with self._lock:

@@ -55,6 +55,10 @@ class Memory:
         """Ask the memory; see `AsyncMemory.ask`."""
         return run(self._memory.ask(question, keep=keep))
 
+    def forget(self, source: str) -> tuple[Operation, ...]:
+        """Take out what was written while the text called `source` was read; see `AsyncMemory.forget`."""
+        return run(self._memory.forget(source))
+
     def fork(self) -> Self:
         """A second memory that is this one now and goes its own way. They share the policy; close only the first."""
         return self._of(run(self._memory.fork()))

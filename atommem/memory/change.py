@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Container, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,22 @@ class Change:
             text = await self._advance(work, vector, writes)
         return self._operations
 
+    def forget(self, entry_ids: Iterable[int], kinds: Container[str], reason: str) -> list[Operation]:
+        """Delete entries, and empty the scratchpad and the query as `kinds` say; the operations."""
+        contents = self._state.contents
+        cause: dict[str, Any] = {"actor": self._actor, "reason": reason}
+        for entry_id in entry_ids:
+            before = contents.entries[entry_id].text
+            self._apply(Operation(self._step, "delete", entry_id=entry_id, before=before, **cause))
+        if "scratchpad" in kinds:
+            self._apply(Operation(self._step, "scratchpad", before=contents.scratchpad, after="", **cause))
+        if "read" in kinds:
+            self._apply(Operation(self._step, "read", before=contents.query, **cause))
+            self._query_vector = None
+        self._changed = True
+        self._retrieve()
+        return self._operations
+
     async def _advance(
         self, work: Generator[str, Vectors, None], vector: Vectors | None, writes: Sequence[_Write]
     ) -> str | None:
@@ -138,10 +154,10 @@ class Change:
                 yield from self._create(write)
             elif kind == "scratchpad":
                 before = self._state.contents.scratchpad
-                self._note(write, before=before, after=write.text, reason=write.reason)
+                self._note(write, before=before, after=write.text, reason=write.reason, source=self._source)
             elif kind == "read":
                 query = self._state.contents.query
-                self._note(write, before=query, after=write.text or None, reason=write.reason)
+                self._note(write, before=query, after=write.text or None, reason=write.reason, source=self._source)
                 self._changed = True
             else:
                 self._change(write)

@@ -20,7 +20,7 @@ from atommem.memory.change import Change, Resources, State
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Entry, MemoryView, Source
 from atommem.memory.index import VectorIndex
-from atommem.memory.operations import POLICY, Operation
+from atommem.memory.operations import POLICY, USER, Operation, Outcome
 from atommem.memory.retention import make_retention
 from atommem.memory.shared_map import SharedMap
 from atommem.memory.threads import offload
@@ -159,6 +159,48 @@ class WorkingMemory:
             raise
         self._log += operations
         self._view = self._state.contents.view(self._resources.config.capacity)
+        return tuple(operations)
+
+    def forget(self, piece: str, step: int, actor: str = USER) -> tuple[Operation, ...]:
+        """Take out what was written while `piece` was shown: after a page turns out to be wrong, or hostile.
+
+        Entries go that had any text from there, also where it was rewritten since: what a policy rewrites, it has read.
+        The scratchpad and the query are emptied if any of their texts, since they were last empty, was written then.
+        What was written from other pages later stays, also by a policy that had such entries in front of it. The log
+        keeps all of it; of what a memory was before its log begins, the present texts' sources are known only.
+
+        Args:
+            piece: A source's name (a URL, the name of a text); its parts (``URL, part 2/3``) are meant as well.
+            step: The last step that was.
+            actor: Who wants it.
+
+        Returns:
+            The operations; none where nothing came from there.
+        """
+
+        def is_meant(source: Source | None) -> bool:
+            name = None if source is None else source.piece
+            return name is not None and (name == piece or name.startswith(f"{piece}, "))
+
+        contents = self._state.contents
+        entry_ids = {entry.id for entry in contents.entries.values() if is_meant(entry.source)}
+        kinds: set[str] = set()
+        for operation in self._log:
+            if operation.outcome is not Outcome.APPLIED:
+                continue
+            if operation.kind in ("scratchpad", "read"):
+                if not operation.after:
+                    kinds.discard(operation.kind)
+                elif is_meant(operation.source):
+                    kinds.add(operation.kind)
+            elif operation.entry_id in contents.entries and is_meant(operation.source):
+                entry_ids.add(operation.entry_id)
+        if not entry_ids and not kinds:
+            return ()
+        change = Change(self._resources, self._state, step, None, actor, self._start.seed)
+        operations = change.forget(sorted(entry_ids), kinds, f"forget {piece}")
+        self._log += operations
+        self._view = contents.view(self._resources.config.capacity)
         return tuple(operations)
 
     def record_outcome(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:

@@ -306,3 +306,19 @@ def test_settings_that_are_none() -> None:
         AsyncMemory(type("ChatOnly", (), {"complete_chat": None})(), embedder="hashing")
     with pytest.raises(ConfigError, match=r"give the tokenizer.*api=chat"):
         AsyncMemory("http://localhost:1")
+
+
+async def test_a_text_is_forgotten_by_its_name_and_may_be_read_again() -> None:
+    memory = make()
+    await memory.read("one two three", name="bad.txt")
+    await memory.read("four five six seven", name="good.txt")
+    operations = await memory.forget("bad.txt")
+    assert [(operation.kind, operation.actor) for operation in operations[:2]] == [("delete", "user"), ("read", "user")]
+    assert texts(memory) == ["four five six", "seven"]
+    assert [reading.name for reading in memory.readings] == ["good.txt"]
+    assert memory.history()[-2].reason == "forget bad.txt"
+    assert [entry.text for entry in (await memory.at(memory.steps)).entries()] == [e.text for e in memory.entries()]
+    assert len((await memory.at(memory.steps - 1)).entries()) == 2, "as it was before"
+    assert await memory.forget("bad.txt") == ()
+    await memory.read("one two three", name="bad.txt", again=False)
+    assert len(texts(memory)) == 3

@@ -1,0 +1,62 @@
+"""Taking out what was written while a page was shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from atommem.actions import Action
+from atommem.memory.contents import replay
+from atommem.memory.entries import Source
+from atommem.memory.working import WorkingMemory
+from tests.atommem.memory.toys import CREATE, READ, SCRATCHPAD, UPDATE, memory, shown, texts
+
+BAD, GOOD = "https://bad.test/", "https://good.test/"
+
+
+async def filled() -> WorkingMemory:
+    m = memory()
+    await m.apply([Action(CREATE, "ann lives here"), Action(READ, "ann")], 0, Source(0, GOOD))
+    await m.apply([Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1)], 1, Source(1, f"{BAD}, part 2/3"))
+    await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))
+    return m
+
+
+async def test_entries_with_any_text_from_there_go_and_others_stay() -> None:
+    m = await filled()
+    operations = m.forget(BAD, 2)
+    assert [(o.kind, o.entry_id, o.actor, o.reason) for o in operations[:-1]] == [
+        ("delete", 1, "user", f"forget {BAD}"),
+        ("delete", 2, "user", f"forget {BAD}"),
+    ], "the first was rewritten since, by who had read it"
+    assert texts(m) == {3: "cid sings"}
+    assert shown(m) == [(1, "cid sings")]
+    assert m.log[-len(operations) :] == operations
+    assert m.forget(BAD, 2) == ()
+
+
+@pytest.mark.parametrize("piece", ["https://bad.test", "https://bad.test/, part 1/3", "https://other.test/", ""])
+async def test_nothing_goes_where_nothing_came_from(piece: str) -> None:
+    m = await filled()
+    assert m.forget(piece, 2) == ()
+    assert len(texts(m)) == 3
+
+
+async def test_scratchpad_and_query_are_emptied_if_any_of_their_texts_is_from_there() -> None:
+    m = memory()
+    await m.apply([Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")], 0, Source(0, BAD))
+    await m.apply([Action(SCRATCHPAD, "bad and good")], 1, Source(1, GOOD))
+    m.forget(BAD, 1)
+    assert (m.view().scratchpad, m.view().query, m.view().retrieved) == ("", None, ())
+    await m.apply([Action(SCRATCHPAD, "good"), Action(READ, "good")], 2, Source(2, GOOD))
+    assert m.forget(BAD, 2) == ()
+    assert m.view().scratchpad == "good"
+
+
+async def test_the_log_still_holds_it_all() -> None:
+    m = await filled()
+    held = texts(m)
+    m.forget(BAD, 2)
+    assert replay(m.log) == m.contents
+    await m.undo(2)
+    await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))
+    assert texts(m) == held
