@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,14 @@ class Chart:
 
     def draw(self, form: str) -> bytes:
         """As a file: ``svg``, ``png`` or ``pdf``."""
-        spec = {**self.spec, "width": _FILE_WIDTH}
         if form == "svg":
-            return str(vl_convert.vegalite_to_svg(spec)).encode()
-        return bytes(vl_convert.vegalite_to_pdf(spec) if form == "pdf" else vl_convert.vegalite_to_png(spec, scale=2))
+            return self.svg.encode()
+        return bytes(vl_convert.svg_to_pdf(self.svg) if form == "pdf" else vl_convert.svg_to_png(self.svg, scale=2))
+
+    @cached_property
+    def svg(self) -> str:
+        """Drawn once, for page and files."""
+        return str(vl_convert.vegalite_to_svg({**self.spec, "width": _FILE_WIDTH}))
 
 
 def make_charts(results: Mapping[str, Any], training: Sequence[Mapping[str, Any]] = ()) -> list[Chart]:
@@ -199,7 +204,7 @@ def _said(value: str | float) -> str:
 def _scored(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The main score in percent with its interval."""
     score = main_score(cell) or {}
-    mean, low, high = (round(100 * score[key], 2) for key in ("mean", "low", "high"))
+    mean, low, high = (round(100 * score[key], 6) for key in ("mean", "low", "high"))
     said = f"{mean:.1f} [{low:.1f}, {high:.1f}], n = {score['n']:,}"
     return {"row": cell["row"], "mean": mean, "low": low, "high": high, "said": said}
 
@@ -286,7 +291,7 @@ def _differences(tests: Cells) -> Drawing:
     zero = _data([{"x": 0}]).mark_rule(color=_GREY, strokeDash=[3, 3]).encode(x="x:Q")
     rule = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title="difference, points [95%]"), x2="high:Q")
     point = base.mark_point(filled=True, size=70, opacity=1).encode(x="mean:Q", shape=alt.Shape("test:N", scale=shape))
-    return alt.layer(zero, rule, point).properties(height=36 * len(values))
+    return alt.layer(zero, rule, point).properties(height=36 * len(values) + 10)
 
 
 def _grid(values: Values, one: str, two: str) -> Drawing:

@@ -310,7 +310,7 @@ def _vega() -> str:
 
 def _image(chart: Chart) -> str:
     """The chart as it is printed, and shown where no script runs."""
-    return "data:image/svg+xml;base64," + base64.b64encode(chart.draw("svg")).decode()
+    return "data:image/svg+xml;base64," + base64.b64encode(chart.svg.encode()).decode()
 
 
 def write_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Chart], folder: Path) -> Path:
