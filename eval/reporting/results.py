@@ -269,27 +269,14 @@ def competes(cell: Mapping[str, Any]) -> bool:
 
 
 def best_rows(results: Mapping[str, Any], metric: str) -> dict[Column, str]:
-    """By column, the row whose number may be set bold: the best one, if a corrected test says so.
-
-    That is the case where it beats the runner-up (`Cell` with the second-highest mean) significantly.
-    """
-    best: dict[Column, str] = {}
-    columns: dict[Column, list[tuple[float, str]]] = {}
-    for cell in results["cells"]:
-        score = score_of(cell, metric)
-        if score is not None and competes(cell):
-            columns.setdefault((cell["dataset"], cell["documents"]), []).append((-score["mean"], cell["row"]))
-    for column, scored in columns.items():
-        if len(scored) < 2:
-            continue
-        first, second = (row for _, row in sorted(scored, key=lambda item: item[0])[:2])
-        for item in results["comparisons"]:
-            if (
-                item["metric"] == metric
-                and (item["dataset"], item["documents"]) == column
-                and {item["first"], item["second"]} == {first, second}
-                and item["significant"]
-                and (item["difference"] > 0) == (item["second"] == first)
-            ):
-                best[column] = first
-    return best
+    """By column, the row whose number may be set bold: the best one, if it beats the runner-up by a corrected test."""
+    first: dict[Column, Mapping[str, Any]] = {}
+    for item in results["comparisons"]:
+        if item["metric"] == metric:
+            # A column's first comparison is that of the best with the runner-up (`_pairs`).
+            first.setdefault((item["dataset"], item["documents"]), item)
+    return {
+        column: item["second"]
+        for column, item in first.items()
+        if item["significant"] and item["difference"] is not None and item["difference"] > 0
+    }

@@ -18,7 +18,7 @@ from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.envs.task import Question, Task
 from atommem.episode_stats import episode_sums
 from atommem.errors import ConfigError
-from atommem.eval.reporting.charts import grids, make_charts, setting_lines
+from atommem.eval.reporting.charts import grids, make_charts, setting_lines, write_charts
 from atommem.eval.reporting.comparison import main as compare
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.page import PageData
@@ -225,6 +225,14 @@ def test_a_grid_of_settings_is_an_axis_and_lines() -> None:
     ]
     # A heat map shows both parameters, so that lines of each would say the same again.
     assert [chart.name for chart in make_charts(results) if chart.section == "settings"] == ["chunk_k"]
+
+
+def test_a_file_of_a_chart_is_the_pages_chart(tmp_path: Path) -> None:
+    (chart, *_) = make_charts(results_of(*grid(), made("rag", [{"em": 0.0}])))
+    write_charts([chart], tmp_path, ("svg", "pdf", "png"))
+    found = {path.suffix: path.read_bytes() for path in tmp_path.iterdir()}
+    assert (found[".pdf"][:5], found[".png"][1:4]) == (b"%PDF-", b"PNG")
+    assert found[".svg"].decode() == chart.svg
 
 
 def test_many_columns_are_grouped() -> None:
