@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,14 @@ class Chart:
 
     def draw(self, form: str) -> bytes:
         """As a file: ``svg``, ``png`` or ``pdf``."""
-        spec = {**self.spec, "width": _FILE_WIDTH}
         if form == "svg":
-            return str(vl_convert.vegalite_to_svg(spec)).encode()
-        return bytes(vl_convert.vegalite_to_pdf(spec) if form == "pdf" else vl_convert.vegalite_to_png(spec, scale=2))
+            return self.svg.encode()
+        return bytes(vl_convert.svg_to_pdf(self.svg) if form == "pdf" else vl_convert.svg_to_png(self.svg, scale=2))
+
+    @cached_property
+    def svg(self) -> str:
+        """Drawn once, for page and files."""
+        return str(vl_convert.vegalite_to_svg({**self.spec, "width": _FILE_WIDTH}))
 
 
 def make_charts(results: Mapping[str, Any], training: Sequence[Mapping[str, Any]] = ()) -> list[Chart]:
@@ -135,12 +140,9 @@ def _drawings(
         stored = _lines(sizes, alt.X("x:Q", title="step"), alt.Y("mean:Q", title="entries"), rows)
         yield "store_size", "memory", "Entries in the store, mean by step", column, stored
     for dataset in dict.fromkeys(cell["dataset"] for cell in results["cells"]):
-        cells = [
-            cell for cell in results["cells"] if cell["dataset"] == dataset and cell["documents"] and main_score(cell)
-        ]
-        points = [
-            {**_scored(cell), "x": cell["documents"]} for cell in cells if len({one["documents"] for one in cells}) > 1
-        ]
+        cells = [cell for cell in results["cells"] if cell["dataset"] == dataset and main_score(cell)]
+        points = [{**_scored(cell), "x": cell["documents"]} for cell in cells if cell["documents"] is not None]
+        points = points if len({point["x"] for point in points}) > 1 else []
         drawing = _lines(points, alt.X("x:O", title="documents in the stream"), _percent(main_label(cells)), rows)
         yield f"documents-{dataset}", "settings", f"{main_label(cells)} against documents: {dataset}", None, drawing
     updates = [entry for entry in training if entry.get("reward") is not None]
@@ -183,19 +185,15 @@ def grids(cells: Cells) -> dict[tuple[str, str], Values]:
 def _varied(cells: Cells) -> list[str]:
     """The parameters in which cells differ, and ``method`` if they differ in that."""
     every = [{"method": cell["method"], **cell["parameters"]} for cell in cells]
-    return [
-        name for name in dict.fromkeys(name for of in every for name in of) if len({of.get(name) for of in every}) > 1
-    ]
+    names = dict.fromkeys(name for of in every for name in of)
+    return [name for name in names if len({of.get(name) for of in every}) > 1]
 
 
 def _fixed(cell: Mapping[str, Any], names: Sequence[str]) -> str:
     """What is fixed along a line, as far as other lines differ in it."""
     values = {"method": cell["method"], **cell["parameters"]}
-    said = [
-        values[name] if isinstance(values[name], str) else f"{name} {_said(values[name])}"
-        for name in names
-        if name in values
-    ]
+    own = {name: values[name] for name in names if name in values}
+    said = (value if isinstance(value, str) else f"{name} {_said(value)}" for name, value in own.items())
     return ", ".join(said) or str(cell["method"])
 
 
@@ -206,7 +204,7 @@ def _said(value: str | float) -> str:
 def _scored(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The main score in percent with its interval."""
     score = main_score(cell) or {}
-    mean, low, high = (round(100 * score[key], 2) for key in ("mean", "low", "high"))
+    mean, low, high = (round(100 * score[key], 6) for key in ("mean", "low", "high"))
     said = f"{mean:.1f} [{low:.1f}, {high:.1f}], n = {score['n']:,}"
     return {"row": cell["row"], "mean": mean, "low": low, "high": high, "said": said}
 
@@ -221,19 +219,16 @@ def _percent(title: str) -> alt.Y:
 
 def _look(values: Values, names: Sequence[str], mark: str) -> dict[str, Any]:
     """Colour, and shape or dash, of each row: it looks the same in all charts."""
-    count, drawn = len(_COLORS), {value["row"] for value in values}
+    count, drawn, looks = len(_COLORS), {value["row"] for value in values}, _LOOKS[mark]
+    legend = alt.Legend(values=[name for name in names if name in drawn])
+    if mark == "strokeDash":
+        legend = alt.Legend(values=legend["values"], symbolType="stroke", symbolStrokeWidth=3)
     colors = [_COLORS[place % count] for place in range(len(names))]
-    looks = [_LOOKS[mark][place // count % len(_LOOKS[mark])] for place in range(len(names))]
-    symbol = {"symbolType": "stroke", "symbolStrokeWidth": 3} if mark == "strokeDash" else {}
-    legend = alt.Legend(values=[name for name in names if name in drawn], **symbol)
+    looks = [looks[place // count % len(looks)] for place in range(len(names))]
+    channels = {"color": (alt.Color, colors), mark: (alt.Shape if mark == "shape" else alt.StrokeDash, looks)}
     return {
-        "color": alt.Color("row:N", scale=alt.Scale(domain=list(names), range=colors), legend=legend),
-        mark: {
-            "field": "row",
-            "type": "nominal",
-            "scale": {"domain": list(names), "range": looks},
-            "legend": legend.to_dict(),
-        },
+        name: channel("row:N", scale=alt.Scale(domain=list(names), range=given), legend=legend)
+        for name, (channel, given) in channels.items()
     }
 
 
@@ -259,20 +254,16 @@ def _lines(values: Values, x: alt.X, y: alt.Y, names: Sequence[str]) -> Drawing:
 def _cost(cells: Cells, rows: Sequence[str], keys: Sequence[str], said: str) -> Drawing:
     """The main score against what a task costs, with a point for each row."""
     costs = [sum(cell["means"].get(key) or 0 for key in keys) for cell in cells]
-    values = [
-        {**_scored(cell), "x": round(x, 2)} for cell, x in zip(cells, costs, strict=True) if x and main_score(cell)
-    ]
+    points = zip(cells, costs, strict=True)
+    values = [{**_scored(cell), "x": round(x, 2)} for cell, x in points if x and main_score(cell)]
     if len(values) < 2:
         return None
     look = _look(values, rows, "shape")
-    x = alt.X(
-        "x:Q", title=f"{said} (log)", scale=alt.Scale(type="log", padding=14, nice=False), axis=alt.Axis(format=",~r")
-    )
-    rule = _data(values).mark_rule().encode(x=x, y="low:Q", y2="high:Q", color=look["color"])
+    scale, axis = alt.Scale(type="log", padding=14, nice=False), alt.Axis(format=",~r")
+    base = _data(values).encode(x=alt.X("x:Q", title=f"{said} (log)", scale=scale, axis=axis))
+    rule = base.mark_rule().encode(y="low:Q", y2="high:Q", color=look["color"])
     told = [*_TOLD, alt.Tooltip("x:Q", title=said, format=",.1f")]
-    point = (
-        _data(values).mark_point(size=80, filled=True).encode(x=x, y=_percent(main_label(cells)), tooltip=told, **look)
-    )
+    point = base.mark_point(size=80, filled=True).encode(y=_percent(main_label(cells)), tooltip=told, **look)
     return alt.layer(rule, _picked(point)).properties(height=260)
 
 
@@ -300,7 +291,7 @@ def _differences(tests: Cells) -> Drawing:
     zero = _data([{"x": 0}]).mark_rule(color=_GREY, strokeDash=[3, 3]).encode(x="x:Q")
     rule = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title="difference, points [95%]"), x2="high:Q")
     point = base.mark_point(filled=True, size=70, opacity=1).encode(x="mean:Q", shape=alt.Shape("test:N", scale=shape))
-    return alt.layer(zero, rule, point).properties(height=36 * len(values))
+    return alt.layer(zero, rule, point).properties(height=36 * len(values) + 10)
 
 
 def _grid(values: Values, one: str, two: str) -> Drawing:
@@ -317,25 +308,25 @@ def _grid(values: Values, one: str, two: str) -> Drawing:
 
 def _lost(cells: Cells) -> Drawing:
     """A bar for each row: all of its questions that are counted."""
-    values: Values = []
     kept = [cell for cell in cells if cell.get("lost") and cell["lost"]["counted"]]
-    for cell in kept:
-        start, counted = 0.0, cell["lost"]["counted"]
-        row = f"{cell['row']} (n {counted:,})"
-        for fate, name in FATES.items():
-            share = 100 * cell["lost"][fate] / counted
-            said = f"{name}: {cell['lost'][fate]:,} questions, {share:.1f}%"
-            text = f"{share:.0f}" if share >= 8 else ""
-            values.append({"row": row, "fate": name, "start": start, "end": start + share, "text": text, "said": said})
-            start += share
+    values = [
+        {
+            "row": f"{cell['row']} (n {cell['lost']['counted']:,})",
+            "fate": name,
+            "share": round(cell["lost"][fate] / cell["lost"]["counted"], 4),
+            "order": order,
+            "said": f"{name}: {cell['lost'][fate]:,} questions",
+        }
+        for cell in kept
+        for order, (fate, name) in enumerate(FATES.items())
+    ]
     if not values:
         return None
-    base = _data(values).encode(y=alt.Y("row:N", sort=None, title=None, axis=_ABOVE), tooltip=_TOLD)
-    x = alt.X("start:Q", title="percent of the questions counted", scale=alt.Scale(domain=[0, 100], nice=False))
     color = alt.Color("fate:N", scale=alt.Scale(domain=list(FATES.values()), range=_FATE_COLORS))
-    bars = base.mark_bar(height=15).encode(x=x, x2="end:Q", color=color)
-    text = base.mark_text(fontSize=10, color="#111111", align="left", dx=4).encode(x="start:Q", text="text:N")
-    return alt.layer(bars, text).properties(height=36 * len(kept))
+    share = alt.X("share:Q", stack="zero", title="share of the questions counted", axis=alt.Axis(format="%"))
+    base = _data(values).encode(x=share.scale(domain=[0, 1]), order="order:O", tooltip=[*_TOLD, "share:Q"])
+    base = base.encode(y=alt.Y("row:N", sort=None, title=None, axis=_ABOVE))
+    return alt.layer(base.mark_bar(height=15).encode(color=color)).properties(height=36 * len(kept))
 
 
 def _over(training: Sequence[Mapping[str, Any]], keys: Mapping[str, str], title: str) -> Drawing:

@@ -50,7 +50,7 @@ class PageData:
 
     Attributes:
         episodes: Those that are embedded: what the list and its filters need, and ``html``.
-        texts: What they show, each text once: the same chunk is shown in many episodes.
+        texts: What they show, with the number of each: the same chunk is shown in many episodes.
         total: Number of all episodes.
     """
 
@@ -63,7 +63,7 @@ class PageData:
         efficiency: bool = False,
     ) -> None:
         self._efficiency, self._left = efficiency, max_characters
-        self._texts: dict[str, int] = {}
+        self.texts: dict[str, int] = {}
         self.cells, self.total = cells, 0
         self.episodes: list[dict[str, Any]] = []
         evaluations = [evaluation for cell in cells for evaluation in cell.evaluations]
@@ -83,10 +83,6 @@ class PageData:
                 cell.losses.written_beforehand()
             for evaluation, looked in shown:
                 self._embed(cell, evaluation, looked, beforehand=cell.inspection.only_retrieves)
-
-    @property
-    def texts(self) -> list[str]:
-        return list(self._texts)
 
     def _look(
         self, evaluation: Evaluation, inspection: Inspection, losses: Losses, chosen: set[tuple[str, int]]
@@ -147,12 +143,11 @@ class PageData:
         if not text:
             return Markup('<p class="empty">empty</p>')
         text = _shortened(text)
-        if text not in self._texts:
-            self._texts[text] = len(self._texts)
+        if text not in self.texts:
+            self.texts[text] = len(self.texts)
             self._left -= len(text)
-        return Markup('<pre{} data-text="{}"></pre>').format(
-            Markup(' class="source"' if source else ""), self._texts[text]
-        )
+        kind = Markup(' class="source"' if source else "")
+        return Markup('<pre{} data-text="{}"></pre>').format(kind, self.texts[text])
 
     def _marked(self, step: Step) -> Markup:
         """A completion with its actions marked, and what could not be read as one."""
@@ -172,7 +167,7 @@ class PageData:
         """Words deleted and inserted."""
         one, two = (_shortened(text or "").split(" ") if text else [] for text in (before, after))
         parts = []
-        for kind, i, j, m, n in SequenceMatcher(None, one, two, autojunk=False).get_opcodes():
+        for kind, i, j, m, n in SequenceMatcher(None, one, two).get_opcodes():
             for tag, words in (("del", one[i:j]), ("ins", two[m:n])) if kind != "equal" else (("span", one[i:j]),):
                 if words:
                     parts.append(Markup(f"<{tag}>{{}}</{tag}>").format(" ".join(words)))
@@ -277,7 +272,7 @@ def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Cha
     compared = list(pairs(page.cells, page))
     data = {
         "charts": [chart.spec for chart in charts],
-        "texts": page.texts,
+        "texts": list(page.texts),
         "episodes": [episode["html"] for episode in page.episodes],
         "pairs": [pair["html"] for pair in compared],
     }
@@ -310,7 +305,7 @@ def _vega() -> str:
 
 def _image(chart: Chart) -> str:
     """The chart as it is printed, and shown where no script runs."""
-    return "data:image/svg+xml;base64," + base64.b64encode(chart.draw("svg")).decode()
+    return "data:image/svg+xml;base64," + base64.b64encode(chart.svg.encode()).decode()
 
 
 def write_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Chart], folder: Path) -> Path:

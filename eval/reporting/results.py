@@ -197,41 +197,28 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
     return result
 
 
-_PROVENANCE = {
-    "checkpoint": ("policy", ("path", "model")),
-    "temperature": ("sampling", ("temperature",)),
-    "max tokens": ("sampling", ("max_tokens",)),
-    "templates": ("memory", ("templates",)),
-    "embedder": ("embedder", ("embedder_model",)),
-    "chunk": ("environment", ("chunk_tokens",)),
-    "k": ("memory", ("retrieve_k",)),
-    "capacity": ("memory", ("capacity",)),
-}
-"""Headings, and where in ``run.json`` it stands."""
-
-
 def _provenance(manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What numbers were made with, by heading; the different values of several seeds side by side."""
+    """What numbers were made with, by heading, from ``run.json``; different values of several seeds side by side."""
     found: dict[str, dict[str, None]] = {}
     for manifest in manifests:
+        policy, memory, method = (manifest.get(name, {}) for name in ("policy", "memory", "method"))
         embedder, environment = manifest.get("embedder", {}), manifest.get("environment", {})
-        # What a baseline retrieves stands with its method, and not every embedder has a model.
-        method = {"retrieve_k": manifest.get("method", {}).get("retrieve_k")}
-        own = embedder.get("embedder") in ("hashing", "random")
-        parts = {
-            **manifest,
-            "memory": manifest.get("memory", method),
-            "embedder": {**embedder, **({"embedder_model": embedder["embedder"]} if own else {})},
-            "environment": {"chunk_tokens": "a document"}
-            if environment.get("chunking") == "documents"
-            else environment,
-        }
-        for heading, (section, names) in _PROVENANCE.items():
-            for value in (parts.get(section, {}).get(name) for name in names):
-                if value is not None:
-                    # The last part of a folder: a page must not say whose machine it was made on.
-                    text = f"{value:,}" if isinstance(value, int | float) else str(value).rstrip("/").rpartition("/")[2]
-                    found.setdefault(heading, {})[text] = None
+        named = embedder.get("embedder") in ("sentence_transformer", "http")
+        by_document = environment.get("chunking") == "documents"
+        for heading, value in {
+            "checkpoint": policy.get("path") or policy.get("model"),
+            "temperature": manifest.get("sampling", {}).get("temperature"),
+            "max tokens": manifest.get("sampling", {}).get("max_tokens"),
+            "templates": memory.get("templates"),
+            "embedder": embedder.get("embedder_model" if named else "embedder"),
+            "chunk": "a document" if by_document else environment.get("chunk_tokens"),
+            "k": memory.get("retrieve_k") or method.get("retrieve_k"),
+            "capacity": memory.get("capacity"),
+        }.items():
+            if value is not None:
+                # The last part of a folder: a page must not say whose machine it was made on.
+                text = value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else f"{value:,}"
+                found.setdefault(heading, {})[text] = None
     return {heading: " / ".join(values) for heading, values in found.items()}
 
 
@@ -282,27 +269,14 @@ def competes(cell: Mapping[str, Any]) -> bool:
 
 
 def best_rows(results: Mapping[str, Any], metric: str) -> dict[Column, str]:
-    """By column, the row whose number may be set bold: the best one, if a corrected test says so.
-
-    That is the case where it beats the runner-up (`Cell` with the second-highest mean) significantly.
-    """
-    best: dict[Column, str] = {}
-    columns: dict[Column, list[tuple[float, str]]] = {}
-    for cell in results["cells"]:
-        score = score_of(cell, metric)
-        if score is not None and competes(cell):
-            columns.setdefault((cell["dataset"], cell["documents"]), []).append((-score["mean"], cell["row"]))
-    for column, scored in columns.items():
-        if len(scored) < 2:
-            continue
-        first, second = (row for _, row in sorted(scored, key=lambda item: item[0])[:2])
-        for item in results["comparisons"]:
-            if (
-                item["metric"] == metric
-                and (item["dataset"], item["documents"]) == column
-                and {item["first"], item["second"]} == {first, second}
-                and item["significant"]
-                and (item["difference"] > 0) == (item["second"] == first)
-            ):
-                best[column] = first
-    return best
+    """By column, the row whose number may be set bold: the best one, if it beats the runner-up by a corrected test."""
+    first: dict[Column, Mapping[str, Any]] = {}
+    for item in results["comparisons"]:
+        if item["metric"] == metric:
+            # A column's first comparison is that of the best with the runner-up (`_pairs`).
+            first.setdefault((item["dataset"], item["documents"]), item)
+    return {
+        column: item["second"]
+        for column, item in first.items()
+        if item["significant"] and item["difference"] is not None and item["difference"] > 0
+    }

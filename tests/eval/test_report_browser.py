@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,29 @@ async def test_the_report_is_clicked_through(report: Path, browser: Browser) -> 
     assert browser.evaluate("document.documentElement.dataset.theme") == "dark"
     assert browser.problems == []
     assert browser.requests == [report.resolve().as_uri()]
+
+
+async def test_hostile_text_stays_text(tmp_path: Path, browser: Browser) -> None:
+    """Wherever it stands: names of rows and data, tasks, questions, answers, what was shown and written."""
+    evil = "</script></pre>'\"><img src=x onerror=hacked=1><script>hacked=1</script><!-- ${hacked=1} {{7*7}}"
+    evaluations = []
+    for row, wrong in (("a", []), ("b", NAMES)):
+        runner, policy = make_runner()
+        policy.wrong, policy.garbled = set(wrong), {"t1"}
+        tasks = [replace(task := make_task(name), id=f"{task.id} {evil}", source=evil) for name in NAMES]
+        await evaluate(tasks, runner, tmp_path / row, progress=False)
+        for trace in (tmp_path / row / "traces").iterdir():
+            trace.write_text(trace.read_text().replace("seen", json.dumps(evil)[1:-1]).replace("The first", evil[:9]))
+        evaluations.append(read_evaluation(tmp_path / row, f"{row} {evil}", evil, parameters={"k": len(wrong)}))
+    write_report(evaluations, tmp_path / "out", title=evil, reference=f"a {evil}")
+    browser.open(tmp_path / "out" / "report.html")
+    assert browser.text("h1") == evil
+    assert browser.evaluate(DRAWN) != []
+    browser.click("#list li:not([hidden]) button")
+    assert evil in browser.text("#detail h3")
+    browser.click('#detail .steps [data-step="0"]')
+    assert browser.text("#detail .operation ins") == evil
+    browser.click("#outcome button.flip")
+    assert browser.evaluate("typeof hacked") == "undefined"
+    assert browser.evaluate("document.querySelectorAll('main img:not([alt]), main script').length") == 0
+    assert browser.problems == []

@@ -18,7 +18,7 @@ from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.envs.task import Question, Task
 from atommem.episode_stats import episode_sums
 from atommem.errors import ConfigError
-from atommem.eval.reporting.charts import grids, make_charts, setting_lines
+from atommem.eval.reporting.charts import grids, make_charts, setting_lines, write_charts
 from atommem.eval.reporting.comparison import main as compare
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.page import PageData
@@ -90,7 +90,7 @@ async def test_the_same_evaluation_gives_the_same_files(tmp_path: Path) -> None:
     text = b"".join(first[name] for name in first if not name.endswith((".png", ".html")))
     assert b"seconds" not in text
     text += first["report.html"]
-    assert b" s \\u00b7 traces/" not in text
+    assert " s · traces/".encode() not in text
     assert str(tmp_path).encode() not in text
 
 
@@ -100,7 +100,7 @@ async def test_seconds_are_shown_when_asked_for(tmp_path: Path) -> None:
     assert "| seconds |" in (tmp_path / "out" / "tables.md").read_text()
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["cells"][0]["means"]["seconds"] > 0
-    assert re.search(r"[\d.]+ s \\u00b7 traces/", (tmp_path / "out" / "report.html").read_text())
+    assert re.search(r"[\d.]+ s · traces/", (tmp_path / "out" / "report.html").read_text())
 
 
 def made(
@@ -225,6 +225,14 @@ def test_a_grid_of_settings_is_an_axis_and_lines() -> None:
     ]
     # A heat map shows both parameters, so that lines of each would say the same again.
     assert [chart.name for chart in make_charts(results) if chart.section == "settings"] == ["chunk_k"]
+
+
+def test_a_file_of_a_chart_is_the_pages_chart(tmp_path: Path) -> None:
+    (chart, *_) = make_charts(results_of(*grid(), made("rag", [{"em": 0.0}])))
+    write_charts([chart], tmp_path, ("svg", "pdf", "png"))
+    found = {path.suffix: path.read_bytes() for path in tmp_path.iterdir()}
+    assert (found[".pdf"][:5], found[".png"][1:4]) == (b"%PDF-", b"PNG")
+    assert found[".svg"].decode() == chart.svg
 
 
 def test_many_columns_are_grouped() -> None:

@@ -117,7 +117,8 @@ def test_seeds_are_one_cell_with_a_spread(folder: Path, policy: CountingPolicy) 
 
 
 def test_the_report_tells_costs_and_training_where_it_is_asked_to(folder: Path, policy: CountingPolicy) -> None:
-    (folder / "metrics.jsonl").write_text('{"step": 1, "actions/create": 0.5}\n{"step": 2, "actions/create": 0.7}\n')
+    lines = (f'{{"step": {step}, "reward": 0.1, "actions/create": 0.{step}}}\n' for step in (1, 2))
+    (folder / "metrics.jsonl").write_text("".join(lines))
     tables = []
     for efficiency in (False, True):
         assert run(folder, "--training", str(folder), efficiency=efficiency) == 0
