@@ -183,7 +183,7 @@ class WorkingMemory:
             return name is not None and (name == piece or name.startswith(f"{piece}, "))
 
         contents = self._state.contents
-        entry_ids = {entry.id for entry in contents.entries.values() if is_meant(entry.source)}
+        entry_ids: set[int] = {entry.id for entry in contents.entries.values() if is_meant(entry.source)}
         kinds: set[str] = set()
         for operation in self._log:
             if operation.outcome is not Outcome.APPLIED:
@@ -193,8 +193,8 @@ class WorkingMemory:
                     kinds.discard(operation.kind)
                 elif is_meant(operation.source):
                     kinds.add(operation.kind)
-            elif operation.entry_id in contents.entries and is_meant(operation.source):
-                entry_ids.add(operation.entry_id)
+            elif (entry := contents.entries.get(operation.entry_id or 0)) and is_meant(operation.source):
+                entry_ids.add(entry.id)
         if not entry_ids and not kinds:
             return ()
         change = Change(self._resources, self._state, step, None, actor, self._start.seed)
