@@ -33,7 +33,14 @@ _CONFIG = {
     "font": "Arial, Liberation Sans, sans-serif",
     "view": {"stroke": None},
     "axis": {"gridOpacity": 0.5, "titleFontWeight": "normal", "labelFontSize": 11, "labelAngle": 0},
-    "legend": {"orient": "bottom", "columns": 2, "labelLimit": 300, "title": None, "symbolOpacity": 1},
+    "legend": {
+        "orient": "bottom",
+        "columns": 2,
+        "columnPadding": 24,
+        "labelLimit": 300,
+        "title": None,
+        "symbolOpacity": 1,
+    },
 }
 _ABOVE = alt.Axis(
     labelAlign="left", labelPadding=-2, labelOffset=-13, labelLimit=0, ticks=False, domain=False, zindex=1
@@ -113,14 +120,16 @@ def _drawings(
     rows = rows_of(results)
     for column in columns_of(results):
         cells = cells_of(results, column)
-        score = main_label(cells)
+        # Where no prompt fits there is no score, nor is known which it would be.
+        scored = [cell for cell in cells if main_score(cell)]
+        score = main_label(scored)
         for name, keys, said in (
             ("calls", ("steps",), "model calls per task"),
             ("tokens", ("tokens/prompt", "tokens/completion"), "tokens per task"),
         ):
-            yield f"cost_{name}", "glance", f"{score} against {said}", column, _cost(cells, rows, keys, said)
+            yield f"cost_{name}", "glance", f"{score} against {said}", column, _cost(scored, rows, keys, said)
         tests = [item for item in results["comparisons"] if (item["dataset"], item["documents"]) == column]
-        main = [item for item in tests if item["metric"] == cells[0]["metric"] and item["units"]]
+        main = [item for item in tests if item["metric"] in {cell["metric"] for cell in scored} and item["units"]]
         yield "differences", "glance", f"Differences in {score}, and their tests", column, _differences(main)
         squares = grids(cells)
         for (one, two), values in squares.items():
@@ -255,7 +264,7 @@ def _cost(cells: Cells, rows: Sequence[str], keys: Sequence[str], said: str) -> 
     """The main score against what a task costs, with a point for each row."""
     costs = [sum(cell["means"].get(key) or 0 for key in keys) for cell in cells]
     points = zip(cells, costs, strict=True)
-    values = [{**_scored(cell), "x": round(x, 2)} for cell, x in points if x and main_score(cell)]
+    values = [{**_scored(cell), "x": round(x, 2)} for cell, x in points if x]
     if len(values) < 2:
         return None
     look = _look(values, rows, "shape")
