@@ -99,7 +99,7 @@ def make_charts(results: Mapping[str, Any], training: Sequence[Mapping[str, Any]
         if drawing is not None:
             place = column_name(column) if several and column is not None else ""
             key = "-".join(str(part) for part in (name, *(column if place and column else ())) if part is not None)
-            spec = drawing.properties(width="container").to_dict(context={"pre_transform": False})
+            spec = drawing.properties(width="container").to_dict(validate=False, context={"pre_transform": False})
             spec |= {"config": _CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
             spec = json.loads(clean(json.dumps(spec, ensure_ascii=False)))
             charts.append(Chart(file_stem(key), section, title, place, spec))
