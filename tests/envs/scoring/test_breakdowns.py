@@ -97,6 +97,6 @@ async def test_an_evaluation_writes_them_and_its_report_shows_them(
         == summary["breakdowns"]
     )
     text = (tmp_path / "report" / "tables.md").read_text()
-    assert "|  | bridge (n = 3) | comparison (n = 3) |" in text
+    assert "|  | bridge (n 3) | comparison (n 3) |" in text
     assert "## EM by type" in text
     capsys.readouterr()

@@ -161,4 +161,4 @@ async def test_an_environment_without_exact_match_is_evaluated_compared_and_repo
         ("reward", pytest.approx(7.5 / 8)),
     ]
     assert [item["metric"] for item in results["comparisons"]] == ["reward"]
-    assert "|  | Reward | Episodes |" in (out / "tables.md").read_text()
+    assert "|  | Reward | n | episodes |" in (out / "tables.md").read_text()
