@@ -69,11 +69,6 @@ def _scores(columns: Mapping[str, Any]) -> Iterator[list[str]]:
     for place, name in enumerate(names):
         heading = label(name) if place else f"{label(name)} [95% interval]"
         yield [heading, *(_interval(summary["metrics"].get(name)) for summary in columns.values())]
-    for category in sorted({name for summary in columns.values() for name in summary.get("by_category", {})}):
-        parts = [summary.get("by_category", {}).get(category, {}).get("metrics", {}) for summary in columns.values()]
-        for name in names:
-            if name in {"f1", *(summary["metric"] for summary in columns.values())}:
-                yield [f"{label(name)}, {category}", *(_interval(part.get(name)) for part in parts)]
 
 
 def _episodes(columns: Mapping[str, Any]) -> Iterator[list[str]]:

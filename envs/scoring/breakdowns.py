@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, chosen, estimates, metric_names
+from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, estimates, metric_names
 
 QUESTIONS = "questions"
 """Name of the breakdown by how many questions a task asks."""
@@ -35,7 +36,7 @@ def breakdowns(records: Sequence[EpisodeRecord], metrics: Sequence[str] | None =
         if len(values) < 2:
             continue
         for value in sorted(values, key=_natural):
-            found = estimates(chosen(records, _having(read, value)), names)
+            found = estimates(_chosen(records, read, value), names)
             rows += [{"by": by, "value": value, "metric": name, **estimate} for name, estimate in found.items()]
     return rows
 
@@ -54,8 +55,13 @@ def _reader(by: str) -> _Read:
     return lambda record, question: question.attributes.get(by, "")
 
 
-def _having(read: _Read, value: str) -> Callable[[EpisodeRecord, QuestionRecord], bool]:
-    return lambda record, question: read(record, question) == value
+def _chosen(records: Sequence[EpisodeRecord], read: _Read, value: str) -> list[EpisodeRecord]:
+    """The questions with this value; of those that have no score, the episode's own scores do not speak."""
+    return [
+        replace(record, metrics={}, reward=None, questions=questions)
+        for record in records
+        if (questions := tuple(item for item in record.questions if read(record, item) == value))
+    ]
 
 
 def _natural(value: str) -> tuple[float, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from atommem.description import TaskDescription
@@ -275,7 +275,6 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
             clusters, effective_n); scores that nothing has are not there. MuSiQue-Full has `group_scores` too.
         means: `atommem.episode_stats.means`: action rates per step, tokens, model calls (``steps``), retrievals,
             seconds and store size per episode, stop reasons.
-        by_category: Where questions have categories, the ``metrics`` of each.
         errors: How often each error message ended an episode.
     """
     items = list(records)
@@ -287,9 +286,8 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
     names = metric_names(items)
     for name in {*names} - {"reward"}:
         rates.pop(name, None)  # means over episodes; the scores below are means over questions
-    categories = sorted({question.category for record in items for question in record.questions} - {""})
     scored = ((item.id, item.metrics) for record in items if not record.overflowed for item in record.questions)
-    summary: dict[str, Any] = {
+    return {
         "episodes": len(items),
         "failed": sum(record.failed for record in items),
         "overflow": sum(record.overflowed for record in items),
@@ -298,24 +296,6 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         "means": rates,
         "errors": errors,
     }
-    if categories:
-        summary["by_category"] = {name: {"metrics": estimates(_of_category(items, name), names)} for name in categories}
-    return summary
-
-
-def _of_category(records: Sequence[EpisodeRecord], category: str) -> list[EpisodeRecord]:
-    return chosen(records, lambda record, question: question.category == category)
-
-
-def chosen(
-    records: Iterable[EpisodeRecord], choose: Callable[[EpisodeRecord, QuestionRecord], bool]
-) -> list[EpisodeRecord]:
-    """The questions that `choose` takes; of those that have no score, the episode's own scores do not speak."""
-    return [
-        replace(record, metrics={}, reward=None, questions=questions)
-        for record in records
-        if (questions := tuple(item for item in record.questions if choose(record, item)))
-    ]
 
 
 def estimates(records: Sequence[EpisodeRecord], metrics: Iterable[str]) -> dict[str, dict[str, float]]:
