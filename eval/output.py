@@ -86,6 +86,14 @@ class OutputFolder:
         """Write ``summary.json``, whole or not at all."""
         return _write_json(self.path / SUMMARY, summary)
 
+    def services(self) -> dict[str, Any]:
+        """What its summary says of services: of the run that ended the evaluation, whatever later ones found done."""
+        try:
+            found = json.loads((self.path / SUMMARY).read_text(encoding="utf-8")).get("services")
+        except (OSError, ValueError, AttributeError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def drop_summary(self) -> None:
         """Remove the summary of an earlier run, which the episodes to come will make wrong."""
         (self.path / SUMMARY).unlink(missing_ok=True)

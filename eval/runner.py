@@ -99,7 +99,7 @@ async def evaluate(
             raise BudgetSpentError(f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run.")
         result = EvalResult(tuple(records[(task.id, sample)] for task, sample in jobs), resumed)
         if folder is not None:
-            services = runner.environments.usage()
+            services = runner.environments.usage() if pending else folder.services()
             parts = {"breakdowns": breakdowns(result.records)} | ({"services": services} if services else {})
             folder.write_summary({**result.summary(), **parts, "run": folder.manifest})
     return result

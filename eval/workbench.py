@@ -54,7 +54,7 @@ class Workbench:
         config, memory, embedder_config, environment = configs
         policy, identity = await self._open_policy(config)
         embedder = await self._open_embedder(astuple(embedder_config), configs)
-        key = (type(environment), *astuple(environment))
+        key = (type(environment), repr(astuple(environment)))  # settings may be lists
         if key not in self._environments:
             self._environments[key] = make_environments(environment, policy.tokenizer)
         method = make_method(
