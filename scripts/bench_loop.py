@@ -24,7 +24,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -108,6 +108,13 @@ class EngineDouble:
         )
 
 
+def pretend_vllm() -> None:
+    """A module of this name, with what `VllmEnginePolicy` takes from it."""
+    vllm: Any = ModuleType("vllm")
+    vllm.SamplingParams = lambda **fields: SimpleNamespace(**fields)
+    sys.modules["vllm"] = vllm
+
+
 def answers_of(tokenizer: Any, count: int = 64) -> list[list[int]]:
     """What the engine answers: notes while it reads, and an answer, which counts once there is a question."""
     draw = random.Random(0)
@@ -162,46 +169,50 @@ async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig
         await agent.environments.prepare(task)
         await loop.run_in_executor(pool, _build, await agent.environments().reset(task), empty)
         agent._encoded = lambda *step: loop.run_in_executor(pool, _build, *step)  # type: ignore[method-assign,assignment]
-    stalls: list[float] = []
-    work: list[float] = []
-
-    async def heartbeat() -> None:
-        while True:
-            before, computed = time.perf_counter(), time.thread_time()
-            await asyncio.sleep(0.001)
-            stalls.append(time.perf_counter() - before - 0.001)
-            work.append(time.thread_time() - computed)
-
-    beating = asyncio.create_task(heartbeat())
-    await asyncio.sleep(0.05)
     tasks = [make_task(world, 0, index) for index in range(episodes // GROUP)]
-    control = subprocess.Popen([sys.executable, "-c", CONTROL], stdout=subprocess.PIPE, text=True)
-    await asyncio.sleep(0.2)  # until it has begun
-    stalls.clear()
-    work.clear()
-    began = time.perf_counter()
-    with no_full_collection():
-        done = await EpisodeRunner(agent).run_all([(task, sample) for task in tasks for sample in range(GROUP)])
-    seconds = time.perf_counter() - began
-    control.terminate()
-    beating.cancel()
-    with suppress(asyncio.CancelledError):
-        await beating
+    done, beats = await watched(EpisodeRunner(agent).run_all([(task, n) for task in tasks for n in range(GROUP)]))
     await policy.close()
     if encoding == "processes":
         pool.shutdown()
     assert not any(episode.failed for episode in done)
     steps = sum(len(episode.steps) for episode in done)
     prompts = sum(step.prompt_tokens for episode in done for step in episode.steps)
+    return {**beats, "steps": steps, "prompt_tokens_per_step": round(prompts / steps)}
+
+
+async def watched(work: Coroutine[Any, Any, Any]) -> tuple[Any, dict[str, float]]:
+    """The result of `work`, and the stalls of the loop while it ran."""
+    stalls: list[float] = []
+    computing: list[float] = []
+
+    async def heartbeat() -> None:
+        while True:
+            before, computed = time.perf_counter(), time.thread_time()
+            await asyncio.sleep(0.001)
+            stalls.append(time.perf_counter() - before - 0.001)
+            computing.append(time.thread_time() - computed)
+
+    beating = asyncio.create_task(heartbeat())
+    await asyncio.sleep(0.05)
+    control = subprocess.Popen([sys.executable, "-c", CONTROL], stdout=subprocess.PIPE, text=True)
+    await asyncio.sleep(0.2)  # until it has begun
+    stalls.clear()
+    computing.clear()
+    began = time.perf_counter()
+    with no_full_collection():
+        done = await work
+    seconds = time.perf_counter() - began
+    control.terminate()
+    beating.cancel()
+    with suppress(asyncio.CancelledError):
+        await beating
     stalls.sort()
-    return {
+    return done, {
         "largest_stall_ms": round(1000 * stalls[-1], 1),
-        "largest_work_ms": round(1000 * max(work), 1),
+        "largest_work_ms": round(1000 * max(computing), 1),
         "p99_stall_ms": round(1000 * stalls[int(0.99 * len(stalls))], 1),
         "control_stall_ms": round(1000 * float(control.communicate()[0]), 1),
         "seconds": round(seconds, 1),
-        "steps": steps,
-        "prompt_tokens_per_step": round(prompts / steps),
     }
 
 
@@ -214,9 +225,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one run of 32 short episodes with threads: holds no bar")
     options = parser.parse_args()
     options.tokenizer = options.tokenizer or models.smollm2()
-    vllm: Any = ModuleType("vllm")
-    vllm.SamplingParams = lambda **fields: SimpleNamespace(**fields)
-    sys.modules["vllm"] = vllm
+    pretend_vllm()
     world, episodes, runs, encodings = WORLD, options.episodes, options.runs, list(ENCODINGS)
     if options.quick:
         world, episodes, runs, encodings = SMALL_WORLD, 32, 1, ["threads"]

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from atommem.config import MemoryConfig
@@ -33,7 +34,7 @@ def page_text(name: str, words: int = 60) -> str:
 
 
 class Engine:
-    """``/retrieve`` and ``/access`` on 127.0.0.1, with a count of what it was asked.
+    """``/retrieve``, ``/access`` and pages on 127.0.0.1, with a count of what it was asked.
 
     Args:
         fault: What happens to a request, by what it asks for and how often that was asked before: an HTTP status,
@@ -53,7 +54,14 @@ class Engine:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:  # the name that http.server calls
-                self._say(200, engine.asked)
+                name = self.path.strip("/")
+                with engine._lock:
+                    engine.asked[name] += 1
+                links = "".join(f'<a href="/{name}-{number}">{name} {number}</a> ' for number in range(9))
+                text = page_text(name, words)
+                page = f"<html><title>{name}</title><article><p>{text}</p><p>{links}</p></article></html>"
+                time.sleep(seconds)
+                self._send(200, "text/html", page.encode())
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -80,9 +88,11 @@ class Engine:
                 return self._say(200, {"result": [None if "missing" in what else page]})
 
             def _say(self, status: int, value: Any) -> None:
-                content = json.dumps(value).encode()
+                self._send(status, "application/json", json.dumps(value).encode())
+
+            def _send(self, status: int, kind: str, content: bytes) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
@@ -180,7 +190,7 @@ def make_tasks(count: int, calls: int) -> list[Task]:
     ]
 
 
-def make_agent(policy: Any, tokenizer: Any, **settings: Any) -> Agent:
+def make_agent(policy: Any, tokenizer: Any, encode_threads: int = 0, **settings: Any) -> Agent:
     """An agent in the web environment."""
     return Agent(
         policy=policy,
@@ -189,9 +199,32 @@ def make_agent(policy: Any, tokenizer: Any, **settings: Any) -> Agent:
         environments=make_environments(environment_config("web", **settings), tokenizer),
         memory=MemoryConfig(),
         sampling=Sampling(max_tokens=2048),
+        encode_threads=encode_threads,
     )
 
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """Another process with a bench's script."""
-    return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True)
+    """Another process with a script; what it prints can be read."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, script, *arguments], stdin=pipe, stdout=pipe, text=True)
+
+
+def peak_megabytes(process: int | str = "self") -> int:
+    """The highest resident set of a process, MB; 0 if it is gone. Unlike getrusage's, it begins anew with a program."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return 0 if found is None else int(found[1]) >> 10
+
+
+def main() -> None:
+    """Be an engine with pages of so many words, in a process of its own, until the input ends."""
+    engine = Engine(words=int(sys.argv[1]), seconds=float(sys.argv[2]))
+    print(engine.url, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

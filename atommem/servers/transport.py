@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from functools import cache
 
 import httpx
 
@@ -10,6 +11,12 @@ SHARDS = 256
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
 """Whoever uses it bounds the requests in flight. Idle connections go early: servers on uvicorn (vLLM) close them after
 5 s, maybe while a request is sent."""
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """The one that all share: reading the certificates takes tens of milliseconds."""
+    return ssl.create_default_context()
 
 
 class ShardedTransport(httpx.AsyncBaseTransport):
@@ -20,8 +27,7 @@ class ShardedTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(self, shards: int = SHARDS) -> None:
-        context = ssl.create_default_context()
-        self._shards = [httpx.AsyncHTTPTransport(verify=context, limits=LIMITS) for _ in range(shards)]
+        self._shards = [httpx.AsyncHTTPTransport(verify=tls_context(), limits=LIMITS) for _ in range(shards)]
         self._in_flight = [0] * shards
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

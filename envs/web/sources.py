@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+
 from atommem import plugins
 from atommem.envs.web.function_source import FunctionSource
 from atommem.envs.web.tools import ToolSource
@@ -30,7 +33,7 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     """The sources called `names`: of the group ``atommem.tools``, or dotted paths of a source or a function.
 
     Raises:
-        ConfigError: There is none of a name, it is none, or two tools share a name.
+        ConfigError: There is none of a name, it is none, two tools share a name, or one has a broken schema.
     """
     sources: list[ToolSource] = []
     for name in names:
@@ -53,4 +56,12 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     twice = sorted({name for name in called if called.count(name) > 1})
     if twice:
         raise ConfigError(f"several tools are called {', '.join(twice)}: leave out one of the sources {list(names)}.")
+    for source in sources:
+        for tool in source.tools:
+            try:
+                validator_for(tool.schema).check_schema(tool.schema)
+            except SchemaError as error:
+                raise ConfigError(
+                    f"the tool {tool.name} has no JSON schema for its arguments: {error.message}"
+                ) from error
     return sources

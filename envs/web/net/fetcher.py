@@ -14,6 +14,7 @@ import httpx
 from atommem.envs.web.net.guard import GuardedBackend
 from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.net.page_error import PageError
+from atommem.servers.transport import tls_context
 
 _MAX_URL = 4096
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -66,7 +67,7 @@ class Fetcher:
             ("Accept", "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"),
             ("Accept-Encoding", "identity"),
         ]
-        self._tls = ssl.create_default_context()
+        self._tls = tls_context()
 
     async def fetch(self, url: str) -> Fetched:
         """The page at `url`.

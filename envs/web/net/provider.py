@@ -12,6 +12,7 @@ from atommem.envs.web.tools import Run, ToolResult
 from atommem.errors import OutageError
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.servers.keys import Service, key_variable
+from atommem.servers.transport import tls_context
 
 _OF_THE_CALL = (400, 409, 413, 415, 422, 451)
 """Statuses that a provider has for a query that it does not take, or a page that it cannot get."""
@@ -31,6 +32,7 @@ class Provider:
 
     def __init__(self, config: Any, service: Service, base_url: str, headers: Mapping[str, str] | None = None) -> None:
         self.service = service
+        tls_context()  # now, and not on an event loop
         self._client = ServerClient(
             base_url,
             service=service,
