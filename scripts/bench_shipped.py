@@ -271,8 +271,9 @@ def main(argv: list[str] | None = None) -> int:
         else:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                # vLLM on CPU has no heads of 8.
-                make_world(folder, head_dim=32 if pair.stage == "async" else 8)
+                # vLLM on CPU has no heads of 8. The main process samples all rows, and rows that share half of their
+                # tokens stay together: without text of their own, the other process would train on none.
+                make_world(folder, **({"head_dim": 32, "words": 150} if pair.stage == "async" else {}))
                 if pair.stage == "sft":
                     make_traces(folder)
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import torch
@@ -35,8 +36,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_world(folder: Path, head_dim: int = 8) -> None:
-    """``model``, ``embedder``, and under ``data`` the task files that recipes name, in `folder`."""
+def make_world(folder: Path, head_dim: int = 8, words: int = 0) -> None:
+    """``model``, ``embedder``, and under ``data`` the task files that recipes name, in `folder`.
+
+    Documents have so many further `words` of their own.
+    """
     tokenizer = make_tokenizer()
     model = make_model(vocabulary=len(tokenizer), spread=0.1, positions=4096, head_dim=head_dim)
     model.save_pretrained(folder / "model")
@@ -44,14 +48,19 @@ def make_world(folder: Path, head_dim: int = 8) -> None:
     make_embedder(folder / "embedder", tokenizer)
     (folder / "data").mkdir()
     for name in DATA:
-        save_tasks(make_tasks(), folder / "data" / name)
+        save_tasks(make_tasks(words=words), folder / "data" / name)
 
 
-def make_tasks(count: int = 12) -> list[Task]:
+def make_tasks(count: int = 12, words: int = 0) -> list[Task]:
     """Two questions each; every answer is c0."""
+    rng = random.Random(0)
     questions = (Question("which city", ("c0",)), Question("which town", ("c0",)))
     texts = ("c0 city", "c1 town", "a fact")
-    return [Task(f"task-{i}", questions, tuple(Document("", t) for t in texts[i % 3 :] + texts)) for i in range(count)]
+
+    def documents(first: int) -> tuple[Document, ...]:
+        return tuple(Document("", " ".join([t, *rng.choices(WORDS, k=words)])) for t in texts[first:] + texts)
+
+    return [Task(f"task-{i}", questions, documents(i % 3)) for i in range(count)]
 
 
 def make_embedder(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
