@@ -19,6 +19,8 @@ _DISTRIBUTION = "what is sampled must be the distribution that is trained"
 ASYNC_REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (1, "one trainer step is one update; token_budget bounds the memory"),
     "torch_empty_cache_steps": (None, "one trainer step is one update; token_budget bounds the memory"),
+    "auto_find_batch_size": (False, "it would begin the run again; token_budget bounds the memory"),
+    "neftune_noise_alpha": (None, _DISTRIBUTION),
     "fp16": (False, "an update without variance has no gradients to unscale: use bf16"),
     "use_liger_kernel": (False, "TRL's asynchronous trainer does not support it"),
     "top_p": (1.0, _DISTRIBUTION),

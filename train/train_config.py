@@ -22,6 +22,7 @@ _ONE_UPDATE = "one trainer step is one update; micro_batch_tokens bounds the mem
 REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (1, _ONE_UPDATE),
     "torch_empty_cache_steps": (None, _ONE_UPDATE),
+    "neftune_noise_alpha": (None, _DISTRIBUTION),
     "off_policy_mask_threshold": (None, _OBJECTIVE),
     "top_entropy_quantile": (1.0, _OBJECTIVE),
     "entropy_coef": (0.0, _OBJECTIVE),

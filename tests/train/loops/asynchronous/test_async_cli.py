@@ -29,6 +29,7 @@ def test_fields_of_all_configs_are_flags() -> None:
     ("flags", "message"),
     [
         (["--gradient_accumulation_steps", "2"], "gradient_accumulation_steps is 2: only 1"),
+        (["--auto_find_batch_size", "true"], "auto_find_batch_size is True: only False"),
         (["--lora_dropout", "0.1"], "lora_dropout is 0.1: only 0.0"),
         (["--attn_implementation", "sdpa"], "attn_implementation is 'sdpa': only None"),
         (["--top_p", "0.9"], "top_p is 0.9: only 1.0"),
