@@ -254,7 +254,9 @@ class WebEnvironment:
     def _followed(self, said: str) -> str:
         """What to visit: the target of the link of this number, or what was said."""
         links = self._shown.links if self._shown is not None else ()
-        return links[int(said) - 1].target if said.isdecimal() and 0 < int(said) <= len(links) else said
+        # Python refuses to read thousands of digits.
+        number = int(said) if said.isdecimal() and len(said) < 10 else 0
+        return links[number - 1].target if 0 < number <= len(links) else said
 
     async def _show(self, call: str, result: ToolResult) -> None:
         text, shared = clean(result.text), self._shared

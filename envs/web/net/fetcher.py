@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import zlib
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from atommem.envs.web.net.page_error import PageError
 from atommem.servers.transport import tls_context
 
 _MAX_URL = 4096
+_HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-f:.]+")
+"""What some readers unquote or fold is no name: they would visit another host than the one that was checked."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -88,16 +91,7 @@ class Fetcher:
         Raises:
             PageError: It is none.
         """
-        if len(url) > _MAX_URL:
-            raise PageError(f"this address is longer than {_MAX_URL} characters.")
-        try:
-            parsed = httpx.URL(url)
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise PageError(f"{url} is no address of a page: {error}") from error
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise PageError(f"{url} is no address of a page: write one that begins with https:// or http://.")
-        if parsed.userinfo:
-            raise PageError(f"{url} holds a name or password, which no page needs.")
+        parsed = parsed_address(url)
         if not self._hosts.allows(str(parsed)):
             raise PageError(f"{parsed.host} may not be visited for this address.")
         return parsed
@@ -109,7 +103,7 @@ class Fetcher:
                 return found
             try:
                 url = self.checked(str(url.join(found)))
-            except httpx.InvalidURL as error:
+            except (httpx.InvalidURL, UnicodeError) as error:
                 raise PageError(f"{url} leads to {found!r}, which is no address.") from error
         raise PageError(f"{url} leads on to other addresses more than {self._limits.redirects} times.")
 
@@ -161,6 +155,26 @@ class Fetcher:
         if body is None:
             raise PageError(f"{url} is damaged, or larger than {self._limits.max_bytes / 1e6:g} MB when unpacked.")
         return body
+
+
+def parsed_address(url: str) -> httpx.URL:
+    """`url`, if it is the address of a page, in the one spelling that every reader takes for the same.
+
+    Raises:
+        PageError: It is none.
+    """
+    if len(url) > _MAX_URL:
+        raise PageError(f"this address is longer than {_MAX_URL} characters.")
+    try:
+        parsed = httpx.URL(url)
+        plain = _HOST.fullmatch(parsed.raw_host) and parsed.host and (parsed.port or 0) in range(65536)
+    except (httpx.InvalidURL, UnicodeError) as error:  # some names cannot be read back
+        raise PageError(f"{url} is no address of a page: {error}") from error
+    if parsed.scheme not in ("http", "https") or not plain:
+        raise PageError(f"{url} is no address of a page: write one that begins with https:// or http://.")
+    if parsed.userinfo:
+        raise PageError(f"{url} holds a name or password, which no page needs.")
+    return parsed
 
 
 def _inflated(raw: bytes, most: int) -> bytes | None:

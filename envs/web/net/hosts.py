@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -34,21 +35,43 @@ class HostRules:
         self._deny = [_folded(entry) for entry in deny]
 
     def allows(self, url: str) -> bool:
-        """Whether `url`, an absolute one, may be visited."""
-        place = _folded(url)
-        rest = place.partition("/")[2]
-        if any(_is_below(place, entry) or _mentions(rest, entry) for entry in self._deny):
+        """Whether `url` may be visited; what is no address may not, whoever wrote it."""
+        place = _place(url)
+        if place is None or self._denies(place):
             return False
         return not self._allow or any(_is_below(place, entry) for entry in self._allow)
 
+    def allows_name(self, name: str) -> bool:
+        """As `allows`, of what may also be a title or an id: it is held to what is denied all the same."""
+        if "://" in name:
+            return self.allows(name)
+        place = _place(name)
+        return place is None or not self._denies(place)
+
+    def _denies(self, place: str) -> bool:
+        rest = place.partition("/")[2]
+        return any(_is_below(place, entry) or _mentions(rest, entry) for entry in self._deny)
+
+
+def _place(url: str) -> str | None:
+    try:
+        return _folded(url)
+    except ValueError:
+        return None
+
 
 def _folded(url: str) -> str:
-    """Host (without port) and the rest: decoded, its path without detours, in one case."""
-    parts = urlsplit(url if "://" in url else f"//{url}")
+    """Host (without port) and the rest: decoded, its path without detours, in one case.
+
+    Browsers, and readers that are some, also take ``\\`` for ``/``, leave out slashes behind the scheme, and fold names.
+    """
+    url = unicodedata.normalize("NFKC", url).replace("\\", "/").replace("\u3002", ".")
+    parts = urlsplit(re.sub(r"(?i)^\s*(?:https?:|[a-z][a-z0-9+.-]*:(?=//))?/*", "//", url))
     path, query = parts.path, parts.query
     for _ in range(3):  # %252F and the like
         path, query = unquote(path), unquote(query)
-    host = (parts.hostname or "").rstrip(".")
+    seen = (character for character in unquote(parts.hostname or "") if unicodedata.category(character) != "Cf")
+    host = "".join(seen).rstrip(".")
     rest = normpath(f"/{path}").lstrip("/") + (f"?{query}" if query else "")
     return f"{host}/{rest}".casefold().rstrip("/")
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from atommem.envs.web.net.extraction import Extraction
-from atommem.envs.web.net.fetcher import Fetched, Fetcher, Limits
+from atommem.envs.web.net.fetcher import Fetched, Fetcher, Limits, parsed_address
 from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, public, resolve
 from atommem.envs.web.net.page_error import PageError
 from atommem.envs.web.net.provider import Provider, host_lists, observed
@@ -126,8 +126,7 @@ class Jina(ReaderSource):
         await self._provider.close()
 
     async def _read(self, url: str) -> ToolResult:
-        if not url.startswith(("http://", "https://")):
-            raise PageError(f"{url} is no address of a page: write one that begins with https:// or http://.")
+        url = str(parsed_address(url))
         if not self._hosts.allows(url):
             raise PageError(f"{url} may not be visited.")
         answer = await self._provider.post("/", {"url": url})
@@ -164,7 +163,7 @@ class Access(ReaderSource):
         await self._provider.close()
 
     async def _read(self, url: str) -> ToolResult:
-        if "://" in url and not self._hosts.allows(url):
+        if not self._hosts.allows_name(url):
             raise PageError(f"{url} may not be visited.")
         answer = await self._provider.post("/access", {"urls": [url]})
         try:
@@ -174,6 +173,9 @@ class Access(ReaderSource):
             text = next(page[name] for name in ("text", "contents", "page") if page.get(name) is not None)
             links = tuple(Link(str(one["title"]), str(one["url"])) for one in page.get("links") or ())
             at = str(page.get("url") or url)
-            return ToolResult(str(text)[:LONGEST_TEXT], title=str(page.get("title") or at), links=links, origin=at)
+            title = str(page.get("title") or at)
         except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
             raise self._provider.unreadable(answer) from error
+        if not self._hosts.allows_name(at):
+            raise PageError(f"{url} leads to {at}, which may not be visited.")
+        return ToolResult(str(text)[:LONGEST_TEXT], title=title, links=links, origin=at)

@@ -63,9 +63,7 @@ class SearchSource(ToolSource):
         if not query.strip():
             return ToolResult("The query is empty.", is_error=True)
         found = await self._found(query)
-        shown = [one for one in found if "://" not in one[1] or self._hosts.allows(one[1])][
-            : self.config.search_results
-        ]
+        shown = [one for one in found if self._hosts.allows_name(one[1])][: self.config.search_results]
         if not shown:
             return ToolResult(f"No page was found for: {query}", is_error=True)
         lines = [" ".join(filter(None, (f"{title}:", url, text))) for title, url, text in shown]

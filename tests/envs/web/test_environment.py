@@ -89,6 +89,11 @@ def test_a_number_follows_a_link_that_is_shown() -> None:
     assert texts(episode)[3] == ["There is no page: 1"], "this page has no links"
 
 
+def test_a_number_of_thousands_of_digits_is_no_link() -> None:
+    episode = play([call("visit", page="Ann"), call("visit", page="9" * 5000), ANSWER])
+    assert episode.steps[2].observation.values("text")[0].startswith("There is no page: 999")
+
+
 def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so() -> None:
     episode = play([call("visit", page="Ann") + call("visit", page="Bob Vin"), ANSWER])
     assert texts(episode)[1] == [PAGES[0].text]

@@ -144,11 +144,17 @@ def test_a_private_host_that_is_named_with_its_port_may_be_visited() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["ftp://a.test/", "file:///etc/passwd", "a.test", "http://", "http://u:p@a.test/", "http://a b/", "x" * 5000],
+    [
+        *("ftp://a.test/", "file:///etc/passwd", "a.test", "http://", "http://u:p@a.test/", "http://a b/", "x" * 5000),
+        *("http://xn--/", "http://xn--a/", "http://[::1%25lo]/", "http://a\\b/", "http://[", "http://a.test/\ud800"),
+        *("http://a.test:-1/", "http://a.test:99999999999999999999/", "http://a\u2100b/"),
+    ],
 )
 def test_what_is_no_address_of_a_page(url: str) -> None:
     with pytest.raises(PageError):
         fetch(url)
+    with serving({"/": answering("", status=302, Location=ascii(url)[1:-1])}) as (host, _), pytest.raises(PageError):
+        fetch(f"http://{host}/")
 
 
 def test_bytes_are_bounded_as_sent_and_as_unpacked() -> None:
@@ -243,6 +249,13 @@ def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no
         ("https://www.huggingface.co/datasets/a", False),
         ("https://web.archive.org/web/2024/https://huggingface.co/datasets/a", False),
         ("https://translate.test/?u=https%3A%2F%2Fhuggingface.co%2Fdatasets%2Fa", False),
+        ("https://huggingface.co\\datasets/a", False),
+        ("https:huggingface.co/datasets/a", False),
+        ("huggingface.co:443/datasets/a", False),
+        ("https://hugging%66ace.co/datasets/a", False),
+        ("https://\uff48uggingface\u3002co/datasets/a", False),
+        ("https://hugging\u200bface.co/datasets/a", False),
+        ("http://[huggingface", False),
         ("https://huggingface.co/datasetsofmine", True),
         ("https://huggingface.co/docs", True),
         ("https://nothuggingface.co/datasets", True),

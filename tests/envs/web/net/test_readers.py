@@ -151,11 +151,14 @@ def test_jina_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     data = {"title": "Ann", "url": "https://a.test/", "content": "Ann lives.", "links": {"Bob": "https://a.test/bob"}}
     with provider("/", {"code": 200, "status": 20000, "data": data}) as (url, asked):
         source = Jina(environment_config("web", reader_url=url))
-        result, denied = read(source, "https://a.test/", "https://huggingface.co/datasets/x")
+        denied = read(source, "https://huggingface.co/datasets/x", "https://huggingface.co\\datasets", "http://[", "//a")
+    assert all(one.is_error for one in denied)
+    assert asked == []
+    with provider("/", {"code": 200, "status": 20000, "data": data}) as (url, asked):
+        (result,) = read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
     assert result == ToolResult(
         "Ann lives.", title="Ann", links=(Link("Bob", "https://a.test/bob"),), origin="https://a.test/"
     )
-    assert denied.is_error
     ((line, headers, body),) = asked
     assert (line, body) == ("POST /", b'{"url":"https://a.test/"}')
     assert headers["Authorization"] == "Bearer my-key"
@@ -187,6 +190,16 @@ def test_access_servers() -> None:
     with provider("/access", {"result": [None]}) as (url, _):
         (missing,) = read(Access(environment_config("web", search_url=url)), "nowhere")
     assert (missing.is_error, missing.text) == (True, "there is no page nowhere.")
+
+
+def test_access_servers_are_not_asked_for_what_is_denied_without_its_scheme_nor_shown_where_they_are_led_to_it() -> None:
+    page = {"url": "https://huggingface.co/datasets/x", "contents": "the answer"}
+    with provider("/access", {"result": [page]}) as (url, asked):
+        source = Access(environment_config("web", search_url=url))
+        denied, led = read(source, "huggingface.co/datasets/x", "https://a.test/")
+    assert len(asked) == 1
+    assert denied.is_error
+    assert (led.is_error, "the answer" in led.text) == (True, False)
 
 
 def test_a_key_goes_to_its_own_service_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ def test_serper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
     organic = [
         {"title": "Leak", "link": DENIED, "snippet": "the answer"},
+        {"title": "No address", "link": "http://[a", "snippet": "x"},
         {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann lives\nin Oakrest.", "position": 2},
         {"title": "Bob", "link": "https://b.test/"},
         {"title": "Third", "link": "https://c.test/", "snippet": "x"},
