@@ -51,7 +51,7 @@ def call(episode: int, step: int) -> tuple[str, str]:
 def agent_of(url: str, cassette: str, **settings: Any) -> Any:
     """Asks the engine through the cassette."""
     tokenizer = Characters()
-    common = {"tools": ["retrieve", "access"], "search_url": url, "max_calls": CALLS, "tool_retries": 1}
+    common: dict[str, Any] = {"tools": ["retrieve", "access"], "search_url": url, "max_calls": CALLS, "tool_retries": 1}
     return make_agent(Browser(tokenizer, call), tokenizer, **common, cassette=cassette, **settings)
 
 

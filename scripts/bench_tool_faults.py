@@ -77,7 +77,12 @@ def happens(what: str, before: int) -> str:
 def agent_of(url: str, **settings: Any) -> Any:
     """Asks the engine."""
     tokenizer = Characters()
-    common = {"tools": ["retrieve", "access"], "search_url": url, "max_calls": CALLS, "tool_retries": RETRIES}
+    common: dict[str, Any] = {
+        "tools": ["retrieve", "access"],
+        "search_url": url,
+        "max_calls": CALLS,
+        "tool_retries": RETRIES,
+    }
     return make_agent(Browser(tokenizer, call), tokenizer, **common, tool_seconds=3.0, **settings)
 
 

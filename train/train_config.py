@@ -22,7 +22,6 @@ _ONE_UPDATE = "one trainer step is one update; micro_batch_tokens bounds the mem
 REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (1, _ONE_UPDATE),
     "torch_empty_cache_steps": (None, _ONE_UPDATE),
-    "auto_find_batch_size": (False, "it would begin the run again; micro_batch_tokens bounds the memory"),
     "neftune_noise_alpha": (None, _DISTRIBUTION),
     "off_policy_mask_threshold": (None, _OBJECTIVE),
     "top_entropy_quantile": (1.0, _OBJECTIVE),

@@ -59,7 +59,7 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     for source in sources:
         for tool in source.tools:
             try:
-                validator_for(tool.schema).check_schema(tool.schema)
+                validator_for(tool.schema).check_schema(dict(tool.schema))
             except SchemaError as error:
                 raise ConfigError(
                     f"the tool {tool.name} has no JSON schema for its arguments: {error.message}"

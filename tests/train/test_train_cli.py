@@ -78,7 +78,6 @@ def test_what_is_missing_or_unknown_is_refused() -> None:
         (["--loss_type", "cispo"], "epsilon_high is 0.28: with loss_type cispo it is the largest"),
         (["--importance_sampling_level", "word"], "importance_sampling_level is 'word': give one of token, sequence"),
         (["--fp16", "true"], "fp16 is True: only False"),
-        (["--auto_find_batch_size", "true"], "auto_find_batch_size is True: only False"),
         (["--neftune_noise_alpha", "5"], r"neftune_noise_alpha is 5.0: only None"),
         (["--vllm_mode", "remote"], "vllm_mode is 'remote': give one of server, colocate"),
         (["--use_vllm", "true", "--vllm_tensor_parallel_size", "2"], "tensor parallel size is 2: a colocated"),

@@ -63,7 +63,8 @@ def _place(url: str) -> str | None:
 def _folded(url: str) -> str:
     """Host (without port) and the rest: decoded, its path without detours, in one case.
 
-    Browsers, and readers that are some, also take ``\\`` for ``/``, leave out slashes behind the scheme, and fold names.
+    Browsers, and readers that are some, also take ``\\`` for ``/``, leave out slashes behind the scheme, and fold
+    names.
     """
     url = unicodedata.normalize("NFKC", url).replace("\\", "/").replace("\u3002", ".")
     parts = urlsplit(re.sub(r"(?i)^\s*(?:https?:|[a-z][a-z0-9+.-]*:(?=//))?/*", "//", url))

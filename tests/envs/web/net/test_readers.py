@@ -151,7 +151,8 @@ def test_jina_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     data = {"title": "Ann", "url": "https://a.test/", "content": "Ann lives.", "links": {"Bob": "https://a.test/bob"}}
     with provider("/", {"code": 200, "status": 20000, "data": data}) as (url, asked):
         source = Jina(environment_config("web", reader_url=url))
-        denied = read(source, "https://huggingface.co/datasets/x", "https://huggingface.co\\datasets", "http://[", "//a")
+        pages = ("https://huggingface.co/datasets/x", "https://huggingface.co\\datasets", "http://[", "//a")
+        denied = read(source, *pages)
     assert all(one.is_error for one in denied)
     assert asked == []
     with provider("/", {"code": 200, "status": 20000, "data": data}) as (url, asked):
@@ -192,7 +193,7 @@ def test_access_servers() -> None:
     assert (missing.is_error, missing.text) == (True, "there is no page nowhere.")
 
 
-def test_access_servers_are_not_asked_for_what_is_denied_without_its_scheme_nor_shown_where_they_are_led_to_it() -> None:
+def test_access_servers_are_not_asked_for_what_is_denied_nor_is_it_shown_where_they_are_led_to_it() -> None:
     page = {"url": "https://huggingface.co/datasets/x", "contents": "the answer"}
     with provider("/access", {"result": [page]}) as (url, asked):
         source = Access(environment_config("web", search_url=url))
