@@ -52,6 +52,8 @@ from atommem.session import Agent
 from atommem.trace import read_trace
 
 BENCHMARK = "2wikimultihopqa"
+TEMPLATES = str(ROOT / "configs" / "templates" / "chatml_browsing.yaml")
+"""Worked turns: from a description of the tools a model of this size makes no call (0 in 180 steps)."""
 CALLS, CHUNK_TOKENS, MAX_TOKENS, RESULTS, SCRATCHPAD, EMBEDDER = 8, 512, 192, 3, 256, 256
 MODEL_NAME = "smollm2"
 
@@ -99,6 +101,7 @@ def run(url: str, model: Path, corpus: Path, tasks: list[Task], out: Path) -> in
     call += ["--environment", "web", "--embedder", "hashing", "--embedder_dim", str(EMBEDDER)]
     for name, value in settings(corpus).items():
         call += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    call += ["--templates", TEMPLATES]
     call += ["--max_tokens", str(MAX_TOKENS), "--scratchpad_tokens", str(SCRATCHPAD), "--temperature", "0.7"]
     with contextlib.redirect_stdout(io.StringIO()):
         return evaluate(call)
@@ -113,7 +116,7 @@ async def replay(task: Task, recorded: Episode, tokenizer: Any, corpus: Path) ->
         embedder=HashingEmbedder(EMBEDDER),
         tokenizer=tokenizer,
         environments=environments,
-        memory=MemoryConfig(scratchpad_tokens=SCRATCHPAD),
+        memory=MemoryConfig(templates=TEMPLATES, scratchpad_tokens=SCRATCHPAD),
         sampling=Sampling(max_tokens=MAX_TOKENS, temperature=0.7),
     )
     again = await EpisodeRunner(agent).run(task)
