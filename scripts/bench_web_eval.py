@@ -4,8 +4,8 @@
 
 SmolLM2-135M-Instruct, served by vLLM, asks a corpus (the sample corpus of 2WikiMultihopQA and the paragraphs of the
 sample questions, words alone) with `atommem eval --environment web --tools corpus` for 20 of the sample questions, at
-most 8 calls each, temperature 0.7. A model of this size writes no call, or hardly one, and answers next to
-nothing: that the machinery survives it is what is claimed, no score, and little of the tools.
+most 8 calls each, temperature 0.7, from worked turns in place of instructions. A model of this size answers next to
+nothing: that the machinery survives it is what is claimed, no score.
 
 Every episode must be recorded with an ending that has a name, none may fail or go beyond its calls, and every trace is
 replayed: the recorded completions, given again to a new episode on the corpus that was opened anew, must lead to the
