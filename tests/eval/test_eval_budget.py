@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.errors import BudgetSpentError, ConfigError
 from atommem.eval import eval_cli, workbench
 from atommem.eval.budget import Budget, Usage
 from atommem.eval.runner import evaluate
+from atommem.policy.contract import Completion, Sampling
+from tests.envs.web.net.test_cassette import ENGINE, MADE
+from tests.envs.web.test_environment import ANSWER, call
 from tests.eval.toys import ToyPolicy, make_runner, make_task
-from tests.fakes import WordTokenizer
+from tests.fakes import ListPolicy, WordTokenizer
 
 TASKS = [make_task(name) for name in "abcd"]
 
@@ -146,3 +151,33 @@ def test_the_command_ends_with_status_4_and_continues(
     assert eval_cli.main([*command, *money]) == 0
     with pytest.raises(ConfigError, match="no price is known"):
         eval_cli.main([*command, *money[:2]])
+
+
+class SearchingPolicy(ListPolicy):
+    """Searches for the name of the task first, and then answers."""
+
+    def __init__(self) -> None:
+        super().__init__(WordTokenizer(), [])
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        prompt = self.tokenizer.decode(prompt_ids)
+        name = re.findall(r"Who is \w\?", prompt)[-1]
+        self.texts = [call("search", query=name) if "calls left: 40" in prompt else ANSWER]
+        return await super().complete(prompt_ids, sampling)
+
+
+def test_a_budget_of_calls_ends_the_command_with_status_4_and_a_larger_one_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workbench, "open_policy", lambda config: SearchingPolicy())
+    tasks = [Task(name, (Question(f"Who is {name}?", ("Oakrest",)),)) for name in "abc"]
+    save_tasks(tasks, tmp_path / "tasks.jsonl")
+    command = ["--policy", "toy", "--data", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "out")]
+    command += ["--environment", "web", "--tools", ENGINE, "--cassette", str(tmp_path / "c.db")]
+    command += ["--embedder", "hashing", "--max_in_flight", "1"]
+    MADE.clear()
+    assert eval_cli.main([*command, "--call_budget", "2"]) == 4
+    assert "call_budget is spent: 2 calls" in capsys.readouterr().err
+    assert MADE == ["Who is a?", "Who is b?"]
+    assert eval_cli.main([*command, "--call_budget", "9"]) == 0
+    assert MADE == ["Who is a?", "Who is b?", "Who is c?"]

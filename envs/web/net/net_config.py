@@ -25,7 +25,7 @@ class NetConfig(QAConfig):
 
     operational = frozenset(
         {"search_url", "reader_url", "tool_retries", "tool_requests", "parse_workers", "private_hosts"}
-        | {"cassette", "cassette_mode", "call_budget", "cost_budget", "call_prices"}
+        | {"cassette", "call_budget", "cost_budget", "call_prices"}
     )
 
     search_url: str | None = field(

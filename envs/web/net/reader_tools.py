@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -84,7 +85,7 @@ class Direct(ReaderSource):
 
     async def close(self) -> None:
         """End the processes."""
-        self._extraction.close()
+        await asyncio.to_thread(self._extraction.close)
 
     async def _read(self, url: str) -> ToolResult:
         url = str(self._fetcher.checked(url))
