@@ -14,7 +14,7 @@ from atommem.environment import environment_config
 from atommem.envs.web.net.page_error import PageError
 from atommem.envs.web.net.reader_tools import Access, Direct, Jina, ReaderSource
 from atommem.envs.web.tools import Link, ToolResult
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
 
 PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her first workshop. " * 4
@@ -179,6 +179,14 @@ def test_pages_that_jina_cannot_read(answer: Any, status: int, message: str) -> 
         (result,) = read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
     assert result.is_error
     assert message in result.text
+
+
+def test_a_page_whose_name_sounds_like_an_empty_account_is_a_page() -> None:
+    with provider("/", {"message": "Domain 'credit.test' could not be resolved"}, 400) as (url, _):
+        (result,) = read(Jina(environment_config("web", reader_url=url)), "https://credit.test/")
+    assert "could not be resolved" in result.text
+    with provider("/", {"message": "Not enough credits"}, 400) as (url, _), pytest.raises(OutageError, match="credits"):
+        read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
 
 
 def test_access_servers() -> None:
