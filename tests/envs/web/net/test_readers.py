@@ -100,6 +100,23 @@ def test_a_page_that_takes_too_long_or_too_much_memory_is_given_up_and_the_next_
     assert fine.title == "Ann Gray"
 
 
+def test_a_machine_that_can_start_no_process_has_an_outage_and_reads_on_when_it_can_again() -> None:
+    source = direct(parse_workers=1)
+    extraction = source._extraction
+    command, extraction._command = extraction._command, ["/no/such/program"]
+
+    async def run() -> ToolResult:
+        for _ in range(2):
+            with pytest.raises(OutageError, match="no process"):
+                await asyncio.wait_for(source.tools[0].run({"page": f"http://{host}/ann"}, None), 20)
+        extraction._command = command
+        return await asyncio.wait_for(source.tools[0].run({"page": f"http://{host}/ann"}, None), 20)
+
+    with serving({"/ann": answering(PAGE)}) as (host, _):
+        assert asyncio.run(run()).title == "Ann Gray"
+    asyncio.run(source.close())
+
+
 def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_gives_no_permission() -> None:
     routes = {
         "/robots.txt": answering("User-agent: *\nDisallow: /private\n", "text/plain"),
