@@ -327,9 +327,11 @@ def _with_arguments(
 @lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
     from jsonschema.validators import validator_for
+    from referencing import Registry
 
     loaded = json.loads(schema)
-    return validator_for(loaded)(loaded)
+    # A registry of its own: without one, what a "$ref" names would be fetched, wherever it points.
+    return validator_for(loaded)(loaded, registry=Registry())
 
 
 def _json_object(body: str) -> tuple[dict[str, Any], str]:

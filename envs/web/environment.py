@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,12 @@ from atommem.episode import Episode
 from atommem.observation import Observation, Piece
 from atommem.tokens import Tokenizer
 from atommem.untrusted import clean
+
+_PART = re.compile(r", part \d+/\d+\Z")
+_LONGEST_NAME = 200
+"""Characters of a page's title, of a link's name and of a call, as they are shown."""
+_LINK_BYTES = 8000
+"""Of the names of all links: some two thousand tokens."""
 
 
 class WebEnvironments(QAEnvironments):
@@ -75,7 +82,7 @@ class WebEnvironments(QAEnvironments):
         """
         written = [call for step in episode.steps for call in self.calls(step.actions, step.problems)]
         refused = sum(not isinstance(call, Action) for call in written)
-        shown = {str(step.observation.origin).partition(", part ")[0] for step in episode.steps}
+        shown = {_PART.sub("", str(step.observation.origin)) for step in episode.steps}
         counts = {"calls": float(len(written)), "calls_refused": float(refused)}
         return [counts | _evidence(question.metadata.get("evidence"), shown) for question in task.questions]
 
@@ -116,6 +123,18 @@ class WebEnvironments(QAEnvironments):
         for source in self._sources:
             await source.close()
         await super().close()
+
+
+def _fitting(links: Sequence[Link]) -> tuple[Link, ...]:
+    """The first links, as many as a prompt has room for whatever they are called: it shows them beside each part."""
+    fitting, left = [], _LINK_BYTES
+    for link in links:
+        name = link.title[:_LONGEST_NAME]
+        left -= len(clean(name).encode())
+        if left < 0:
+            break
+        fitting.append(Link(name, link.target))
+    return tuple(fitting)
 
 
 def _evidence(documents: Sequence[Sequence[str]] | None, shown: set[str]) -> dict[str, float]:
@@ -261,10 +280,11 @@ class WebEnvironment:
     async def _show(self, call: str, result: ToolResult) -> None:
         text, shared = clean(result.text), self._shared
         parts = [text]
-        # A token has at least a character; what may be longer than a part is cut off the loop.
-        if len(text) > shared.config.chunk_tokens:
+        # A token has at least a byte; what may be longer than a part is cut off the loop.
+        if len(text.encode()) > shared.config.chunk_tokens:
             parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, shared.config.chunk_tokens, True)
-        self._shown = _Shown(call, result, parts or [""])
+        result = replace(result, title=result.title[:_LONGEST_NAME], links=_fitting(result.links))
+        self._shown = _Shown(call[:_LONGEST_NAME], result, parts or [""])
 
     def _observation(self) -> Observation:
         """What is shown while the policy acts, or, where it can call nothing more, must answer."""

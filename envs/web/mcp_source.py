@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import shlex
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from atommem.envs.web.tools import Tool, ToolResult, ToolSource
 from atommem.errors import ConfigError, OutageError
 
+_NAMED_KEY = re.compile(r"\$\{(\w+)\}")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _ATTEMPTS = 3
 _WAIT_SECONDS = 0.5
 _CONNECT_SECONDS = 60.0
@@ -22,11 +27,12 @@ _CONNECT_SECONDS = 60.0
 class McpSource(ToolSource):
     """All tools of all servers in ``mcp_servers``.
 
-    A server is a URL (streamable HTTP) or a command line (stdio). Connections live in a thread of their own: tools are
-    listed before there is an event loop, and several loops may call them.
+    A server is a URL (streamable HTTP) or a command line (stdio), with ``NAME=value`` for its environment in front. In
+    both ``${NAME}`` is a variable of our environment: a key stands there, and nowhere else. Connections live in a thread
+    of their own: tools are listed before there is an event loop, and several loops may call them.
 
     Raises:
-        ConfigError: No server is named, ``mcp`` is not installed, or a server cannot be reached at the start.
+        ConfigError: No server is named, ``mcp`` is not installed, a key is not set, or a server cannot be reached.
     """
 
     def __init__(self, config: Any) -> None:
@@ -36,9 +42,9 @@ class McpSource(ToolSource):
         if not config.mcp_servers:
             raise ConfigError("tools name mcp, and mcp_servers is empty: give the URLs or command lines of servers.")
         self.backend = f"mcp {' '.join(config.mcp_servers)}"
+        self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="atommem-mcp", daemon=True).start()
-        self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]
         try:
             self._tools = [tool for server in self._servers for tool in self._listed(server)]
         except OutageError as error:
@@ -68,9 +74,28 @@ class McpSource(ToolSource):
             async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
                 return await asyncio.wrap_future(self._spawn(server.call(listed.name, dict(arguments))))
 
-            return Tool(listed.name, listed.description or "", listed.input_schema, run)
+            return Tool(listed.name, listed.description or "", _without_patterns(listed.input_schema), run)
 
         return [tool_of(listed) for listed in self._spawn(server.list_tools()).result()]
+
+
+def _without_patterns(schema: Any) -> Any:
+    """A schema without its regular expressions: the server has them, and one may take for ever on what a policy says."""
+    if isinstance(schema, list):
+        return [_without_patterns(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {name: part for name, part in schema.items() if name != "pattern" or not isinstance(part, str)}
+    return {name: _without_patterns(part) for name, part in kept.items() if name != "patternProperties"}
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    """The client when there is one, what ends it, and whether it has ended."""
+
+    client: asyncio.Future[Any]
+    closing: asyncio.Event
+    ended: bool = False
 
 
 class _Server:
@@ -78,10 +103,13 @@ class _Server:
 
     def __init__(self, address: str, seconds: float) -> None:
         self._address = address
+        self._keys = {name: os.environ.get(name, "") for name in _NAMED_KEY.findall(address)}
+        missing = [name for name, value in self._keys.items() if not value]
+        if missing:
+            raise ConfigError(f"mcp_servers has {address!r}, and {', '.join(missing)} is not set: export it.")
         self._seconds = seconds
-        self._connection: asyncio.Task[None] | None = None
-        self._client: asyncio.Future[Any] | None = None
-        self._closing = asyncio.Event()
+        self._connection: _Connection | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def list_tools(self) -> list[Any]:
         """Every page of its list."""
@@ -111,16 +139,16 @@ class _Server:
             result = await self._ask(lambda client: client.call_tool(name, arguments))
         except MCPError as error:
             if error.code in (CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT):
-                raise OutageError(f"the MCP server {self._address} cannot answer a call of {name}: {error}.") from error
-            return ToolResult(str(error), is_error=True)
+                said = self._without_keys(str(error))
+                raise OutageError(f"the MCP server {self._address} cannot answer a call of {name}: {said}.") from error
+            return ToolResult(self._without_keys(str(error)), is_error=True)
         shown = [part.text if part.type == "text" else f"({part.type})" for part in result.content]
         return ToolResult("\n".join(shown), is_error=bool(result.is_error))
 
     async def close(self) -> None:
         """End the connection."""
-        self._closing.set()
-        if self._connection is not None:
-            await asyncio.gather(self._connection, return_exceptions=True)
+        self._drop(self._connection)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _ask(self, ask: Any) -> Any:
         """What `ask` gets from the client, with a new connection where the last one broke."""
@@ -128,43 +156,73 @@ class _Server:
         from mcp.types import CONNECTION_CLOSED
 
         for attempt in range(1, _ATTEMPTS + 1):
+            connection = self._connected()
             try:
                 async with asyncio.timeout(max(self._seconds, _CONNECT_SECONDS)):
-                    client = await self._connected()
+                    client = await asyncio.shield(connection.client)
                 async with asyncio.timeout(self._seconds):
                     return await ask(client)
             except MCPError as error:
                 if error.code != CONNECTION_CLOSED or attempt == _ATTEMPTS:
                     raise
             except TimeoutError as error:
+                if not connection.client.done():
+                    self._drop(connection)
                 raise OutageError(f"the MCP server {self._address} is silent for too long.") from error
             except Exception as error:  # of any transport
                 if attempt == _ATTEMPTS:
-                    raise OutageError(f"the MCP server {self._address} is out of reach: {error!r}.") from error
-            self._client = None
+                    said = self._without_keys(repr(error))
+                    raise OutageError(f"the MCP server {self._address} is out of reach: {said}.") from error
+            self._drop(connection)
             await asyncio.sleep(_WAIT_SECONDS * attempt)
         raise AssertionError("unreachable: the last attempt raises")
 
-    async def _connected(self) -> Any:
-        if self._client is None or (self._connection is not None and self._connection.done()):
-            self._client = asyncio.get_running_loop().create_future()
-            self._connection = asyncio.create_task(self._connect(self._client))
-        return await asyncio.shield(self._client)
+    def _connected(self) -> _Connection:
+        if self._connection is None or self._connection.ended:
+            self._connection = _Connection(asyncio.get_running_loop().create_future(), asyncio.Event())
+            task = asyncio.create_task(self._connect(self._connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return self._connection
 
-    async def _connect(self, client: asyncio.Future[Any]) -> None:
+    def _drop(self, connection: _Connection | None) -> None:
+        """End a connection: of many calls that find it broken, only the first one takes it from the calls after it."""
+        if connection is not None:
+            connection.closing.set()
+        if self._connection is connection:
+            self._connection = None
+
+    async def _connect(self, connection: _Connection) -> None:
         """Hold a connection: it is closed by the task that opened it."""
         try:
             async with self._make() as made:
-                client.set_result(made)
-                await self._closing.wait()
+                connection.client.set_result(made)
+                await connection.closing.wait()
         except Exception as error:
-            if not client.done():
-                client.set_exception(error)
+            if not connection.client.done():
+                connection.client.set_exception(error)
+                connection.client.exception()  # seen, even if nobody waits any more
+        finally:
+            connection.ended = True
 
     def _make(self) -> Any:
         from mcp import Client, StdioServerParameters
+        from mcp.client.stdio import get_default_environment
 
         if self._address.startswith(("http://", "https://")):
-            return Client(self._address)
-        command, *arguments = shlex.split(self._address)
-        return Client(StdioServerParameters(command=command, args=arguments))
+            return Client(self._with_keys(self._address))
+        parts = shlex.split(self._address)
+        at = next((at for at, part in enumerate(parts) if not _VARIABLE.match(part)), len(parts) - 1)
+        given = dict(self._with_keys(part).split("=", 1) for part in parts[:at])
+        command, *arguments = (self._with_keys(part) for part in parts[at:])
+        return Client(
+            StdioServerParameters(command=command, args=arguments, env={**get_default_environment(), **given})
+        )
+
+    def _with_keys(self, text: str) -> str:
+        return _NAMED_KEY.sub(lambda match: self._keys[match[1]], text)
+
+    def _without_keys(self, text: str) -> str:
+        for name, value in self._keys.items():
+            text = text.replace(value, f"${{{name}}}")
+        return text

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import validator_for
 
 from atommem import plugins
 from atommem.envs.web.function_source import FunctionSource
-from atommem.envs.web.tools import ToolSource
+from atommem.envs.web.tools import Tool, ToolSource
 from atommem.errors import ConfigError
 
 GROUP = "atommem.tools"
@@ -33,7 +30,7 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     """The sources called `names`: of the group ``atommem.tools``, or dotted paths of a source or a function.
 
     Raises:
-        ConfigError: There is none of a name, it is none, two tools share a name, or one has a broken schema.
+        ConfigError: There is none of a name, it is none, two tools share a name, or a tool's schema cannot be used.
     """
     sources: list[ToolSource] = []
     for name in names:
@@ -52,16 +49,37 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
 
         recorder = Recorder(config)
         sources = [RecordedSource(source, recorder) if source in recorded else source for source in sources]
+    for tool in (tool for source in sources for tool in source.tools):
+        _check_schema(tool)
     called = [tool.name for source in sources for tool in source.tools]
     twice = sorted({name for name in called if called.count(name) > 1})
     if twice:
         raise ConfigError(f"several tools are called {', '.join(twice)}: leave out one of the sources {list(names)}.")
-    for source in sources:
-        for tool in source.tools:
-            try:
-                validator_for(tool.schema).check_schema(dict(tool.schema))
-            except SchemaError as error:
-                raise ConfigError(
-                    f"the tool {tool.name} has no JSON schema for its arguments: {error.message}"
-                ) from error
     return sources
+
+
+def _check_schema(tool: Tool) -> None:
+    """A server may say anything of its tools; what no arguments could be held to would end every episode."""
+    from jsonschema import SchemaError
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    try:
+        validator_for(tool.schema).check_schema(dict(tool.schema))
+        within = Registry().with_resource("", DRAFT202012.create_resource(tool.schema)).resolver()
+        for reference in _references(tool.schema):
+            within.lookup(reference)
+    except (SchemaError, Unresolvable, RecursionError) as error:
+        raise ConfigError(f"the tool {tool.name} has a schema that cannot be used: {str(error)[:300]}") from error
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)

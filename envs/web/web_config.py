@@ -27,7 +27,10 @@ class WebConfig(NetConfig):
     )
     mcp_servers: list[str] = field(
         default_factory=list,
-        metadata={"help": "URLs or command lines of MCP servers, whose tools are all offered (tools: mcp)."},
+        metadata={
+            "help": "URLs or command lines of MCP servers, whose tools are all offered (tools: mcp); ${NAME} in them "
+            "is a variable of the environment, for keys."
+        },
     )
     corpus: str | None = field(default=None, metadata={"help": "Folder of the corpus (tools: corpus)."})
     corpus_search: str | None = field(

@@ -269,6 +269,9 @@ class ResumableTrainer(Trainer):
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Called at the beginning of every update, on all ranks: a safe place to stop."""
         self.meet()
+        if self.state.global_step >= self.state.max_steps:  # resumed after its end: transformers would train once more
+            self.control.should_training_stop = True
+            return [], None
         return super().get_batch_samples(*args, **kwargs)
 
     def meet(self, broken: Exception | None = None) -> None:

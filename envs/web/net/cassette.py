@@ -32,6 +32,8 @@ CREATE TABLE IF NOT EXISTS spent (tool TEXT PRIMARY KEY, calls INTEGER NOT NULL,
 """
 LEASE_SECONDS = 30.0
 """For how long a call is left to who makes it, unless it says again that it does."""
+_MINE = "key = ? AND state = 'made' AND holder = ?"
+"""What a process may change: a call whose lease it has let run out is another's, and so is what came of it."""
 _WAIT_SECONDS = 60.0
 """For the lock of the file."""
 
@@ -149,7 +151,7 @@ class Cassette:
 
     def renew(self, call: RecordedCall) -> None:
         """Say that `call` is still being made."""
-        self._file.execute("UPDATE calls SET until = ? WHERE key = ?", (time.time() + LEASE_SECONDS, call.key))
+        self._file.execute(f"UPDATE calls SET until = ? WHERE {_MINE}", (time.time() + LEASE_SECONDS, *_mine(call)))
 
     def end(self, call: RecordedCall, result: ToolResult) -> None:
         """Record what came of `call`."""
@@ -162,7 +164,7 @@ class Cassette:
 
     def release(self, call: RecordedCall) -> None:
         """Leave `call` to the next one who needs it: it was given up."""
-        self._file.execute("DELETE FROM calls WHERE key = ?", (call.key,))
+        self._file.execute(f"DELETE FROM calls WHERE {_MINE}", _mine(call))
 
     def results(self) -> Iterator[tuple[RecordedCall, ToolResult]]:
         """All that was recorded, in the order in which it was."""
@@ -179,8 +181,8 @@ class Cassette:
 
     def _set(self, call: RecordedCall, state: str, result: bytes) -> None:
         self._file.execute(
-            "UPDATE calls SET state = ?, holder = NULL, time = ?, result = ? WHERE key = ?",
-            (state, time.time(), result, call.key),
+            f"UPDATE calls SET state = ?, holder = NULL, time = ?, result = ? WHERE {_MINE}",
+            (state, time.time(), result, *_mine(call)),
         )
 
     def _spend(self, tool: str) -> None:
@@ -213,6 +215,10 @@ class Cassette:
 def _unpacked(packed: bytes) -> ToolResult:
     values = json.loads(zstandard.decompress(packed))
     return ToolResult(**{**values, "links": tuple(Link(**link) for link in values["links"])})
+
+
+def _mine(call: RecordedCall) -> tuple[bytes, str]:
+    return call.key, _holder()
 
 
 def _holder() -> str:

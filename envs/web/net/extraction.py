@@ -15,6 +15,7 @@ from queue import LifoQueue
 from typing import Any
 
 from atommem.envs.web.net.page_error import PageError
+from atommem.errors import OutageError
 
 _SCRIPT = Path(__file__).with_name("extract_worker.py")
 _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LANG", "LC_ALL")
@@ -43,6 +44,7 @@ class Extraction:
 
         Raises:
             PageError: It cannot be read, or not in the time and memory that it has.
+            OutageError: This machine can start no process.
         """
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(self._threads, self._ask, {"kind": kind, **details}, body)
@@ -60,7 +62,11 @@ class Extraction:
 
     def _ask(self, request: dict[str, Any], body: bytes) -> dict[str, Any]:
         idle = self._idle.get()
-        worker = self._start() if idle is None or idle.poll() is not None else idle
+        try:
+            worker = self._start() if idle is None or idle.poll() is not None else idle
+        except OSError as error:
+            self._idle.put(None)
+            raise OutageError(f"no process to read pages in can be started here: {error}.") from error
         killed = threading.Event()
 
         def kill() -> None:

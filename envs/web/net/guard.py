@@ -28,11 +28,21 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host, as text. Raises `socket.gaierror`."""
 
 PORTS = frozenset({80, 443, 8000, 8080, 8443})
+_NEVER = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # Azure's, which answers every virtual machine there from its host
+        *("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24"),
+        *("64:ff9b:1::/48", "2001::/23", "2620:4f:8000::/48", "3fff::/20", "5f00::/16"),
+    )
+)
+"""Public by their number, but what answers there is near: services of a cloud, of a router or of a protocol. Python's
+lists differ from version to version."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _TRIED = 4
 """Addresses of a host that are tried."""
-_RESOLVE_ATTEMPTS = 2
-"""Two of a silent resolver (10 s each) fit into the time that a page has."""
+_ROOT = "a.root-servers.net"
+"""Two answers of a silent resolver (10 s each) fit into the time that a page has, so it is asked for second."""
 _RESOLVERS = ThreadPoolExecutor(32, thread_name_prefix="atommem-resolve")
 """Threads of their own: names whose servers are silent must not hold up the loop's other threads."""
 
@@ -50,6 +60,8 @@ def _is_public(address: Address) -> bool:
             return False  # no server of the web is reached so, and what is inside may be anything
         if address.is_site_local or address.scope_id is not None:
             return False
+    if any(address in network for network in _NEVER):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
@@ -71,6 +83,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         private: Hosts with ports (``127.0.0.1:8080``) that are allowed although the rule forbids them.
         resolve: Makes addresses of names.
         backend: What connects.
+        has_way: Whether this machine has a route to an address.
 
     Raises (of `connect_tcp`):
         PageError: The host has no address, or one that is not allowed.
@@ -83,10 +96,12 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         private: Collection[str] = (),
         resolve: Resolve = resolve,
         backend: httpcore.AsyncNetworkBackend | None = None,
+        has_way: Callable[[Address], bool] | None = None,
     ) -> None:
         self._rule = rule
         self._private = frozenset(private)
         self._resolve = resolve
+        self._leads_to = has_way or _has_way
         self._backend = backend or httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -106,7 +121,8 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             try:
                 return await self._backend.connect_tcp(str(address), port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                if address.version == 4 and _number(error) == errno.ENETUNREACH:
+                # A router far away may say the same of an address that nobody has: that is the page's.
+                if address.version == 4 and _number(error) == errno.ENETUNREACH and not self._leads_to(address):
                     raise OutageError(f"this machine reaches no network: no way to {address} ({host}).") from error
                 trouble = error
         assert trouble is not None
@@ -123,23 +139,47 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
-        for attempt in range(1, _RESOLVE_ATTEMPTS + 1):
+        try:
             try:
-                found = [ipaddress.ip_address(text) for text in await self._resolve(host, port)]
-                break
+                texts = await self._resolve(host, port)
             except socket.gaierror as error:
                 if error.errno != socket.EAI_AGAIN:
-                    raise PageError(f"there is no host {host}.") from error
-                if attempt == _RESOLVE_ATTEMPTS:
-                    raise OutageError(
-                        f"{host} cannot be resolved now, nor after {attempt} attempts: check this machine's resolver."
-                    ) from error
-                await asyncio.sleep(0.1)
-            except (UnicodeError, ValueError) as error:
-                raise PageError(f"{host!r} is no name of a host.") from error
+                    raise
+                texts = await self._again(host, port)
+            found = [ipaddress.ip_address(text) for text in texts]
+        except socket.gaierror as error:
+            raise PageError(f"there is no host {host}.") from error
+        except (UnicodeError, ValueError) as error:
+            raise PageError(f"{host!r} is no name of a host.") from error
         if not found:
             raise PageError(f"there is no host {host}.")
         return found
+
+    async def _again(self, host: str, port: int) -> Sequence[str]:
+        """A second answer for a name whose servers, or our resolver, were silent.
+
+        Which of the two says the name of a root server, asked for at the same time: names that are not answered for
+        are the easiest thing for a page to have, and a policy that could have outages by them would not be scored.
+        """
+        again, root = await asyncio.gather(
+            self._resolve(host, port), self._resolve(_ROOT, port), return_exceptions=True
+        )
+        silent = [isinstance(said, socket.gaierror) and said.errno == socket.EAI_AGAIN for said in (again, root)]
+        if all(silent):
+            raise OutageError(f"neither {host} nor {_ROOT} can be resolved now: check this machine's resolver.")
+        if isinstance(again, BaseException):
+            raise again
+        return again
+
+
+def _has_way(address: Address) -> bool:
+    """Whether this machine knows a way to `address`; a datagram socket is not asked to send anything."""
+    with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((str(address), 9))
+        except OSError:
+            return False
+    return True
 
 
 def _number(error: BaseException) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import unquote_plus
 
 from atommem.envs.web.net.net_config import NetConfig
 from atommem.envs.web.net.page_error import PageError
@@ -44,7 +45,7 @@ class Provider:
 
     async def get(self, path: str) -> Any:
         """GET. Raises as `post` does."""
-        return await self._answer(self._client.get(path))
+        return await self._answer(self._client.get(path), path)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """POST `body` as JSON and return the JSON that comes back.
@@ -53,7 +54,7 @@ class Provider:
             PageError: This one query or page is refused.
             OutageError: The provider is gone, overloaded after its retries, or refuses the key.
         """
-        return await self._answer(self._client.post(path, body))
+        return await self._answer(self._client.post(path, body), str(body))
 
     def unreadable(self, answer: Any) -> OutageError:
         """The outage of a provider that says something else than what its documentation has."""
@@ -63,11 +64,13 @@ class Provider:
         """Close its connections."""
         await self._client.close()
 
-    async def _answer(self, request: Awaitable[Any]) -> Any:
+    async def _answer(self, request: Awaitable[Any], asked: str) -> Any:
         try:
             return await request
         except RefusedError as error:
-            of_account = error.status == 400 and _OF_THE_ACCOUNT.search(error.message)
+            # A provider may repeat what it was asked, and a policy must not be able to write itself an outage.
+            said = {match[0].casefold() for match in _OF_THE_ACCOUNT.finditer(error.message)}
+            of_account = error.status == 400 and any(word not in unquote_plus(asked).casefold() for word in said)
             if error.status in _OF_THE_CALL and not of_account:
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
             raise OutageError(

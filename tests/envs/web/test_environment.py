@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 
+from atommem.actions import Action
 from atommem.config import MemoryConfig
-from atommem.environment import EnvironmentFactory, environment_config, make_environments
+from atommem.environment import EnvironmentFactory, Turn, environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
-from atommem.envs.web.tools import Tool, ToolResult, ToolSource
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, OutageError
 from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
+from tests.envs.test_chunking import ByteTokenizer
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
 
+FLOOD = "tests.envs.web.test_environment:Flood"
 PAGES = (
     Document("Ann", "Ann lives in Oakrest . She wrote to Bob Vin ."),
     Document("Bob Vin", "Bob Vin lives in Fenford ."),
@@ -92,6 +95,43 @@ def test_a_number_follows_a_link_that_is_shown() -> None:
 def test_a_number_of_thousands_of_digits_is_no_link() -> None:
     episode = play([call("visit", page="Ann"), call("visit", page="9" * 5000), ANSWER])
     assert episode.steps[2].observation.values("text")[0].startswith("There is no page: 999")
+
+
+class Flood(ToolSource):
+    """A page whose title and links are larger than any prompt, and of which each character is several bytes."""
+
+    @property
+    def tools(self) -> list[Tool]:
+        """One."""
+
+        async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+            links = tuple(Link("\U00012000" * 100_000, f"p{number}") for number in range(1000))
+            return ToolResult("\U00012000" * 30, title="t" * 100_000, links=links)
+
+        schema = {"type": "object", "properties": {"page": {"type": "string"}}}
+        return [Tool("visit", "Shows a page.", schema, run, follows="page")]
+
+
+def test_titles_links_and_calls_take_a_bounded_part_of_a_prompt() -> None:
+    runner = make_runner([call("visit", page="x" * 50_000), ANSWER], tools=[FLOOD])
+    episode = asyncio.run(runner.run(make_task()))
+    step = episode.steps[1]
+    assert [len(title) for title in step.observation.values("title")] == [200]
+    assert sum(len(name.encode()) for name in step.observation.values("name")) <= 8000
+    assert len(step.observation.values("name")) == 10
+    assert len(step.observation.values("call")[0]) == 200
+
+
+def test_characters_of_several_tokens_are_cut_into_parts_too() -> None:
+    environment = make_environments(environment_config("web", tools=[FLOOD], chunk_tokens=40), ByteTokenizer())()
+
+    async def run() -> list[str]:
+        await environment.reset(make_task())
+        shown = await environment.step(Turn("", (Action("visit", arguments={"page": "a"}),), ()))
+        assert shown.observation is not None
+        return shown.observation.values("text")
+
+    assert asyncio.run(run())[0] == "\U00012000" * 10
 
 
 def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so() -> None:

@@ -113,6 +113,19 @@ def test_sigterm_saves_and_the_run_goes_on(tmp_path: Path, whole: Any, moment: s
     resume_and_compare(tmp_path, whole)
 
 
+def test_a_run_that_has_ended_trains_no_more_when_it_is_resumed(tmp_path: Path) -> None:
+    """A scheduler that starts the command again: in the middle of an epoch transformers would make one more update."""
+    settings = {**SETTINGS, "save_steps": 2}
+    weights = []
+    for checkpoint in (None, str(tmp_path / "checkpoint-4")):
+        trainer, _, runner = make_trainer(make_model(), make_config(tmp_path, **settings), mixed_episode, tasks=6)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        weights.append({name: weight.clone() for name, weight in trainer.model.state_dict().items()})
+        assert trainer.state.global_step == 4
+        assert len(runner.jobs) == (32 if checkpoint is None else 0)
+    assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
+
+
 def test_before_the_first_update_there_is_nothing_to_save(tmp_path: Path) -> None:
     trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
     during_rollout(trainer, 1, terminate)

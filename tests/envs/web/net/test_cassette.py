@@ -240,3 +240,20 @@ def test_files_that_are_no_cassettes(tmp_path: Path) -> None:
 def test_a_cassette_without_a_tool_to_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none of the tools"):
         make_sources(["task"], environment_config("web", cassette=str(tmp_path / "c.db")))
+
+
+def test_who_has_let_a_lease_run_out_changes_nothing_of_what_another_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Cassette(tmp_path / "c"), Cassette(tmp_path / "c")
+    monkeypatch.setattr(cassettes, "LEASE_SECONDS", -1.0)
+    assert first.begin(CALL, 0.0) is True
+    monkeypatch.setattr(cassettes, "_holder", lambda: f"elsewhere {os.getpid()}")
+    assert second.begin(CALL, 0.0) is True
+    second.end(CALL, RESULT)
+    monkeypatch.undo()
+    first.renew(CALL)
+    first.fail(CALL, "too slow")
+    first.end(CALL, ToolResult("another answer"))
+    first.release(CALL)
+    assert second.found(CALL) == RESULT

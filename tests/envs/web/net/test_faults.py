@@ -22,7 +22,7 @@ class LoopbackDirect(Direct):
 
     def __init__(self, config: Any) -> None:
         async def resolve(host: str, port: int) -> list[str]:
-            if host == "unresolved.test":
+            if host in ("unresolved.test", "a.root-servers.net"):
                 raise socket.gaierror(socket.EAI_AGAIN, "try again")
             return await resolver({})(host, port)
 

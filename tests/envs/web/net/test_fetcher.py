@@ -45,6 +45,10 @@ def fetch(url: str, hosts: HostRules | None = None, names: Any = None, private: 
         ("0.0.0.0", False),
         ("224.0.0.1", False),
         ("255.255.255.255", False),
+        ("168.63.129.16", False),
+        ("192.0.0.9", False),
+        ("192.88.99.1", False),
+        ("3fff::1", False),
         ("240.0.0.1", False),
         ("198.18.0.1", False),
         ("::1", False),
@@ -234,9 +238,23 @@ def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no
             raise httpcore.ConnectError from OSError(errno.ENETUNREACH, "no network")
 
     names = resolver({"a.test": ["127.0.0.2"]})
-    for guard in (GuardedBackend(on_loopback, (), silent), GuardedBackend(on_loopback, (), names, Unplugged())):
+
+    def get(guard: GuardedBackend) -> None:
+        asyncio.run(Fetcher(guard, HostRules(), Limits(), "tests").fetch("http://a.test/"))
+
+    unplugged = GuardedBackend(on_loopback, (), names, Unplugged(), has_way=lambda address: False)
+    for guard in (GuardedBackend(on_loopback, (), silent), unplugged):
         with pytest.raises(OutageError, match="this machine"):
-            asyncio.run(Fetcher(guard, HostRules(), Limits(), "tests").fetch("http://a.test/"))
+            get(guard)
+
+    async def silent_for_one(host: str, port: int) -> list[str]:
+        return await (silent if host == "a.test" else resolver({"a.root-servers.net": ["127.0.0.2"]}))(host, port)
+
+    # A name whose own servers are silent, and a router far away that knows no way: anybody's page can have these.
+    with pytest.raises(PageError, match=r"no host a\.test"):
+        get(GuardedBackend(on_loopback, (), silent_for_one))
+    with pytest.raises(PageError, match="cannot be had"):
+        get(GuardedBackend(on_loopback, (), names, Unplugged()))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from atommem.environment import environment_config
 from atommem.envs.web.net.page_error import PageError
 from atommem.envs.web.net.reader_tools import Access, Direct, Jina, ReaderSource
 from atommem.envs.web.tools import Link, ToolResult
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
 
 PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her first workshop. " * 4
@@ -100,6 +100,23 @@ def test_a_page_that_takes_too_long_or_too_much_memory_is_given_up_and_the_next_
     assert fine.title == "Ann Gray"
 
 
+def test_a_machine_that_can_start_no_process_has_an_outage_and_reads_on_when_it_can_again() -> None:
+    source = direct(parse_workers=1)
+    extraction = source._extraction
+    command, extraction._command = extraction._command, ["/no/such/program"]
+
+    async def run() -> ToolResult:
+        for _ in range(2):
+            with pytest.raises(OutageError, match="no process"):
+                await asyncio.wait_for(source.tools[0].run({"page": f"http://{host}/ann"}, None), 20)
+        extraction._command = command
+        return await asyncio.wait_for(source.tools[0].run({"page": f"http://{host}/ann"}, None), 20)
+
+    with serving({"/ann": answering(PAGE)}) as (host, _):
+        assert asyncio.run(run()).title == "Ann Gray"
+    asyncio.run(source.close())
+
+
 def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_gives_no_permission() -> None:
     routes = {
         "/robots.txt": answering("User-agent: *\nDisallow: /private\n", "text/plain"),
@@ -180,6 +197,14 @@ def test_pages_that_jina_cannot_read(answer: Any, status: int, message: str) -> 
         (result,) = read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
     assert result.is_error
     assert message in result.text
+
+
+def test_a_page_whose_name_sounds_like_an_empty_account_is_a_page() -> None:
+    with provider("/", {"message": "Domain 'credit.test' could not be resolved"}, 400) as (url, _):
+        (result,) = read(Jina(environment_config("web", reader_url=url)), "https://credit.test/")
+    assert "could not be resolved" in result.text
+    with provider("/", {"message": "Not enough credits"}, 400) as (url, _), pytest.raises(OutageError, match="credits"):
+        read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
 
 
 def test_access_servers() -> None:

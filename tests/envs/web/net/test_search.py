@@ -130,5 +130,5 @@ class Broken(SearchSource):
 
 def test_a_tool_with_a_broken_schema_is_refused_before_anything_runs() -> None:
     name = "tests.envs.web.net.test_search:Broken"
-    with pytest.raises(ConfigError, match=r"search has no JSON schema.*objekt"):
+    with pytest.raises(ConfigError, match=r"search has a schema that cannot be used.*objekt"):
         make_sources([name], environment_config("web", tools=[name], search_url="http://127.0.0.1:9"))

@@ -1,0 +1,130 @@
+"""Connections to MCP servers, with a client of ours in place of the package's: how many there are, what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atommem.environment import environment_config
+from atommem.envs.web import mcp_source
+from atommem.envs.web.mcp_source import McpSource
+from atommem.envs.web.sources import make_sources
+from atommem.errors import ConfigError, OutageError
+
+pytest.importorskip("mcp")
+SCHEMA: Any = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": "(a+)+$"}}}
+
+
+class Servers:
+    """Makes clients, each of which answers until it is broken."""
+
+    def __init__(self, schema: Any = SCHEMA) -> None:
+        self.schema, self.made, self.open = schema, 0, 0
+        self.addresses: list[Any] = []
+
+    def client(self, address: Any) -> Any:
+        self.addresses.append(address)
+
+        @asynccontextmanager
+        async def connected() -> AsyncIterator[Any]:
+            self.made, self.open = self.made + 1, self.open + 1
+            made, number = SimpleNamespace(), self.made
+
+            async def list_tools(cursor: Any) -> Any:
+                listed = SimpleNamespace(name="grep", description="Greps.", input_schema=self.schema)
+                return SimpleNamespace(tools=[listed], next_cursor=None)
+
+            async def call_tool(name: str, arguments: Any) -> Any:
+                await asyncio.sleep(0.01 * arguments.get("late", 0))
+                if number == 1:
+                    raise ConnectionError(f"no way to {address}")
+                return SimpleNamespace(content=[SimpleNamespace(type="text", text="found")], is_error=False)
+
+            made.list_tools, made.call_tool = list_tools, call_tool
+            try:
+                yield made
+            finally:
+                self.open -= 1
+
+        return connected()
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+    made = Servers()
+    monkeypatch.setattr("mcp.Client", made.client)
+    monkeypatch.setattr(mcp_source, "_WAIT_SECONDS", 0.01)
+    return made
+
+
+def source(address: str = "https://a.test/mcp") -> McpSource:
+    return McpSource(environment_config("web", tools=["mcp"], mcp_servers=[address]))
+
+
+def test_a_broken_connection_is_replaced_once_for_all_calls_and_none_is_left_open(servers: Servers) -> None:
+    made = source()
+
+    async def run() -> list[Any]:
+        try:
+            calls = (made.tools[0].run({"late": late}, None) for late in range(8))
+            return await asyncio.gather(*calls)
+        finally:
+            assert servers.open == 1
+            await made.close()
+
+    assert [result.text for result in asyncio.run(run())] == ["found"] * 8
+    assert servers.made == 2
+    assert servers.open == 0
+
+
+def test_a_key_is_named_in_the_settings_and_stands_nowhere_else(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="MY_KEY is not set"):
+        source("https://a.test/mcp?key=${MY_KEY}")
+    monkeypatch.setenv("MY_KEY", "secret")
+    made = source("https://a.test/mcp?key=${MY_KEY}")
+    assert servers.addresses == ["https://a.test/mcp?key=secret"]
+    assert "secret" not in str(made.backend)
+    monkeypatch.setattr(mcp_source, "_ATTEMPTS", 1)
+
+    async def run() -> None:
+        try:
+            await made.tools[0].run({}, None)
+        finally:
+            await made.close()
+
+    with pytest.raises(OutageError, match=r"no way to https://a\.test/mcp\?key=\$\{MY_KEY\}"):
+        asyncio.run(run())
+    started = source("TOKEN=${MY_KEY} HOME=/x serve --fast")
+    asyncio.run(started.close())
+    parameters = servers.addresses[-1]
+    assert (parameters.command, parameters.args) == ("serve", ["--fast"])
+    assert (parameters.env["TOKEN"], parameters.env["HOME"]) == ("secret", "/x")
+
+
+def test_a_schemas_regular_expressions_are_left_to_the_server(servers: Servers) -> None:
+    made = source()
+    asyncio.run(made.close())
+    assert made.tools[0].schema["properties"] == {"pattern": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nonsense"},
+        {"properties": []},
+        {"properties": {"a": {"$ref": "#/nowhere"}}},
+        {"properties": {"a": {"anyOf": [{"$ref": "file:///etc/passwd"}]}}},
+        {"properties": {"a": {"$ref": "http://127.0.0.1:9/"}}},
+    ],
+)
+def test_schemas_that_cannot_be_used(servers: Servers, schema: Any) -> None:
+    servers.schema = schema
+    with pytest.raises(ConfigError, match="grep has a schema"):
+        make_sources(["mcp"], environment_config("web", tools=["mcp"], mcp_servers=["https://a.test/mcp"]))
