@@ -28,8 +28,8 @@ class McpSource(ToolSource):
     """All tools of all servers in ``mcp_servers``.
 
     A server is a URL (streamable HTTP) or a command line (stdio), with ``NAME=value`` for its environment in front. In
-    both ``${NAME}`` is a variable of our environment: a key stands there, and nowhere else. Connections live in a thread
-    of their own: tools are listed before there is an event loop, and several loops may call them.
+    both ``${NAME}`` is a variable of our environment: a key stands there, and nowhere else. Connections live in a
+    thread of their own: tools are listed before there is an event loop, and several loops may call them.
 
     Raises:
         ConfigError: No server is named, ``mcp`` is not installed, a key is not set, or a server cannot be reached.
@@ -80,7 +80,7 @@ class McpSource(ToolSource):
 
 
 def _without_patterns(schema: Any) -> Any:
-    """A schema without its regular expressions: the server has them, and one may take for ever on what a policy says."""
+    """A schema without its regular expressions: the server has them, and one may take for ever on a text."""
     if isinstance(schema, list):
         return [_without_patterns(part) for part in schema]
     if not isinstance(schema, Mapping):
