@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -42,14 +43,21 @@ class McpSource(ToolSource):
         if not config.mcp_servers:
             raise ConfigError("tools name mcp, and mcp_servers is empty: give the URLs or command lines of servers.")
         self.backend = f"mcp {' '.join(config.mcp_servers)}"
-        self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]
+        self._servers: list[_Server] = []
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="atommem-mcp", daemon=True).start()
+        if config.cassette is not None and config.cassette_mode != "live":
+            self._tools = self._recorded()  # nothing is asked, and no server started
+            self._loop.close()
+            return
+        self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]
+        threading.Thread(target=self._run, name="atommem-mcp", daemon=True).start()
         try:
             self._tools = [tool for server in self._servers for tool in self._listed(server)]
         except OutageError as error:
             self._stop()
             raise ConfigError(f"{error} Start it, or correct mcp_servers.") from error
+        if config.cassette is not None:
+            self._record()
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -60,6 +68,10 @@ class McpSource(ToolSource):
         """Close the connections; servers that were started for them end."""
         await asyncio.to_thread(self._stop)
 
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
     def _stop(self) -> None:
         if self._loop.is_running():
             for server in self._servers:
@@ -68,6 +80,33 @@ class McpSource(ToolSource):
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _record(self) -> None:
+        from atommem.envs.web.net.cassette import Cassette
+
+        listed = [[tool.name, tool.description, tool.schema] for tool in self._tools]
+        cassette = Cassette(self.config.cassette)
+        cassette.note(self._listing, ToolResult(json.dumps(listed)))
+        cassette.close()
+
+    def _recorded(self) -> list[Tool]:
+        from atommem.envs.web.net.cassette import Cassette
+
+        async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+            raise OutageError(f"{self.backend} is only recorded.")
+
+        cassette = Cassette(self.config.cassette, read_only=True)
+        listing = cassette.found(self._listing)
+        cassette.close()
+        if listing is None:
+            raise ConfigError(f"{self.config.cassette} holds no tools of {self.backend}: record with them first.")
+        return [Tool(*listed, run) for listed in json.loads(listing.text)]
+
+    @property
+    def _listing(self) -> Any:
+        from atommem.envs.web.net.cassette import LISTING, RecordedCall
+
+        return RecordedCall.of(LISTING, str(self.backend), {})
 
     def _listed(self, server: _Server) -> list[Tool]:
         def tool_of(listed: Any) -> Tool:

@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS calls (
 );
 CREATE TABLE IF NOT EXISTS spent (tool TEXT PRIMARY KEY, calls INTEGER NOT NULL, cost REAL NOT NULL);
 """
+LISTING = "tools/list"
+"""Stands for a tool where it is recorded which tools a server has."""
 LEASE_SECONDS = 30.0
 """For how long a call is left to who makes it, unless it says again that it does."""
 _MINE = "key = ? AND state = 'made' AND holder = ?"
@@ -155,8 +157,12 @@ class Cassette:
 
     def end(self, call: RecordedCall, result: ToolResult) -> None:
         """Record what came of `call`."""
-        packed = zstandard.compress(json.dumps(asdict(result)).encode())
-        self._set(call, "done", packed)
+        self._set(call, "done", _packed(result))
+
+    def note(self, call: RecordedCall, result: ToolResult) -> None:
+        """Record what nobody was paid for: what a server says of its tools."""
+        values = (call.key, call.tool, call.backend, call.arguments, time.time(), _packed(result))
+        self._file.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'done', NULL, NULL, ?, ?)", values)
 
     def fail(self, call: RecordedCall, message: str) -> None:
         """Record that `call` had an outage, for those who wait for it now."""
@@ -210,6 +216,10 @@ class Cassette:
             self._file.execute("ROLLBACK")
             raise
         self._file.execute("COMMIT")
+
+
+def _packed(result: ToolResult) -> bytes:
+    return zstandard.compress(json.dumps(asdict(result)).encode())
 
 
 def _unpacked(packed: bytes) -> ToolResult:
