@@ -34,6 +34,8 @@ LISTING = "tools/list"
 """Stands for a tool where it is recorded which tools a server has."""
 LEASE_SECONDS = 30.0
 """For how long a call is left to who makes it, unless it says again that it does."""
+_LARGEST = 64_000_000
+"""Bytes of a result."""
 _MINE = "key = ? AND state = 'made' AND holder = ?"
 """What a process may change: a call whose lease it has let run out is another's, and so is what came of it."""
 _WAIT_SECONDS = 60.0
@@ -223,8 +225,22 @@ def _packed(result: ToolResult) -> bytes:
 
 
 def _unpacked(packed: bytes) -> ToolResult:
-    values = json.loads(zstandard.decompress(packed))
-    return ToolResult(**{**values, "links": tuple(Link(**link) for link in values["links"])})
+    """A recorded result. Cassettes are passed on: what is in one may be damaged, or meant to do damage.
+
+    Raises:
+        DataError: It is no result.
+    """
+    try:
+        values = json.loads(_unzipped(packed))
+        return ToolResult(**{**values, "links": tuple(Link(**link) for link in values["links"])})
+    except (zstandard.ZstdError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DataError(f"a result on the cassette is damaged ({str(error)[:200]}): record it again.") from error
+
+
+def _unzipped(packed: bytes) -> bytes:
+    if zstandard.frame_content_size(packed) > _LARGEST:
+        raise ValueError(f"it says that it holds more than {_LARGEST:,} bytes")
+    return zstandard.decompress(packed, max_output_size=_LARGEST)
 
 
 def _mine(call: RecordedCall) -> tuple[bytes, str]:
