@@ -100,7 +100,7 @@ class McpSource(ToolSource):
         cassette.close()
         if listing is None:
             raise ConfigError(f"{self.config.cassette} holds no tools of {self.backend}: record with them first.")
-        return [Tool(*listed, run) for listed in json.loads(listing.text)]
+        return [Tool(name, said, schema, run) for name, said, schema in json.loads(listing.text)]
 
     @property
     def _listing(self) -> Any:
