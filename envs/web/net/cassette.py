@@ -102,7 +102,7 @@ class Cassette:
         if read_only and not self.path.is_file():
             raise ConfigError(f"there is no cassette {path}: record one first (cassette_mode live).")
         try:
-            uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+            uri = f"{self.path.absolute().as_uri()}?mode={_reading(self.path) if read_only else 'rwc'}"
             self._file = sqlite3.connect(
                 uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
             )
@@ -218,6 +218,13 @@ class Cassette:
             self._file.execute("ROLLBACK")
             raise
         self._file.execute("COMMIT")
+
+
+def _reading(path: Path) -> str:
+    """How to open a file to read it: where its folder cannot be written, SQLite must not look for other processes."""
+    log = path.with_name(path.name + "-wal")
+    whole = not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
+    return "ro&immutable=1" if whole else "ro"
 
 
 def _packed(result: ToolResult) -> bytes:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -282,3 +283,23 @@ def test_what_is_denied_now_is_not_shown_because_it_was_recorded(tmp_path: Path)
     denied = play(tmp_path / "c", cassette_mode="replay", deny_hosts=["ann.test"])
     assert recorded.steps[1].observation.values("text") == ["found Ann"]
     assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
+
+
+def test_a_cassette_in_a_folder_that_cannot_be_written_is_replayed() -> None:
+    with TemporaryDirectory() as folder:
+        cassette = Cassette(f"{folder}/c")
+        cassette.begin(CALL, 0.0)
+        cassette.end(CALL, RESULT)
+        cassette.close()
+        os.chmod(folder, 0o555)
+        child = os.fork()
+        if child == 0:  # not as root, who may write anywhere
+            try:
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                os._exit(Cassette(f"{folder}/c", read_only=True).found(CALL) != RESULT)
+            finally:
+                os._exit(2)
+        status = os.waitpid(child, 0)[1]
+        os.chmod(folder, 0o755)
+    assert status == 0
