@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from atommem.envs.web.net.reader_tools import LONGEST_TEXT
 from atommem.envs.web.tools import Tool, ToolResult, ToolSource
 from atommem.errors import ConfigError, OutageError
 
@@ -182,7 +183,7 @@ class _Server:
                 raise OutageError(f"the MCP server {self._address} cannot answer a call of {name}: {said}.") from error
             return ToolResult(self._without_keys(str(error)), is_error=True)
         shown = [part.text if part.type == "text" else f"({part.type})" for part in result.content]
-        return ToolResult("\n".join(shown), is_error=bool(result.is_error))
+        return ToolResult("\n".join(shown)[:LONGEST_TEXT], is_error=bool(result.is_error))
 
     async def close(self) -> None:
         """End the connection."""

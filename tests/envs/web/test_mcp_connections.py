@@ -29,6 +29,7 @@ class Servers:
     def __init__(self, schema: Any = SCHEMA) -> None:
         self.schema, self.made, self.open = schema, 0, 0
         self.addresses: list[Any] = []
+        self.more = ""
 
     def client(self, address: Any) -> Any:
         self.addresses.append(address)
@@ -46,7 +47,7 @@ class Servers:
                 await asyncio.sleep(0.01 * arguments.get("late", 0))
                 if number == 1:
                     raise ConnectionError(f"no way to {address}")
-                return SimpleNamespace(content=[SimpleNamespace(type="text", text="found")], is_error=False)
+                return SimpleNamespace(content=[SimpleNamespace(type="text", text="found" + self.more)], is_error=False)
 
             made.list_tools, made.call_tool = list_tools, call_tool
             try:
@@ -109,6 +110,18 @@ def test_a_key_is_named_in_the_settings_and_stands_nowhere_else(
     parameters = servers.addresses[-1]
     assert (parameters.command, parameters.args) == ("serve", ["--fast"])
     assert (parameters.env["TOKEN"], parameters.env["HOME"]) == ("secret", "/x")
+
+
+def test_a_result_without_end_is_cut_as_a_page_is(servers: Servers) -> None:
+    made, servers.more = source(), "x" * 600_000
+
+    async def run() -> str:
+        try:
+            return (await made.tools[0].run({}, None)).text
+        finally:
+            await made.close()
+
+    assert len(asyncio.run(run())) == 500_000
 
 
 def test_a_schemas_regular_expressions_are_left_to_the_server(servers: Servers) -> None:
