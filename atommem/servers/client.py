@@ -27,6 +27,8 @@ _TOO_LONG = re.compile(
     r"|inputs?`? (tokens|must have less)",
     re.IGNORECASE,
 )
+_OF_THE_ACCOUNT = re.compile(r"credit|quota|balance|billing|api.?key|unauthori[sz]ed", re.IGNORECASE)
+"""Some (Serper, Anthropic) say 400 to an account that is used up."""
 _FILTERED = re.compile(
     r"content[ _-]?(filter|policy|management)|moderation|flagged|safety|prohibited|inappropriate|data_inspection",
     re.IGNORECASE,
@@ -69,6 +71,13 @@ class RefusedError(Exception):
     def filtered(self) -> bool:
         """Whether a content filter refused the input."""
         return self.of_input and _FILTERED.search(f"{self.code} {self.message}") is not None
+
+    def of_account(self, asked: str) -> bool:
+        """Whether a 400 is about the account, in words that are not those of the request `asked`: a server may repeat
+        these, and whoever wrote them must not be able to make an outage of them.
+        """
+        said = {match[0].casefold() for match in _OF_THE_ACCOUNT.finditer(self.message)}
+        return self.status == 400 and any(word not in asked.casefold() for word in said)
 
     @property
     def of_access(self) -> bool:

@@ -124,7 +124,7 @@ class LLMJudge:
                     seed=self._seed + attempt,
                 )
             except RefusedError as error:
-                if error.of_input:  # a content filter, a limit: of this answer
+                if error.of_input and not error.of_account(prompt):  # a content filter, a limit: of this answer
                     return Verdict(0.0, f"refused: {error}", readable=False)
                 raise JudgeError(
                     f"The judge {self._model!r} at {self._client.base_url} refuses to judge ({error}): check "

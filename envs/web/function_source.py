@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atommem.envs.web.tools import Tool, ToolResult, ToolSource
-from atommem.errors import ConfigError
+from atommem.errors import AtomMemError, ConfigError
 
 
 class FunctionSource(ToolSource):
     """A typed Python function, plain or async, as a tool: its docstring describes it, its annotations are the schema.
+
+    As at an MCP server, what it raises is what the policy is shown, but for our own errors: `OutageError` where its
+    provider is out of reach. A plain one runs in a thread, and several calls of it may run at a time.
 
     Raises:
         ConfigError: The function lacks a docstring or annotations.
@@ -26,9 +30,16 @@ class FunctionSource(ToolSource):
         except (schemas.TypeHintParsingException, schemas.DocstringParsingException) as error:
             raise ConfigError(f"{function.__name__} is no tool: {error}") from error
 
+        is_async = inspect.iscoroutinefunction(function)
+
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
-            result = function(**arguments)
-            text = await result if inspect.isawaitable(result) else result
+            try:
+                result = function(**arguments) if is_async else await asyncio.to_thread(lambda: function(**arguments))
+                text = await result if inspect.isawaitable(result) else result
+            except AtomMemError:
+                raise
+            except Exception as error:
+                return ToolResult(f"{type(error).__name__}: {error}", is_error=True)
             return text if isinstance(text, ToolResult) else ToolResult(str(text))
 
         schema = {**described["parameters"], "additionalProperties": False}

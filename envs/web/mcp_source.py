@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from atommem.envs.web.net.reader_tools import LONGEST_TEXT
 from atommem.envs.web.tools import Tool, ToolResult, ToolSource
 from atommem.errors import ConfigError, OutageError
 
@@ -42,14 +44,21 @@ class McpSource(ToolSource):
         if not config.mcp_servers:
             raise ConfigError("tools name mcp, and mcp_servers is empty: give the URLs or command lines of servers.")
         self.backend = f"mcp {' '.join(config.mcp_servers)}"
-        self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]
+        self._servers: list[_Server] = []
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="atommem-mcp", daemon=True).start()
+        if config.cassette is not None and config.cassette_mode != "live":
+            self._tools = self._recorded()  # nothing is asked, and no server started
+            self._loop.close()
+            return
+        self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]
+        threading.Thread(target=self._run, name="atommem-mcp", daemon=True).start()
         try:
             self._tools = [tool for server in self._servers for tool in self._listed(server)]
         except OutageError as error:
             self._stop()
             raise ConfigError(f"{error} Start it, or correct mcp_servers.") from error
+        if config.cassette is not None:
+            self._record()
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -60,6 +69,10 @@ class McpSource(ToolSource):
         """Close the connections; servers that were started for them end."""
         await asyncio.to_thread(self._stop)
 
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
     def _stop(self) -> None:
         if self._loop.is_running():
             for server in self._servers:
@@ -68,6 +81,33 @@ class McpSource(ToolSource):
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _record(self) -> None:
+        from atommem.envs.web.net.cassette import Cassette
+
+        listed = [[tool.name, tool.description, tool.schema] for tool in self._tools]
+        cassette = Cassette(self.config.cassette)
+        cassette.note(self._listing, ToolResult(json.dumps(listed)))
+        cassette.close()
+
+    def _recorded(self) -> list[Tool]:
+        from atommem.envs.web.net.cassette import Cassette
+
+        async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+            raise OutageError(f"{self.backend} is only recorded.")
+
+        cassette = Cassette(self.config.cassette, read_only=True)
+        listing = cassette.found(self._listing)
+        cassette.close()
+        if listing is None:
+            raise ConfigError(f"{self.config.cassette} holds no tools of {self.backend}: record with them first.")
+        return [Tool(name, said, schema, run) for name, said, schema in json.loads(listing.text)]
+
+    @property
+    def _listing(self) -> Any:
+        from atommem.envs.web.net.cassette import LISTING, RecordedCall
+
+        return RecordedCall.of(LISTING, str(self.backend), {})
 
     def _listed(self, server: _Server) -> list[Tool]:
         def tool_of(listed: Any) -> Tool:
@@ -143,7 +183,7 @@ class _Server:
                 raise OutageError(f"the MCP server {self._address} cannot answer a call of {name}: {said}.") from error
             return ToolResult(self._without_keys(str(error)), is_error=True)
         shown = [part.text if part.type == "text" else f"({part.type})" for part in result.content]
-        return ToolResult("\n".join(shown), is_error=bool(result.is_error))
+        return ToolResult("\n".join(shown)[:LONGEST_TEXT], is_error=bool(result.is_error))
 
     async def close(self) -> None:
         """End the connection."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -68,7 +69,14 @@ class _Web:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.pages = {folded(document.title): document for document in task.documents if document.title}
+        titled: dict[str, dict[str, Document]] = {}
+        for document in task.documents:
+            if document.title:
+                titled.setdefault(folded(document.title), {}).setdefault(document.text, document)
+        # Paragraphs of one title are one page.
+        self.pages = {
+            title: replace(next(iter(said.values())), text="\n\n".join(said)) for title, said in titled.items()
+        }
         self._links: Mapping[str, Sequence[str]] | None = task.metadata.get("links")
         self._words = {title: Counter(words(f"{page.title} {page.text}")) for title, page in self.pages.items()}
         seen = Counter(word for words in self._words.values() for word in words)

@@ -94,13 +94,15 @@ class PageStore:
                 return
 
     def page(self, name: str) -> Page | None:
-        """The page of this id, URL or title. Passages of one title are one page, in the order in which they came."""
+        """The page of this id, URL or title. Passages of one title are one page, in the order in which they came; pages
+        of other addresses are not, whatever they call themselves."""
         select = "select text, title, url, id from pages where"
         rows = self._rows(f"{select} id = ? union all {select} url = ? limit 1", (name, name))
         if rows and rows[0][1] != name:
             return Page(*rows[0])
         rows = self._rows(f"{select} core = ? order by number limit 100", (core(name),))
         exact = [row for row in rows if folded(row[1]) == folded(name)] or rows[:1]
+        exact = [row for row in exact if row[2] == exact[0][2]]
         return Page("\n\n".join(row[0] for row in exact), *exact[0][1:]) if exact else None
 
     def cores(self, names: Iterable[str]) -> dict[str, str]:

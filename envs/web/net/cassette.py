@@ -30,8 +30,12 @@ CREATE TABLE IF NOT EXISTS calls (
 );
 CREATE TABLE IF NOT EXISTS spent (tool TEXT PRIMARY KEY, calls INTEGER NOT NULL, cost REAL NOT NULL);
 """
+LISTING = "tools/list"
+"""Stands for a tool where it is recorded which tools a server has."""
 LEASE_SECONDS = 30.0
 """For how long a call is left to who makes it, unless it says again that it does."""
+_LARGEST = 64_000_000
+"""Bytes of a result."""
 _MINE = "key = ? AND state = 'made' AND holder = ?"
 """What a process may change: a call whose lease it has let run out is another's, and so is what came of it."""
 _WAIT_SECONDS = 60.0
@@ -98,7 +102,7 @@ class Cassette:
         if read_only and not self.path.is_file():
             raise ConfigError(f"there is no cassette {path}: record one first (cassette_mode live).")
         try:
-            uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+            uri = f"{self.path.absolute().as_uri()}?mode={_reading(self.path) if read_only else 'rwc'}"
             self._file = sqlite3.connect(
                 uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
             )
@@ -155,8 +159,12 @@ class Cassette:
 
     def end(self, call: RecordedCall, result: ToolResult) -> None:
         """Record what came of `call`."""
-        packed = zstandard.compress(json.dumps(asdict(result)).encode())
-        self._set(call, "done", packed)
+        self._set(call, "done", _packed(result))
+
+    def note(self, call: RecordedCall, result: ToolResult) -> None:
+        """Record what nobody was paid for: what a server says of its tools."""
+        values = (call.key, call.tool, call.backend, call.arguments, time.time(), _packed(result))
+        self._file.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'done', NULL, NULL, ?, ?)", values)
 
     def fail(self, call: RecordedCall, message: str) -> None:
         """Record that `call` had an outage, for those who wait for it now."""
@@ -212,9 +220,34 @@ class Cassette:
         self._file.execute("COMMIT")
 
 
+def _reading(path: Path) -> str:
+    """How to open a file to read it: where its folder cannot be written, SQLite must not look for other processes."""
+    log = path.with_name(path.name + "-wal")
+    whole = not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
+    return "ro&immutable=1" if whole else "ro"
+
+
+def _packed(result: ToolResult) -> bytes:
+    return zstandard.compress(json.dumps(asdict(result)).encode())
+
+
 def _unpacked(packed: bytes) -> ToolResult:
-    values = json.loads(zstandard.decompress(packed))
-    return ToolResult(**{**values, "links": tuple(Link(**link) for link in values["links"])})
+    """A recorded result. Cassettes are passed on: what is in one may be damaged, or meant to do damage.
+
+    Raises:
+        DataError: It is no result.
+    """
+    try:
+        values = json.loads(_unzipped(packed))
+        return ToolResult(**{**values, "links": tuple(Link(**link) for link in values["links"])})
+    except (zstandard.ZstdError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DataError(f"a result on the cassette is damaged ({str(error)[:200]}): record it again.") from error
+
+
+def _unzipped(packed: bytes) -> bytes:
+    if zstandard.frame_content_size(packed) > _LARGEST:
+        raise ValueError(f"it says that it holds more than {_LARGEST:,} bytes")
+    return zstandard.decompress(packed, max_output_size=_LARGEST)
 
 
 def _mine(call: RecordedCall) -> tuple[bytes, str]:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import ssl
 import zlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from email.message import Message
 
@@ -72,8 +73,8 @@ class Fetcher:
         ]
         self._tls = tls_context()
 
-    async def fetch(self, url: str) -> Fetched:
-        """The page at `url`.
+    async def fetch(self, url: str, check: Callable[[str], Awaitable[None]] | None = None) -> Fetched:
+        """The page at `url`; `check` is asked before each address that is asked for, those of redirects too.
 
         Raises:
             PageError: It is not there, not allowed, too slow, too large, or its server breaks off.
@@ -81,7 +82,7 @@ class Fetcher:
         """
         try:
             async with asyncio.timeout(self._limits.seconds):
-                return await self._follow(self.checked(url))
+                return await self._follow(self.checked(url), check)
         except TimeoutError as error:
             raise PageError(f"{url} takes longer than {self._limits.seconds:g} seconds.") from error
 
@@ -96,8 +97,10 @@ class Fetcher:
             raise PageError(f"{parsed.host} may not be visited for this address.")
         return parsed
 
-    async def _follow(self, url: httpx.URL) -> Fetched:
+    async def _follow(self, url: httpx.URL, check: Callable[[str], Awaitable[None]] | None) -> Fetched:
         for _ in range(self._limits.redirects + 1):
+            if check is not None:
+                await check(str(url))
             found = await self._get(url)
             if isinstance(found, Fetched):
                 return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import unquote_plus
@@ -17,8 +16,6 @@ from atommem.servers.transport import tls_context
 
 _OF_THE_CALL = (400, 409, 413, 415, 422, 451)
 """Statuses that a provider has for a query that it does not take, or a page that it cannot get."""
-_OF_THE_ACCOUNT = re.compile(r"credit|quota|balance|billing|api.?key|unauthori[sz]ed", re.IGNORECASE)
-"""Serper says 400 to an account that is used up."""
 
 
 class Provider:
@@ -68,10 +65,7 @@ class Provider:
         try:
             return await request
         except RefusedError as error:
-            # A provider may repeat what it was asked, and a policy must not be able to write itself an outage.
-            said = {match[0].casefold() for match in _OF_THE_ACCOUNT.finditer(error.message)}
-            of_account = error.status == 400 and any(word not in unquote_plus(asked).casefold() for word in said)
-            if error.status in _OF_THE_CALL and not of_account:
+            if error.status in _OF_THE_CALL and not error.of_account(unquote_plus(asked)):
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
             raise OutageError(
                 f"{self._client.base_url} refuses {self.service} requests ({error}): check "

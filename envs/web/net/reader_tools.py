@@ -88,10 +88,7 @@ class Direct(ReaderSource):
         await asyncio.to_thread(self._extraction.close)
 
     async def _read(self, url: str) -> ToolResult:
-        url = str(self._fetcher.checked(url))
-        if self._robots is not None:
-            await self._robots.check(url)
-        page = await self._fetcher.fetch(url)
+        page = await self._fetcher.fetch(url, None if self._robots is None else self._robots.check)
         read = await self._text(page)
         links = tuple(Link(name, target) for target, name in read["links"])
         return ToolResult(read["text"], title=read["title"] or page.url, links=links, origin=page.url)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from atommem.envs.web.net.cassette import LEASE_SECONDS, Budget, Cassette, Outage, RecordedCall
+from atommem.envs.web.net.provider import host_lists
 from atommem.envs.web.tools import Run, Tool, ToolResult, ToolSource
 from atommem.errors import OutageError
 
@@ -101,6 +102,7 @@ class RecordedSource(ToolSource):
         super().__init__(source.config)
         self._source = source
         self._recorder = recorder
+        self._hosts = host_lists(source.config)
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -116,6 +118,9 @@ class RecordedSource(ToolSource):
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
             assert self._source.backend is not None
             call = RecordedCall.of(tool.name, self._source.backend, arguments)
-            return await self._recorder.call(call, lambda: tool.run(arguments, task))
+            result = await self._recorder.call(call, lambda: tool.run(arguments, task))
+            if not self._hosts.allows_name(result.origin):  # recorded when it was not denied yet
+                return ToolResult(f"{result.origin} may not be visited.", is_error=True)
+            return result
 
         return run

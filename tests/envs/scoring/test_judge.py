@@ -140,6 +140,13 @@ async def test_an_answer_that_is_refused_is_wrong_and_ends_nothing(reply: Reply)
     assert verdict.text
 
 
+async def test_an_empty_account_stops_a_judge_and_an_answer_that_speaks_of_one_does_not() -> None:
+    empty = refusal(400, "Your credit balance is too low")
+    with pytest.raises(JudgeError, match="credit balance"):
+        await make(FakeChat(empty))(QUESTION, "x")
+    assert not (await make(FakeChat(empty))(QUESTION, "credit balance")).readable
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_a_judge_that_refuses_everything_stops_with_what_to_do(status: int) -> None:
     with pytest.raises(JudgeError, match=rf"'m'.*refuses to judge.*{status}.*judge_model.*ATOMMEM_JUDGE_API_KEY"):

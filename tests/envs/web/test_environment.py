@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -234,6 +235,47 @@ def test_a_typed_function_is_a_tool() -> None:
     assert '"search"' not in system
 
 
+async def failing(place: str) -> str:
+    """
+    Fails.
+
+    Args:
+        place: Where; "out" for an outage.
+    """
+    if place == "out":
+        raise OutageError("the station is gone")
+    raise KeyError(place)
+
+
+def stalling(place: str) -> str:
+    """
+    Waits for something without letting others go on.
+
+    Args:
+        place: Where.
+    """
+    time.sleep(0.3)
+    return "calm"
+
+
+def test_a_function_that_fails_says_so_and_one_that_waits_holds_up_nobody() -> None:
+    tools = [f"{__name__}:failing", f"{__name__}:stalling"]
+    episode = play([call("failing", place="x"), ANSWER], tools=tools)
+    assert texts(episode)[1] == ["KeyError: 'x'"]
+    assert play([call("failing", place="out")], tools=tools).stop_reason is StopReason.FAILED
+
+    async def run() -> int:
+        runner, ticks = make_runner([call("stalling", place="x"), ANSWER], tools=tools), 0
+        playing = asyncio.create_task(runner.run(make_task()))
+        while not playing.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        assert texts(playing.result())[1] == ["calm"]
+        return ticks
+
+    assert asyncio.run(run()) > 10
+
+
 def untyped(place):  # type: ignore[no-untyped-def]
     """Has no annotations."""
 
@@ -271,6 +313,13 @@ def test_the_first_page_is_shown_where_the_task_names_one() -> None:
     episode = play([ANSWER], make_task(start="Ann"))
     assert texts(episode)[0] == [PAGES[0].text]
     assert episode.steps[0].observation.values("left") == [40]
+
+
+def test_paragraphs_of_one_title_are_one_page() -> None:
+    texts = ("Ann was born in Fenford.", "Ann lives in Oakrest.", "Ann lives in Oakrest.")
+    task = Task("t", (Question("Where?", ("Oakrest",)),), tuple(Document("Ann", text) for text in texts))
+    shown = play([call("visit", page="Ann"), ANSWER], task).steps[1].observation.values("text")
+    assert shown == ["Ann was born in Fenford.\n\nAnn lives in Oakrest."]
 
 
 def test_links_may_be_said_and_may_be_dead() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,9 @@ from atommem.environment import environment_config
 from atommem.envs.web import mcp_source
 from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.sources import make_sources
+from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError
+from tests.envs.web.test_environment import ANSWER, call, make_runner, make_task
 
 pytest.importorskip("mcp")
 SCHEMA: Any = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": "(a+)+$"}}}
@@ -26,6 +29,7 @@ class Servers:
     def __init__(self, schema: Any = SCHEMA) -> None:
         self.schema, self.made, self.open = schema, 0, 0
         self.addresses: list[Any] = []
+        self.more = ""
 
     def client(self, address: Any) -> Any:
         self.addresses.append(address)
@@ -43,7 +47,7 @@ class Servers:
                 await asyncio.sleep(0.01 * arguments.get("late", 0))
                 if number == 1:
                     raise ConnectionError(f"no way to {address}")
-                return SimpleNamespace(content=[SimpleNamespace(type="text", text="found")], is_error=False)
+                return SimpleNamespace(content=[SimpleNamespace(type="text", text="found" + self.more)], is_error=False)
 
             made.list_tools, made.call_tool = list_tools, call_tool
             try:
@@ -108,10 +112,45 @@ def test_a_key_is_named_in_the_settings_and_stands_nowhere_else(
     assert (parameters.env["TOKEN"], parameters.env["HOME"]) == ("secret", "/x")
 
 
+def test_a_result_without_end_is_cut_as_a_page_is(servers: Servers) -> None:
+    made, servers.more = source(), "x" * 600_000
+
+    async def run() -> str:
+        try:
+            return (await made.tools[0].run({}, None)).text
+        finally:
+            await made.close()
+
+    assert len(asyncio.run(run())) == 500_000
+
+
 def test_a_schemas_regular_expressions_are_left_to_the_server(servers: Servers) -> None:
     made = source()
     asyncio.run(made.close())
     assert made.tools[0].schema["properties"] == {"pattern": {"type": "string"}}
+
+
+def test_a_replay_starts_no_server(servers: Servers, tmp_path: Path) -> None:
+    def play(**settings: Any) -> Episode:
+        settings = {"mcp_servers": ["https://a.test/mcp"], "cassette": str(tmp_path / "c"), **settings}
+        runner = make_runner([call("grep", pattern="x"), ANSWER], tools=["mcp"], **settings)
+
+        async def run() -> Episode:
+            try:
+                return await runner.run(make_task())
+            finally:
+                await runner.agent.environments.close()
+
+        return asyncio.run(run())
+
+    recorded, made = play(), servers.made
+    for mode in ("replay", "frozen"):
+        assert [step.observation for step in play(cassette_mode=mode).steps] == [
+            step.observation for step in recorded.steps
+        ]
+    assert servers.made == made
+    with pytest.raises(ConfigError, match="holds no tools of mcp other"):
+        play(cassette_mode="replay", mcp_servers=["other"])
 
 
 @pytest.mark.parametrize(

@@ -245,3 +245,20 @@ def test_a_snippet_is_where_the_most_of_the_query_is_said() -> None:
 
 def test_batched() -> None:
     assert list(batched("abc", 2)) == [("a", "b"), ("c",)]
+
+
+def test_a_page_that_calls_itself_as_another_does_not_speak_for_it(tmp_path: Path) -> None:
+    pages = [
+        Page("Ann lives in Oakrest.", "Ann", "https://a.test/"),
+        Page("Ann lives in Fenford.", "Ann", "https://evil.test/"),
+        Page("Bob one.", "Bob"),
+        Page("Bob two.", "Bob"),
+    ]
+    build_corpus(pages, tmp_path / "c")
+    corpus = Corpus(tmp_path / "c")
+    ann, bob = corpus.page("ann"), corpus.page("Bob")
+    assert ann is not None
+    assert bob is not None
+    assert (ann.text, ann.url) == ("Ann lives in Oakrest.", "https://a.test/")
+    assert bob.text == "Bob one.\n\nBob two."
+    asyncio.run(corpus.close())

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import zstandard
 
 from atommem.environment import environment_config
 from atommem.envs.web.net import cassette as cassettes
@@ -257,3 +259,47 @@ def test_who_has_let_a_lease_run_out_changes_nothing_of_what_another_recorded(
     first.end(CALL, ToolResult("another answer"))
     first.release(CALL)
     assert second.found(CALL) == RESULT
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"no zstd",
+        zstandard.compress(b"[1]"),
+        zstandard.compress(b'{"links": [5]}'),
+        zstandard.compress(b"0" * 100_000_000),
+    ],
+)
+def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, packed: bytes) -> None:
+    cassette = Cassette(tmp_path / "c")
+    cassette.begin(CALL, 0.0)
+    cassette._set(CALL, "done", packed)
+    with pytest.raises(DataError, match="is damaged"):
+        cassette.found(CALL)
+
+
+def test_what_is_denied_now_is_not_shown_because_it_was_recorded(tmp_path: Path) -> None:
+    recorded = play(tmp_path / "c")
+    denied = play(tmp_path / "c", cassette_mode="replay", deny_hosts=["ann.test"])
+    assert recorded.steps[1].observation.values("text") == ["found Ann"]
+    assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
+
+
+def test_a_cassette_in_a_folder_that_cannot_be_written_is_replayed() -> None:
+    with TemporaryDirectory() as folder:
+        cassette = Cassette(f"{folder}/c")
+        cassette.begin(CALL, 0.0)
+        cassette.end(CALL, RESULT)
+        cassette.close()
+        os.chmod(folder, 0o555)
+        child = os.fork()
+        if child == 0:  # not as root, who may write anywhere
+            try:
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                os._exit(Cassette(f"{folder}/c", read_only=True).found(CALL) != RESULT)
+            finally:
+                os._exit(2)
+        status = os.waitpid(child, 0)[1]
+        os.chmod(folder, 0o755)
+    assert status == 0

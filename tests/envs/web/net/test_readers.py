@@ -128,6 +128,10 @@ def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_g
     assert "does not let robots read" in refused.text
     assert not fine.is_error
     assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /open"]
+    routes["/in"] = answering("", status=302, Location="/private/a")
+    with serving(routes) as (host, asked):
+        assert "does not let robots read" in read(direct(obey_robots=True), f"http://{host}/in")[0].text
+    assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /in"]
     with serving({"/open": answering(PAGE)}) as (host, _):
         assert not read(direct(obey_robots=True), f"http://{host}/open")[0].is_error, "no rules: all is allowed"
     with serving({"/open": answering(PAGE), "/robots.txt": answering("", status=503)}) as (host, _):
