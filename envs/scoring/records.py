@@ -190,8 +190,11 @@ def record_of(
 
 
 def main_metric(records: Iterable[EpisodeRecord]) -> str:
-    """The score that stands for all: ``em``, or ``reward`` where an environment has no exact match."""
-    scored = [record for record in records if not record.failed]
+    """The score that stands for all: ``em``, or ``reward`` where an environment has no exact match.
+
+    What failed or overflowed does not tell which of them there would be.
+    """
+    scored = [record for record in records if not record.failed and not record.overflowed]
     return "reward" if scored and not any(record.scores("em") for record in scored) else "em"
 
 

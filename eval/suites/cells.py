@@ -82,7 +82,7 @@ class Cell:
         """Count an episode that ended, in this run or in an earlier one."""
         self.done += 1
         self.failed += record.failed
-        if not record.failed:
+        if not (record.failed or record.overflowed):
             self.metric = main_metric([record])
             self._scores += record.scores(self.metric)
         if self.state == "running" and self.done > self._earlier:

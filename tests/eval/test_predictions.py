@@ -80,7 +80,9 @@ def test_longmemeval(tmp_path: Path) -> None:
 
 def test_columns_of_one_benchmark_have_files_of_their_own(tmp_path: Path) -> None:
     found = [
-        Evaluation(tmp_path, "ours", dataset, documents=200, records=(record("hotpotqa", "t0", question("a", dataset)),))
+        Evaluation(
+            tmp_path, "ours", dataset, documents=200, records=(record("hotpotqa", "t0", question("a", dataset)),)
+        )
         for dataset in ("hotpotqa", "own paragraphs")
     ]
     paths = write_predictions(found, tmp_path / "out")
