@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -124,6 +125,13 @@ def test_ours_stands_beside_the_papers_with_the_difference_and_its_interval() ->
     assert "| C 2048 K 3 | 76.2 | 70.0, n 10 | -6.2 [" in text
     costs = beside(table_of("table6"), results)
     assert costs["columns"] == ["seconds", "tokens/completion", "steps", "retrievals"]
+    records = (
+        replace(record, stop_reason="context_overflow", sums={**record.sums, "steps": 99.0})
+        for record in found[0].records
+    )
+    too_long = replace(found[0], dataset="2wiki", records=tuple(records))
+    again = beside(table_of("table6"), make_results(group([*found, too_long])))
+    assert again["rows"] == costs["rows"], "a prompt that did not fit is no cost either"
     with pytest.raises(ConfigError, match="paper is 'table9'"):
         table_of("table9")
 
