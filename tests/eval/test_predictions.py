@@ -100,6 +100,24 @@ def test_what_has_no_format_or_no_ids(tmp_path: Path) -> None:
         written(tmp_path, record("musique", "t0", question("a", "x")), gold=gold)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--deltas"], "give it with --reference"),
+        (["--gold", "gold.jsonl"], "give --export predictions"),
+        (["--paper", "table9"], "paper is 'table9': give one of table1"),
+    ],
+)
+async def test_what_would_do_nothing_is_refused_before_anything_is_written(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner, _ = make_runner()
+    await evaluate([make_task("t0")], runner, tmp_path / "ours", progress=False)
+    assert main(["report", str(tmp_path / "ours"), "--out", str(tmp_path / "report"), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
+
+
 async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runner, _ = make_runner()
     await evaluate([make_task("t0", questions=2)], runner, tmp_path / "ours", progress=False)
