@@ -315,13 +315,3 @@ def estimates(records: Sequence[EpisodeRecord], metrics: Iterable[str]) -> dict[
 def unit_of(record: EpisodeRecord) -> str:
     """What its scores vary together with: its conversation, or else its task alone."""
     return f"group {record.group}" if record.group else f"task {record.task_id}"
-
-
-def task_scores(records: Iterable[EpisodeRecord], metric: str = "em") -> dict[str, list[float]]:
-    """By task id, its scores over all its episodes (`EpisodeRecord.scores`); tasks without any are absent."""
-    scores: dict[str, list[float]] = {}
-    for record in records:
-        found = record.scores(metric)
-        if found:
-            scores.setdefault(record.task_id, []).extend(found)
-    return scores
