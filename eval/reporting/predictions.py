@@ -27,6 +27,7 @@ from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.errors import ConfigError, DataError
 from atommem.eval.output import file_stem
 from atommem.eval.reporting.evaluations import Evaluation
+from atommem.untrusted import clean
 
 KEY = "atommem_prediction"
 Answers = Mapping[tuple[str, str], QuestionRecord]
@@ -69,7 +70,7 @@ def write_predictions(evaluations: Sequence[Evaluation], out: Path, gold: Path |
             name = f"{item.row}-{data}" + (f"-{item.documents}" if item.documents else "") + f"-seed{item.seed}"
             out.mkdir(parents=True, exist_ok=True)
             path = out / f"{file_stem(name)}.{FORMATS[source].ending}"
-            path.write_text(FORMATS[source].text(answers, rows), encoding="utf-8")
+            path.write_text(clean(FORMATS[source].text(answers, rows)), encoding="utf-8")
             written.append(path)
     if not written:
         found = sorted({record.source or "unknown" for item in evaluations for record in item.records})

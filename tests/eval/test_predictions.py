@@ -78,6 +78,11 @@ def test_longmemeval(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == [{"question_id": "lme0", "hypothesis": "right"}]
 
 
+@pytest.mark.parametrize("source", ["hotpotqa", "musique", "locomo", "longmemeval"])
+def test_an_answer_that_no_file_takes_is_written_all_the_same(tmp_path: Path, source: str) -> None:
+    assert "half of a" in written(tmp_path, record(source, "t0", question("c-0", "half of a \ud83d", "temporal")))
+
+
 def test_columns_of_one_benchmark_have_files_of_their_own(tmp_path: Path) -> None:
     found = [
         Evaluation(
