@@ -53,6 +53,22 @@ def test_every_divergence_stands_in_the_docs_with_its_reason() -> None:
     [
         ({"settings": {"temperature": 1.0}}, "table2_ablation: temperature is 1.0"),
         ({"settings": {"max_tokens": 1024}}, "table2_ablation: max_tokens is 1024"),
+        ({"settings": {"embedder": "hashing"}}, "table2_ablation: embedder is hashing"),
+        ({"settings": {"capacity": 20}}, "table2_ablation: capacity is 20"),
+        ({"settings": {"samples_per_task": 4}}, "table2_ablation: samples_per_task is 4"),
+        ({"settings": {"disabled_actions": ["read"]}}, "table2_ablation: disabled_actions is ['read']"),
+        (
+            {"rows": [{"method": "atommem", "label": "without update", "settings": {"disabled_actions": ["read"]}}]},
+            "table2_ablation: disabled_actions of atommem, without update is ['read']",
+        ),
+        (
+            {"data": [{"benchmark": "musique", "documents": 200, "n": 600}], "settings": {"limit": 5}},
+            "table2_ablation: n is 5",
+        ),
+        (
+            {"data": [{"benchmark": "musique", "documents": 200, "n": 600, "distractors": "own"}]},
+            "table2_ablation: distractors is own",
+        ),
         ({"rows": [{"method": "atommem", "policy": "base"}]}, "table2_ablation: policy of atommem is base"),
         ({"rows": [{"method": "rag"}]}, "table2_ablation: row rag is ours"),
         ({"rows": [{"method": "rag"}]}, "table2_ablation: no row atommem"),
