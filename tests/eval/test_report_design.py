@@ -85,6 +85,12 @@ def test_the_unit_is_found_in_the_records() -> None:
     """Questions that come again are one unit; so are the tasks of one conversation."""
     evaluation = made("a", [{"em": float(n % 2)} for n in range(20)])
     assert results_of(evaluation)["cells"][0]["metrics"]["em"]["unit"] == "group"
+    talks = replace(
+        evaluation, records=tuple(replace(r, group=f"talk {int(r.task_id[1:]) % 2}") for r in evaluation.records)
+    )
+    (cell,) = results_of(talks)["cells"]
+    lines = dict(zip(*([str(value) for value in column.cells] for column in report_table(cell).columns), strict=True))
+    assert lines["independent units / questions scored"] == "2 / 20", "20 tasks, of two conversations"
     again = tuple(
         replace(record, questions=(replace(record.questions[0], id=f"q{number % 5}"),))
         for number, record in enumerate(evaluation.records)
