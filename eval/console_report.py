@@ -72,7 +72,7 @@ def _scores(columns: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _episodes(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    yield ["tasks / questions scored", *(_counts(main_score(summary)) for summary in columns.values())]
+    yield ["independent units / questions scored", *(_counts(main_score(summary)) for summary in columns.values())]
     yield ["episodes", *(str(summary["episodes"]) for summary in columns.values())]
     yield ["  of these failed (not scored)", *(str(summary["failed"]) for summary in columns.values())]
     if any(summary["overflow"] for summary in columns.values()):

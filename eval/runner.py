@@ -166,7 +166,7 @@ class _Bar:
 
     def _count(self, record: EpisodeRecord) -> None:
         self._failed += record.failed
-        if not record.failed:
+        if not (record.failed or record.overflowed):
             self._metric = main_metric([record])
             self._scores += record.scores(self._metric)
 

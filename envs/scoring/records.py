@@ -190,8 +190,11 @@ def record_of(
 
 
 def main_metric(records: Iterable[EpisodeRecord]) -> str:
-    """The score that stands for all: ``em``, or ``reward`` where an environment has no exact match."""
-    scored = [record for record in records if not record.failed]
+    """The score that stands for all: ``em``, or ``reward`` where an environment has no exact match.
+
+    What failed or overflowed does not tell which of them there would be.
+    """
+    scored = [record for record in records if not record.failed and not record.overflowed]
     return "reward" if scored and not any(record.scores("em") for record in scored) else "em"
 
 
@@ -312,13 +315,3 @@ def estimates(records: Sequence[EpisodeRecord], metrics: Iterable[str]) -> dict[
 def unit_of(record: EpisodeRecord) -> str:
     """What its scores vary together with: its conversation, or else its task alone."""
     return f"group {record.group}" if record.group else f"task {record.task_id}"
-
-
-def task_scores(records: Iterable[EpisodeRecord], metric: str = "em") -> dict[str, list[float]]:
-    """By task id, its scores over all its episodes (`EpisodeRecord.scores`); tasks without any are absent."""
-    scores: dict[str, list[float]] = {}
-    for record in records:
-        found = record.scores(metric)
-        if found:
-            scores.setdefault(record.task_id, []).extend(found)
-    return scores

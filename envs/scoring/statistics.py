@@ -234,7 +234,9 @@ def paired_difference(
     """The mean of paired differences, its interval, and its test.
 
     The interval is Student's t around the mean with the variance over units, G/(G-1) sum_u e_u^2 / n^2, and
-    G - 1 degrees of freedom; the test is `sign_flip_test`.
+    G - 1 degrees of freedom; the test is `sign_flip_test`. Where no unit differs from another (two evaluations agree
+    in all), that interval would have no width, however few units there are: then as large a part of all units may be
+    of any other kind as Wilson's interval allows for a proportion of which none was seen.
 
     Args:
         differences: Of each question, its score in the second minus that in the first.
@@ -250,10 +252,13 @@ def paired_difference(
     values = np.asarray(differences, dtype=float)
     n, count = len(values), units.count
     mean = float(values.mean())
-    half = 1.0  # one unit says nothing about how units differ
-    if count > 1:
-        half = _quantile(confidence, count - 1) * sqrt(count / (count - 1) * units.variance(values - mean)) / n
-    low, high = max(-1.0, mean - half), min(1.0, mean + half)
+    low, high = -1.0, 1.0  # one unit says nothing about how units differ
+    if count > 1 and (variance := units.variance(values - mean)) > 1e-12:
+        half = _quantile(confidence, count - 1) * sqrt(count / (count - 1) * variance) / n
+        low, high = max(-1.0, mean - half), min(1.0, mean + half)
+    elif count > 1:
+        other = wilson_interval(0, count, confidence)[1]
+        low, high = mean - other * (1 + mean), mean + other * (1 - mean)
     return Difference(mean, low, high, sign_flip_test(values, units), n, count)
 
 

@@ -48,7 +48,9 @@ def gaia_score(answer: str | None, golds: Sequence[str]) -> float:
     each other in order, numbers as numbers and others as text with its punctuation. Else texts are compared without
     white space, punctuation and case.
     """
-    return 0.0 if answer is None else float(any(_gaia_equal(answer, gold) for gold in golds))
+    if answer is None or not answer.strip():  # the original holds nothing equal to punctuation
+        return 0.0
+    return float(any(_gaia_equal(answer, gold) for gold in golds))
 
 
 def _gaia_equal(answer: str, gold: str) -> bool:

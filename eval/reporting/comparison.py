@@ -6,13 +6,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from atommem.envs.scoring.paired import Comparison, compare
-from atommem.envs.scoring.records import EpisodeRecord, main_metric, metric_names, task_scores
+from atommem.envs.scoring.paired import Comparison, compare, question_scores
+from atommem.envs.scoring.records import EpisodeRecord, main_metric, metric_names
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.scores import label, ordered
@@ -98,9 +99,11 @@ def _print(
     table.add_column(name, justify="right")
     table.add_column("failed", justify="right")
     table.add_column("folder")
-    for letter, side in (("A", first), ("B", second)):
-        scores = task_scores(side.records, comparison.metric)
-        common = [score for task in comparison.changes for score in scores[task]]
+    by_question = [question_scores(side.records, comparison.metric) for side in (first, second)]
+    shared = by_question[0].keys() & by_question[1].keys()
+    for letter, side, scores in zip("AB", (first, second), by_question, strict=True):
+        # As the difference below: a question whose episodes failed in part counts as much as any other.
+        common = [fmean(scores[key][2]) for key in sorted(shared)]
         failed = sum(record.failed for record in side.records)
         table.add_row(letter, f"{sum(common) / len(common):.3f}" if common else "-", str(failed), str(side.folder))
     console.print(table)

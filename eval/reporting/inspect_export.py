@@ -59,7 +59,7 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
         {
             "name": name,
             "scorer": name,
-            "scored_samples": len(item.records) - summary["failed"],
+            "scored_samples": len(item.records) - summary["failed"] - summary["overflow"],
             "metrics": {
                 key: {"name": key, "value": estimate[part]}
                 for key, part in (("mean", "mean"), ("ci_low", "low"), ("ci_high", "high"), ("questions", "n"))

@@ -99,9 +99,11 @@ class PageData:
             elif not record.failed:
                 trails = answer_trails(episode, record)
                 inspection.add(episode, record)
-            fates = [losses.fate(question, trail) for question, trail in zip(record.questions, trails, strict=True)]
-            for fate in fates:
-                losses.add(fate)
+            fates: list[Fate | None] = [None] * len(record.questions)
+            if not record.overflowed:  # in no score, and so in no count of what became of it
+                fates = [losses.fate(question, trail) for question, trail in zip(record.questions, trails, strict=True)]
+                for fate in fates:
+                    losses.add(fate)
             if record.key in chosen:
                 yield record, episode, trails, fates
 

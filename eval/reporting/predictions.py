@@ -27,6 +27,7 @@ from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.errors import ConfigError, DataError
 from atommem.eval.output import file_stem
 from atommem.eval.reporting.evaluations import Evaluation
+from atommem.untrusted import clean
 
 KEY = "atommem_prediction"
 Answers = Mapping[tuple[str, str], QuestionRecord]
@@ -65,10 +66,11 @@ def write_predictions(evaluations: Sequence[Evaluation], out: Path, gold: Path |
     for item in evaluations:
         for source in sorted({record.source for record in item.records} & FORMATS.keys()):
             answers = _answers([record for record in item.records if record.source == source])
-            name = f"{item.row}-{source}" + (f"-{item.documents}" if item.documents else "") + f"-seed{item.seed}"
+            data = source if item.dataset == source else f"{item.dataset}-{source}"
+            name = f"{item.row}-{data}" + (f"-{item.documents}" if item.documents else "") + f"-seed{item.seed}"
             out.mkdir(parents=True, exist_ok=True)
             path = out / f"{file_stem(name)}.{FORMATS[source].ending}"
-            path.write_text(FORMATS[source].text(answers, rows), encoding="utf-8")
+            path.write_text(clean(FORMATS[source].text(answers, rows)), encoding="utf-8")
             written.append(path)
     if not written:
         found = sorted({record.source or "unknown" for item in evaluations for record in item.records})

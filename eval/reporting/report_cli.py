@@ -60,13 +60,14 @@ def write_report(
         DataError: `training` cannot be read.
         TraceError: A trace is broken.
     """
+    published = None if paper is None else table_of(paper)
     cells = make_cells(evaluations)
     metrics = read_training(training) if training is not None else []
     page = PageData(cells, max_episodes=max_episodes, efficiency=efficiency)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
-    results |= {"deltas": deltas, "published": None if paper is None else beside(table_of(paper), results)}
+    results |= {"deltas": deltas, "published": published and beside(published, results)}
     write_results(results, out)
     (out / "tables.md").write_text(clean(markdown_tables(results)), encoding="utf-8")
     (out / "tables.tex").write_text(clean(latex_tables(results)), encoding="utf-8")
@@ -166,6 +167,10 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(list(argv))
     if given.max_episodes < 0:
         raise ConfigError(f"max_episodes is {given.max_episodes}: give 0 or more.")
+    if given.deltas and given.reference is None:
+        raise ConfigError("deltas are distances from a row: give it with --reference.")
+    if given.gold is not None and "predictions" not in given.export:
+        raise ConfigError("gold is the order of predictions: give --export predictions.")
     evaluations = read_evaluations(given.evaluations)
     write_report(
         evaluations,

@@ -60,8 +60,9 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "md": lambda text: " ".join(str(text).replace("|", "\\|").split()),
-        "tex": lambda text: str(text).translate(_LATEX),
+        # Names come from data and folders: they are text, whatever they look like. A blank line would end a caption.
+        "md": lambda text: re.sub(r"([\\|<`*\[])", r"\\\1", " ".join(str(text).split())),
+        "tex": lambda text: " ".join(str(text).split()).translate(_LATEX),
         "slug": lambda text: re.sub(r"[^a-z0-9]+", "-", str(text).lower()).strip("-"),
         "groups": _groups,
         # Inside of a script element nothing may begin a tag that ends it, nor a comment.

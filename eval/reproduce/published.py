@@ -56,7 +56,7 @@ def beside(table: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, An
     columns: Sequence[str] = costs or table["columns"]
     rows = []
     for row in table["rows"]:
-        own = [cell for (name, _), cell in cells.items() if name == row["row"]]
+        own = [cell for (name, _), cell in cells.items() if name == row["row"] and not cell["overflow"]]
         values: list[dict[str, float] | None] = []
         for column, paper in zip(columns, row["values"], strict=True):
             if costs:

@@ -12,6 +12,9 @@ from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.eval.eval_config import Configs, parse_arguments
 from atommem.eval.suites.suite import Column, Row, Suite
 from atommem.eval.workbench import policy_key
+from atommem.policy.opening import is_server
+
+_OF_SERVERS = ("model", "tokenizer", "api")
 
 State = Literal["waiting", "running", "done", "stopped", "impossible"]
 
@@ -79,7 +82,7 @@ class Cell:
         """Count an episode that ended, in this run or in an earlier one."""
         self.done += 1
         self.failed += record.failed
-        if not record.failed:
+        if not (record.failed or record.overflowed):
             self.metric = main_metric([record])
             self._scores += record.scores(self.metric)
         if self.state == "running" and self.done > self._earlier:
@@ -113,7 +116,7 @@ def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int
     Raises:
         ConfigError: A setting is unknown or out of range.
     """
-    parsed: dict[str | None, Configs] = {}
+    parsed: dict[Any, Configs] = {}
     cells = []
     for column in suite.columns:
         for row in suite.rows:
@@ -125,20 +128,52 @@ def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int
     return sorted(cells, key=lambda cell: order.index(cell.shares))
 
 
-def _parsed(parsed: dict[str | None, Configs], suite: Suite, argv: Sequence[str], row: Row) -> Configs:
-    """The settings of flags and suite, over those that the row's policy was trained with."""
+def _parsed(parsed: dict[Any, Configs], suite: Suite, argv: Sequence[str], row: Row) -> Configs:
+    """The settings of flags and suite, over those that the row's policy was trained with.
+
+    What says something of a server (`_OF_SERVERS`) is for the rows that a server answers, where others have a folder.
+    """
     policy = row.settings.get("policy")
-    own = policy[0] if isinstance(policy, list) else policy
-    if own not in parsed:
-        named = own
-        if named is None and not any(flag.partition("=")[0] == "--policy" for flag in argv):
-            given = suite.settings.get("policy")
-            named = given[0] if isinstance(given, list) else given
+    own = _first(policy)
+    of_row = {name: row.settings[name] for name in _OF_SERVERS if name in row.settings}
+    key = own, *of_row.items()
+    if key not in parsed:
+        given = _given(suite, argv)
+        where = given if own is None else own
         settings: dict[str, Any] = {**suite.settings, "data": "", "out": ""}
+        others = [given, *(_first(item.settings.get("policy")) for item in suite.rows)]
+        if where is not None and not is_server([where]) and any(item and is_server([item]) for item in others):
+            argv = _without(argv, _OF_SERVERS)
+            settings = {name: value for name, value in settings.items() if name not in _OF_SERVERS}
+        settings |= of_row
         if own is not None:
+            argv = _without(argv, ("policy",))
             settings["policy"] = policy
-        parsed[own] = parse_arguments(argv, settings, named)
-    return parsed[own]
+        parsed[key] = parse_arguments(argv, settings, where)
+    return parsed[key]
+
+
+def _first(policy: Any) -> str | None:
+    return policy[0] if isinstance(policy, list) else policy
+
+
+def _given(suite: Suite, argv: Sequence[str]) -> str | None:
+    """What ``--policy`` names first, or else the suite's settings."""
+    for place, flag in enumerate(argv):
+        name, equals, value = flag.partition("=")
+        if name == "--policy":
+            return value if equals else next(iter(argv[place + 1 : place + 2]), None)
+    return _first(suite.settings.get("policy"))
+
+
+def _without(argv: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The flags without some, and their values."""
+    kept, dropped = [], False
+    for part in argv:
+        if part.startswith("--"):
+            dropped = part[2:].partition("=")[0] in names
+        kept += [] if dropped else [part]
+    return kept
 
 
 def _changed(configs: Configs, changes: dict[str, Any]) -> Configs:

@@ -32,14 +32,17 @@ def differences(table: Mapping[str, Any], suite: Suite, cells: Sequence[Cell]) -
     found = set()
     for column in suite.columns:
         if isinstance(column.data, BenchmarkData):
-            low, high = column.data.build.questions
-            found |= {("n", column.data.build.n), ("questions", f"{low}-{high}"), ("split", column.data.split)}
-    expected = {**paper["settings"], **paper["code"], "questions": paper["questions"], "split": "dev"}
+            build = column.data.build
+            n = min(build.n, cells[0].configs[0].limit or build.n)
+            given = {"n": n, "questions": f"{build.questions[0]}-{build.questions[1]}", "split": column.data.split}
+            expected = {**paper["code"], "questions": paper["questions"], "split": "dev"}
+            given["distractors"], expected["distractors"] = build.distractors, paper["distractors"]
+            found |= {f"{key} is {value}" for key, value in given.items() if value != expected[key]}
     for cell in cells:
         if cell.row.name in rows:
-            config, memory, embedder, environment = cell.configs
-            values = {**vars(config), **vars(memory), **vars(embedder), **vars(environment)}
-            found |= {(key, values[key]) for key in expected if key in values}
-    for key, value in sorted(found, key=str):
-        if value != expected[key] and key not in table.get("varies", ()):
-            yield f"{name}: {key} is {value}"
+            own = rows[cell.row.name].get("settings", {})
+            values = {key: value for config in cell.configs for key, value in vars(config).items()}
+            for key, value in {**paper["settings"], "max_tokens": paper["code"]["max_tokens"], **own}.items():
+                if key in values and values[key] != value:
+                    found.add(f"{key} of {cell.row.name} is {values[key]}" if key in own else f"{key} is {values[key]}")
+    yield from (f"{name}: {difference}" for difference in sorted(found))

@@ -19,7 +19,7 @@ from atommem.eval.suites.cells import Cell, make_cells
 from atommem.eval.suites.differences import differences
 from atommem.eval.suites.estimate import estimate
 from atommem.eval.suites.outcome import exit_status, report
-from atommem.eval.suites.suite import Column, Suite
+from atommem.eval.suites.suite import TRAINED, Column, Suite
 from atommem.eval.suites.suite_file import load_suite
 from atommem.eval.suites.suite_run import SuiteRun
 from atommem.eval.suites.task_cache import TaskCache
@@ -40,14 +40,15 @@ def main(argv: Sequence[str]) -> int:
     given, flags = _parser().parse_known_args(list(argv))
     _check(given, flags)
     console = Console(highlight=False, soft_wrap=True, stderr=True)
-    suite = load_suite(given.suite).select(given.columns, given.rows)
+    whole = load_suite(given.suite)
+    named = _policies(given.policies, whole)
+    suite = whole.select(given.columns, given.rows)
     cache = TaskCache(given.data_cache, given.benchmarks, lambda text: console.print(text, markup=False))
     left_out = [column for column in suite.columns if not cache.available(column)]
     if left_out:
         names = ", ".join(column.key for column in left_out)
         console.print(f"left out without --benchmarks: {names}", markup=False)
         suite = suite.without(left_out)
-    named = dict(item.partition("=")[::2] for item in given.policies)
     if given.list:
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows} | named)
         listed = make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds)
@@ -138,13 +139,32 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
         raise ConfigError("--out is missing: name the folder for cells and report, or give --list.")
     if given.benchmarks is not None and not given.benchmarks.is_dir():
         raise ConfigError(f"benchmarks is {given.benchmarks}: there is no such folder.")
-    for item in given.policies:
-        if not all(item.partition("=")[::2]):
-            raise ConfigError(f"policies has {item!r}: give NAME=WHERE, as base=Qwen/Qwen3-8B.")
     if given.throughput is not None and given.throughput <= 0:
         raise ConfigError(f"throughput is {given.throughput:g}: give tokens a second, above 0.")
     if given.seeds is not None and len(set(given.seeds)) < len(given.seeds):
         raise ConfigError(f"seeds is {given.seeds}: give different ones.")
+
+
+def _policies(given: Sequence[str], suite: Suite) -> dict[str, str]:
+    """What ``--policies`` names, by name: a misspelt one must not leave a row with what the file names.
+
+    Raises:
+        ConfigError: An item has no name, one that comes twice, or one that no row of the suite has.
+    """
+    known = {row.policy for row in suite.rows} - {"", TRAINED} | {*suite.policies}
+    found: dict[str, str] = {}
+    for item in given:
+        name, _, where = item.partition("=")
+        if not name or not where:
+            raise ConfigError(f"policies has {item!r}: give NAME=WHERE, as base=Qwen/Qwen3-8B.")
+        if name == TRAINED:
+            raise ConfigError(f"policies has {item!r}: give --policy, which is `{TRAINED}`.")
+        if name not in known:
+            raise ConfigError(f"policies has {item!r}: the suite's rows name {', '.join(sorted(known)) or 'none'}.")
+        if name in found:
+            raise ConfigError(f"policies has {name}={found[name]} and {item}: give one of them.")
+        found[name] = where
+    return found
 
 
 def _any_policy(suite: Suite, flags: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,24 @@ async def test_wins_losses_and_flips(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "Better in B (3, the first 2; --show -1 prints all)" in printed
     assert str(tmp_path / "B" / "traces" / "c.0.jsonl") in printed
     assert "/g.0.jsonl" not in printed
+
+
+async def test_the_means_shown_are_those_whose_difference_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two episodes of a task and one of another: each task's question counts once, as in the difference."""
+    for name, right in (("A", "a"), ("B", "ab")):
+        runner, policy = make_runner()
+        policy.wrong = set("ab") - set(right)
+        await evaluate([make_task(task) for task in "ab"], runner, tmp_path / name, samples_per_task=2, progress=False)
+    lines = (tmp_path / "A" / "episodes.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if (json.loads(line)["task_id"], json.loads(line)["sample"]) != ("b", 1)]
+    (tmp_path / "A" / "episodes.jsonl").write_text("".join(kept))
+    assert main(["compare", str(tmp_path / "A"), str(tmp_path / "B")]) == 0
+    printed = capsys.readouterr().out
+    assert "B - A: +0.500" in printed
+    assert re.search(r"A[ │]+0\.500", printed)
+    assert re.search(r"B[ │]+1\.000", printed)
 
 
 async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_evaluates_and_continues(data: Path, policy: ToyPolicy, capsys: pytest.C
     assert eval_cli.main(arguments(data)) == 0
     output = capsys.readouterr().out
     assert re.search(r"EM \[95% interval\]\W+0\.833 \[0\.\d+, 0\.\d+\]\W+0\.800 .*\W+1\.000 ", output)
-    assert re.search(r"tasks / questions scored\W+4 / 6\W+3 / 5\W+1 / 1", output)
+    assert re.search(r"independent units / questions scored\W+4 / 6\W+3 / 5\W+1 / 1", output)
     assert re.search(r"create / step\W+0\.571", output)
     assert re.search(r"delete / step\W+0\.000", output)
     assert "tool / step" not in output
@@ -74,7 +74,7 @@ def test_tasks_without_gold_answers(data: Path, policy: ToyPolicy, capsys: pytes
     unknown = replace(unknown, questions=tuple(replace(question, answers=()) for question in unknown.questions))
     save_tasks([unknown], data)
     assert eval_cli.main(arguments(data)) == 0
-    assert re.search(r"tasks / questions scored\W+0 / 0", capsys.readouterr().out)
+    assert re.search(r"independent units / questions scored\W+0 / 0", capsys.readouterr().out)
     record = json.loads((data.parent / "out" / "episodes.jsonl").read_text())
     assert (record["stop_reason"], record["reward"], record["questions"][0]["answer"]) == ("answered", None, "b-0")
     save_tasks([known, unknown], data)

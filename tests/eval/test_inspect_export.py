@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from atommem.cli import main
 from atommem.envs.scoring.records import summarize
 from atommem.eval.reporting.evaluations import read_evaluation
+from atommem.eval.reporting.inspect_export import inspect_log
 from atommem.eval.runner import evaluate
 from tests.eval.toys import make_runner, make_task
 
@@ -101,3 +103,12 @@ def test_its_own_reader_takes_them(folder: Path) -> None:
     assert [sample[:4] for sample in read["samples"]] == [
         [sample["id"], 1, len(sample["messages"]), "error" in sample] for sample in log["samples"]
     ]
+
+
+def test_samples_that_failed_or_overflowed_are_not_scored(folder: Path) -> None:
+    ours = read_evaluation(folder / "ours")
+    ended = {"t3": "context_overflow"}
+    records = (replace(record, stop_reason=ended.get(record.task_id, record.stop_reason)) for record in ours.records)
+    log = inspect_log(replace(ours, records=tuple(records)))
+    assert {score["scored_samples"] for score in log["results"]["scores"]} == {2}
+    assert [bool(sample["scores"]) for sample in log["samples"]] == [True, True, False, False]

@@ -78,6 +78,23 @@ def test_longmemeval(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == [{"question_id": "lme0", "hypothesis": "right"}]
 
 
+@pytest.mark.parametrize("source", ["hotpotqa", "musique", "locomo", "longmemeval"])
+def test_an_answer_that_no_file_takes_is_written_all_the_same(tmp_path: Path, source: str) -> None:
+    assert "half of a" in written(tmp_path, record(source, "t0", question("c-0", "half of a \ud83d", "temporal")))
+
+
+def test_columns_of_one_benchmark_have_files_of_their_own(tmp_path: Path) -> None:
+    found = [
+        Evaluation(
+            tmp_path, "ours", dataset, documents=200, records=(record("hotpotqa", "t0", question("a", dataset)),)
+        )
+        for dataset in ("hotpotqa", "own paragraphs")
+    ]
+    paths = write_predictions(found, tmp_path / "out")
+    assert [json.loads(path.read_text())["answer"]["a"] for path in paths] == ["hotpotqa", "own paragraphs"]
+    assert paths[0].name == "ours-hotpotqa-200-seed0.json"
+
+
 def test_what_has_no_format_or_no_ids(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the tasks are of synthetic: official formats are known of hotpotqa"):
         written(tmp_path, record("synthetic", "t0", question("a", "x")))
@@ -86,6 +103,24 @@ def test_what_has_no_format_or_no_ids(tmp_path: Path) -> None:
     gold = write_lines(tmp_path / "gold.jsonl", [{"name": "a"}])
     with pytest.raises(DataError, match=r"gold\.jsonl: row 1: field 'id' is missing"):
         written(tmp_path, record("musique", "t0", question("a", "x")), gold=gold)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--deltas"], "give it with --reference"),
+        (["--gold", "gold.jsonl"], "give --export predictions"),
+        (["--paper", "table9"], "paper is 'table9': give one of table1"),
+    ],
+)
+async def test_what_would_do_nothing_is_refused_before_anything_is_written(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner, _ = make_runner()
+    await evaluate([make_task("t0")], runner, tmp_path / "ours", progress=False)
+    assert main(["report", str(tmp_path / "ours"), "--out", str(tmp_path / "report"), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
 
 
 async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,12 +7,20 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from atommem.envs.synthetic.world import WorldConfig
 from atommem.eval.console_report import report_table
+from atommem.eval.eval_config import parse_arguments
 from atommem.eval.reporting.evaluations import Evaluation
+from atommem.eval.reporting.fates import Fate
+from atommem.eval.reporting.page import PageData
 from atommem.eval.reporting.results import best_rows, make_cells
 from atommem.eval.reporting.templates import markdown_tables
+from atommem.eval.suites.cells import Cell
 from atommem.eval.suites.outcome import main_table
-from tests.eval.test_report_files import made, results_of
+from atommem.eval.suites.suite import Column, Row, SyntheticData
+from tests.eval.test_report_files import complete_sums, made, results_of
+
+CONFIGS = parse_arguments(["--policy", "p", "--data", "d", "--out", "o"])
 
 
 def test_bounds_are_in_no_test_and_never_bold() -> None:
@@ -40,6 +48,7 @@ def test_prompts_that_do_not_fit_are_no_score(capsys: pytest.CaptureFixture[str]
     results = results_of(ours, overflowing("mem0", 16), overflowing("some", 2))
     _, none, some = results["cells"]
     assert (none["overflow"], none["metrics"], some["overflow"]) == (16, {}, 2)
+    assert none["metric"] == "em", "what has no score does not say that another one is the main one"
     assert (some["metrics"]["em"]["mean"], some["metrics"]["em"]["n"]) == (1.0, 14)
     assert results["comparisons"] == []
     assert best_rows(results, "em") == {}
@@ -53,10 +62,35 @@ def test_prompts_that_do_not_fit_are_no_score(capsys: pytest.CaptureFixture[str]
     assert "  with a prompt that did not fit (not scored)" in cells
 
 
+def test_a_prompt_that_does_not_fit_does_not_rename_the_score_of_those_that_do() -> None:
+    (record,) = made("ours", [{"em": 1.0}]).records
+    for scored, name in ((record, "em"), (replace(record, questions=()), "reward")):
+        cell = Cell(Row("ours"), Column("x", SyntheticData(WorldConfig(), 2, 0)), 0, CONFIGS)
+        for item in (scored, replace(scored, task_id="t1", stop_reason="context_overflow")):
+            cell.take(item)
+        assert (cell.metric, cell.done, cell.score) == (name, 2, 1.0)
+
+
+def test_where_answers_are_lost_says_nothing_of_prompts_that_do_not_fit() -> None:
+    whole = made("ours", [{"em": 0.0, "fact_entered": 0.0, "fact_kept": 0.0, "fact_retrieved": 0.0} for _ in range(4)])
+    records = (replace(r, stop_reason="context_overflow") if r.task_id == "t1" else r for r in whole.records)
+    cells = make_cells([complete_sums(replace(whole, records=tuple(records)))])
+    PageData(cells)
+    losses = cells[0].losses
+    assert losses is not None
+    assert (losses.questions, losses.counts) == (3, {Fate.NEVER_ENTERED: 3})
+
+
 def test_the_unit_is_found_in_the_records() -> None:
     """Questions that come again are one unit; so are the tasks of one conversation."""
     evaluation = made("a", [{"em": float(n % 2)} for n in range(20)])
     assert results_of(evaluation)["cells"][0]["metrics"]["em"]["unit"] == "group"
+    talks = replace(
+        evaluation, records=tuple(replace(r, group=f"talk {int(r.task_id[1:]) % 2}") for r in evaluation.records)
+    )
+    (cell,) = results_of(talks)["cells"]
+    lines = dict(zip(*([str(value) for value in column.cells] for column in report_table(cell).columns), strict=True))
+    assert lines["independent units / questions scored"] == "2 / 20", "20 tasks, of two conversations"
     again = tuple(
         replace(record, questions=(replace(record.questions[0], id=f"q{number % 5}"),))
         for number, record in enumerate(evaluation.records)

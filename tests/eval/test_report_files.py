@@ -250,10 +250,29 @@ def test_many_columns_are_grouped() -> None:
     assert markdown_tables(results).count("\n## EM\n") == 1
 
 
+def test_names_are_text_in_markdown_and_latex() -> None:
+    """A row that LaTeX takes for an argument of the end of the row before, a blank line, HTML, links, split cells."""
+    names = ("[2] ours", "*ours", "a\\|b", "<img src=x>", "x\n\ny ![z](http://z) `c`")
+    results = results_of(*(made(name, [{"em": 1.0}] * 2) for name in names), title="one\n\ntwo")
+    tex, text = latex_tables(results), markdown_tables(results)
+    assert re.findall(r"^(?:\[|\*).*", tex, re.MULTILINE) == []
+    assert "\n{}[2] ours & " in tex
+    assert "(one two)" in tex
+    assert "\n{}x y ![z]" in tex
+    for shown in (
+        "\n| \\[2] ours |",
+        "\n| \\*ours |",
+        "\n| a\\\\\\|b |",
+        "\n| \\<img src=x> |",
+        "\n| x y !\\[z](http://z) \\`c\\` |",
+    ):
+        assert shown in text
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_the_tables_compile(tmp_path: Path) -> None:
     facts = {"fact_entered": 1.0, "fact_kept": 0.0, "fact_retrieved": 0.0}
-    names = ("50% of $x_1$ & {more} #2", "a~b^c\\d <e> | f")
+    names = ("50% of $x_1$ & {more} #2", "a~b^c\\d <e> | f", "[1] x\n\ny", "* z")
     wide = [
         made(row, [{"em": 1.0, **facts}], dataset=dataset, documents=size, categories=("one & two",), planned=3)
         for row in names

@@ -115,13 +115,20 @@ def test_page_table_and_test_speak_of_one_mean() -> None:
 
 
 def test_a_difference_is_paired_and_bounded() -> None:
-    # Every task is better by exactly 0.5, however hard it is: no spread at all.
-    found = paired_difference([0.5] * 30, range(30))
-    assert (found.difference, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
-    alone = paired_difference([1.0, 0.0], "aa")
-    assert (alone.low, alone.high) == (-0.5, 1.0), "one task says nothing about how tasks differ"
+    alone = paired_difference([1.0, 1.0], "aa")
+    assert (alone.low, alone.high) == (-1.0, 1.0), "one task says nothing about how tasks differ"
     with pytest.raises(ValueError, match="no question"):
         paired_difference([], [])
+
+
+@pytest.mark.parametrize(("gap", "count"), [(0.0, 5), (0.0, 400), (1.0, 8), (-1.0, 8), (0.5, 30)])
+def test_units_that_agree_in_all_are_not_certain(gap: float, count: int) -> None:
+    """No spread is no certainty: 5 ties would have been [0, 0]. Of what was not seen, a part as in 0 of n."""
+    found = paired_difference([gap] * count, range(count))
+    rest = stats.binomtest(0, count).proportion_ci(method="wilson").high
+    ends = (gap * (1 - rest) - rest, gap * (1 - rest) + rest)
+    assert (found.difference, found.low, found.high) == pytest.approx((gap, *ends))
+    assert -1 <= found.low < found.high <= 1
 
 
 def test_a_question_that_comes_again_is_one() -> None:

@@ -60,6 +60,7 @@ def test_gaias_rule(answer: str, gold: str, right: bool) -> None:
 
 def test_no_answer_is_wrong_by_gaias_rule() -> None:
     assert gaia_score(None, ["None"]) == 0.0  # the original takes it for the word
+    assert gaia_score(" ", ["-"]) == 0.0  # the original leaves nothing of both
 
 
 def test_which_scores_a_source_has() -> None:

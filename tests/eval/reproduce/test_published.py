@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -52,6 +53,22 @@ def test_every_divergence_stands_in_the_docs_with_its_reason() -> None:
     [
         ({"settings": {"temperature": 1.0}}, "table2_ablation: temperature is 1.0"),
         ({"settings": {"max_tokens": 1024}}, "table2_ablation: max_tokens is 1024"),
+        ({"settings": {"embedder": "hashing"}}, "table2_ablation: embedder is hashing"),
+        ({"settings": {"capacity": 20}}, "table2_ablation: capacity is 20"),
+        ({"settings": {"samples_per_task": 4}}, "table2_ablation: samples_per_task is 4"),
+        ({"settings": {"disabled_actions": ["read"]}}, "table2_ablation: disabled_actions is ['read']"),
+        (
+            {"rows": [{"method": "atommem", "label": "without update", "settings": {"disabled_actions": ["read"]}}]},
+            "table2_ablation: disabled_actions of atommem, without update is ['read']",
+        ),
+        (
+            {"data": [{"benchmark": "musique", "documents": 200, "n": 600}], "settings": {"limit": 5}},
+            "table2_ablation: n is 5",
+        ),
+        (
+            {"data": [{"benchmark": "musique", "documents": 200, "n": 600, "distractors": "own"}]},
+            "table2_ablation: distractors is own",
+        ),
         ({"rows": [{"method": "atommem", "policy": "base"}]}, "table2_ablation: policy of atommem is base"),
         ({"rows": [{"method": "rag"}]}, "table2_ablation: row rag is ours"),
         ({"rows": [{"method": "rag"}]}, "table2_ablation: no row atommem"),
@@ -124,6 +141,13 @@ def test_ours_stands_beside_the_papers_with_the_difference_and_its_interval() ->
     assert "| C 2048 K 3 | 76.2 | 70.0, n 10 | -6.2 [" in text
     costs = beside(table_of("table6"), results)
     assert costs["columns"] == ["seconds", "tokens/completion", "steps", "retrievals"]
+    records = (
+        replace(record, stop_reason="context_overflow", sums={**record.sums, "steps": 99.0})
+        for record in found[0].records
+    )
+    too_long = replace(found[0], dataset="2wiki", records=tuple(records))
+    again = beside(table_of("table6"), make_results(group([*found, too_long])))
+    assert again["rows"] == costs["rows"], "a prompt that did not fit is no cost either"
     with pytest.raises(ConfigError, match="paper is 'table9'"):
         table_of("table9")
 

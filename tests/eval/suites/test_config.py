@@ -159,6 +159,38 @@ def test_a_row_may_bring_its_own_policy_and_what_it_was_trained_with(tmp_path: P
         ]
 
 
+def test_servers_and_folders_stand_in_one_suite() -> None:
+    """As the header of table1.yaml has it: what is said of servers must not refuse the folders, nor the other way."""
+    rows = [
+        {"method": "atommem"},
+        {"method": "rag", "policy": "base"},
+        {"method": "full_context", "policy": "yarn"},
+        {"method": "memagent", "policy": "other", "settings": {"tokenizer": "other/tokenizer"}},
+    ]
+    ours = parse_suite(suite(rows=rows)).with_policies(
+        {"base": "Qwen/Qwen3-8B", "yarn": "http://a:1", "other": "http://b:1"}
+    )
+    for flags in (["--tokenizer", "T", "--policy", "runs/trained"], ["--policy=runs/trained", "--tokenizer=T"]):
+        cells = {cell.row.method: cell.configs[0] for cell in make_cells(ours, flags, Path("."))}
+        assert {name: (config.policy, config.tokenizer) for name, config in cells.items()} == {
+            "atommem": (["runs/trained"], None),
+            "rag": (["Qwen/Qwen3-8B"], None),
+            "full_context": (["http://a:1"], "T"),
+            "memagent": (["http://b:1"], "other/tokenizer"),
+        }
+    cells = {
+        cell.row.method: cell.configs[0]
+        for cell in make_cells(ours, ["--policy", "http://c:1", "http://d:1", "--tokenizer", "T"], Path("."))
+    }
+    assert (cells["atommem"].policy, cells["atommem"].tokenizer) == (["http://c:1", "http://d:1"], "T")
+    assert (cells["rag"].policy, cells["rag"].tokenizer) == (["Qwen/Qwen3-8B"], None)
+    with pytest.raises(ConfigError, match="policy is the server http://a:1: give the tokenizer"):
+        make_cells(ours, ["--policy", "runs/trained"], Path("."))
+    only = ours.select(rows=["atommem", "rag"])
+    with pytest.raises(ConfigError, match="model, tokenizer and api are for servers only"):
+        make_cells(only, ["--policy", "runs/trained", "--tokenizer", "T"], Path("."))
+
+
 def test_cells_that_share_what_is_open_run_together(tmp_path: Path) -> None:
     rows = [{"method": "atommem", "label": name, "settings": {"embedder": name}} for name in ("random", "hashing")]
     data = [{**DATA[0], "name": name} for name in ("one", "two")]

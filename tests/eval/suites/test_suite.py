@@ -244,6 +244,25 @@ def test_wrong_flags_are_named(flags: list[str], message: str, folder: Path, pol
         run(folder, *flags)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("bas=x", "policies has 'bas=x': the suite's rows name base, more"),
+        ("trained=x", "policies has 'trained=x': give --policy, which is `trained`"),
+        ("base=", "policies has 'base=': give NAME=WHERE"),
+        ("base=x base=y", "policies has base=x and base=y: give one of them"),
+    ],
+)
+def test_a_policy_that_is_named_wrongly_answers_nothing(
+    given: str, message: str, folder: Path, policy: CountingPolicy
+) -> None:
+    rows = [{"method": "atommem", "policy": "base"}, {"method": "no_memory", "policy": "more"}]
+    more: dict[str, Any] = {"rows": rows, "policies": {"base": "toy", "more": "toy"}, "settings": {}}
+    with pytest.raises(ConfigError, match=message):
+        run(folder, "--policies", *given.split(), **more)
+    assert run(folder, "--list", "--rows", "atommem", "--policies", "more=x", **more) == 0, "a row not chosen"
+
+
 def test_the_folder_must_be_named(folder: Path) -> None:
     run(folder, "--list")
     with pytest.raises(ConfigError, match="--out is missing"):
