@@ -26,16 +26,16 @@ COMMANDS = (
     "ask",
     "demo",
     "data",
+    "corpus",
+    "web",
     "train",
     "eval",
+    "judge",
     "compare",
     "report",
     "trace",
     "env",
     "configs",
-    "corpus",
-    "judge",
-    "web",
 )
 LAUNCH = ("-m", "accelerate.commands.launch")
 NOT_OURS = "raise SystemExit('{} is not ours, and was imported')\n"
