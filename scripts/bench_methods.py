@@ -45,7 +45,7 @@ from atommem.envs.data_cli import main as data
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.eval.eval_cli import main as evaluate
-from atommem.eval.methods import METHODS
+from atommem.eval.methods import READERS
 from atommem.eval.output import parse_records, trace_path
 from atommem.memory.contents import Contents
 from atommem.trace import read_trace
@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--benchmarks", type=Path, default=ROOT.parent / "shared" / "data", metavar="FOLDER")
     parser.add_argument("--model", type=Path, metavar="DIR", help="unset: SmolLM2, of scripts/models.py")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="NAME")
+    parser.add_argument("--methods", nargs="+", default=list(READERS), choices=READERS, metavar="NAME")
     parser.add_argument("--out", type=Path, help="keep traces and the server's log here")
     add_quick(parser, methods=["full_context"])
     arguments = parser.parse_args(argv)

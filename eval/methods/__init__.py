@@ -10,7 +10,7 @@ from atommem.config import check_choice
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.methods.a_mem import AMem
 from atommem.eval.methods.baseline import Baseline, Method, Setup, documents
-from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
+from atommem.eval.methods.browsing import Browsing, BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.full_context import FullContext
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
@@ -19,7 +19,7 @@ from atommem.eval.methods.oracle import Oracle
 from atommem.eval.methods.rag import VanillaRAG
 from atommem.session import Agent
 
-__all__ = ["METHODS", "Method", "Setup", "make_method"]
+__all__ = ["METHODS", "READERS", "Method", "Setup", "make_method"]
 
 _BASELINES: tuple[type[Baseline], ...] = (
     FullContext,
@@ -72,6 +72,10 @@ _MAKERS: Mapping[str, Callable[[Setup], Method]] = MappingProxyType(
     }
 )
 METHODS = tuple(_MAKERS)
+READERS = tuple(
+    name for name in METHODS if name not in {method.name for method in _BASELINES if issubclass(method, Browsing)}
+)
+"""Those that read documents; the others browse."""
 
 
 def make_method(name: str, setup: Setup) -> Method:

@@ -15,7 +15,7 @@ from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.environment import environment_config
 from atommem.envs.synthetic.world import generate
 from atommem.eval import eval_cli, workbench
-from atommem.eval.methods import METHODS
+from atommem.eval.methods import READERS
 from atommem.eval.suites.suite import SyntheticData
 from atommem.eval.suites.suite_file import load_suite
 from atommem.policy.contract import Completion, Sampling
@@ -138,7 +138,7 @@ def test_every_method_runs_on_every_column_and_the_report_opens(report: Path, tm
     columns = {cell["dataset"] for cell in results["cells"]}
     assert columns == {"synthetic", "hotpotqa", "2wikimultihopqa", "musique"}
     assert {(cell["row"], cell["dataset"]) for cell in results["cells"]} == {
-        (method, column) for method in METHODS for column in columns
+        (method, column) for method in READERS for column in columns
     }
     for cell in results["cells"]:
         assert (cell["failed"], cell["episodes"]) == (0, TASKS if cell["dataset"] == "synthetic" else 4)

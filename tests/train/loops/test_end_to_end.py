@@ -113,7 +113,9 @@ def test_trains_on_what_it_sampled(tmp_path: Path, capsys: pytest.CaptureFixture
     trace = read_trace(traces[0])
     assert trace.complete
     assert trace.config["memory"]["templates"] == "compact"
-    assert trace.task["questions"] == [{"text": "which city", "golds": ["c0"], "id": "", "category": ""}]
+    assert trace.task["questions"] == [
+        {"text": "which city", "golds": ["c0"], "id": "", "category": "", "attributes": {}}
+    ]
 
 
 def test_it_learns(tmp_path: Path) -> None:
