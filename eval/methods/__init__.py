@@ -9,8 +9,8 @@ from types import MappingProxyType
 from atommem.config import check_choice
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.methods.a_mem import AMem
-from atommem.eval.methods.baseline import Baseline, Method, Setup, documents
-from atommem.eval.methods.browsing import Browsing, BrowsingRAG, ReAct, Summarising
+from atommem.eval.methods.baseline import Baseline, Method, Reader, Setup, documents
+from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.full_context import FullContext
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
@@ -72,9 +72,7 @@ _MAKERS: Mapping[str, Callable[[Setup], Method]] = MappingProxyType(
     }
 )
 METHODS = tuple(_MAKERS)
-READERS = tuple(
-    name for name in METHODS if name not in {method.name for method in _BASELINES if issubclass(method, Browsing)}
-)
+READERS = ("atommem", "memagent", *(method.name for method in _BASELINES if issubclass(method, Reader)))
 """Those that read documents; the others browse."""
 
 

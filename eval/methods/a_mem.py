@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
-from atommem.eval.methods.baseline import Baseline, Recorder
+from atommem.eval.methods.baseline import Reader, Recorder
 from atommem.eval.methods.notes import Found, Notebook, clean_text, clean_texts, read_object, reading
 from atommem.observation import Piece
 
@@ -40,7 +40,7 @@ class Note:
         return f"{self.content}\ncontext: {self.context}; keywords: {keywords}; tags: {tags}"
 
 
-class AMem(Baseline):
+class AMem(Reader):
     """Makes a note of every document, lets notes evolve, and answers from the nearest ones and their links."""
 
     name = "a_mem"

@@ -143,17 +143,73 @@ def documents(setup: Setup, method: str) -> Documents:
 
 
 class Baseline(ABC):
-    """A method with prompts of its own. Subclasses say what is asked (`play`).
+    """A method with prompts of its own. Subclasses go through the episode (`drive`).
 
     Attributes:
         name: What ``--method`` calls it.
+        plain, remembering: How it renders prompts without and with memory; the digest of the latter is part of what a
+            continued evaluation must agree in.
+    """
+
+    name: ClassVar[str]
+    setup: Setup
+    plain: PromptBuilder
+    remembering: PromptBuilder
+
+    @property
+    def environments(self) -> EnvironmentFactory:
+        """What the tasks come from."""
+        return self.setup.environments
+
+    def settings(self) -> dict[str, Any]:
+        """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
+        return {
+            "method": {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k},
+            "prompts_sha256": self.remembering.digest,
+            "sampling": asdict(self.setup.sampling),
+        }
+
+    @abstractmethod
+    async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
+        """Go through an episode, note why it ended (`Episode.stop_reason`), and score it.
+
+        Raises:
+            OutageError: Something outside the policy failed.
+        """
+
+    async def run(self, task: Task, sample: int = 0) -> Episode:
+        """Run one episode; see `Method.run`."""
+        episode = Episode(task_id=task.id, sample=sample)
+        record = Recorder(self, episode, task)
+        started = time.perf_counter()
+        try:
+            set_score(episode, await self.drive(record, episode, task))
+            episode.metrics |= record.metrics
+        except OutageError as error:
+            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
+        episode.seconds = time.perf_counter() - started
+        return episode
+
+    async def run_all(
+        self,
+        jobs: Sequence[tuple[Any, int]],
+        on_episode: Callable[[int, Episode], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[Episode]:
+        """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
+        return await run_jobs(self.run, jobs, on_episode, self.setup.slots or self.setup.max_in_flight, stop)
+
+
+class Reader(Baseline):
+    """One that reads documents. Subclasses say what is asked (`play`).
+
+    Attributes:
         reads: Whether it needs an environment with documents; one that scores answers is enough otherwise.
         pieces: Templates of what it shows and asks, beside `ANSWERING` and `MEMORY`; their digest is part of what a
             continued evaluation must agree in.
         inside: For a piece that stands in another's placeholder, the name of that other.
     """
 
-    name: ClassVar[str]
     reads: ClassVar[bool] = True
     pieces: ClassVar[Mapping[str, str]] = {}
     inside: ClassVar[Mapping[str, str]] = {}
@@ -178,11 +234,6 @@ class Baseline(ABC):
             inside={"question_line": "questions", **self.inside},
         )
 
-    @property
-    def environments(self) -> EnvironmentFactory:
-        """What the tasks come from."""
-        return self.setup.environments
-
     async def chunks(self, task: Task) -> Sequence[str]:
         """The pieces in which `task` is read."""
         await self.setup.environments.prepare(task)
@@ -199,14 +250,6 @@ class Baseline(ABC):
             return await self.chunks(task)
         return [task.context[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
 
-    def settings(self) -> dict[str, Any]:
-        """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
-        return {
-            "method": {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k},
-            "prompts_sha256": self.remembering.digest,
-            "sampling": asdict(self.setup.sampling),
-        }
-
     @abstractmethod
     async def play(self, record: Recorder, task: Task) -> None:
         """Read `task` and answer its questions (`Recorder.answer`).
@@ -216,33 +259,15 @@ class Baseline(ABC):
             PromptTooLongError: A prompt does not fit; what was answered before counts.
         """
 
-    async def run(self, task: Task, sample: int = 0) -> Episode:
-        """Run one episode; see `Method.run`."""
-        episode = Episode(task_id=task.id, sample=sample)
-        record = Recorder(self, episode, task)
-        started = time.perf_counter()
+    async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
+        """Read and answer; what was answered before a prompt did not fit counts."""
         try:
-            try:
-                await self.play(record, task)
-                answered = None not in record.answers
-                episode.stop_reason = StopReason.ANSWERED if answered else StopReason.UNANSWERED
-            except PromptTooLongError:
-                episode.stop_reason = StopReason.CONTEXT_OVERFLOW
-            set_score(episode, await self.documents.score(task, record.answers))
-            episode.metrics |= record.metrics
-        except OutageError as error:
-            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
-        episode.seconds = time.perf_counter() - started
-        return episode
-
-    async def run_all(
-        self,
-        jobs: Sequence[tuple[Any, int]],
-        on_episode: Callable[[int, Episode], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> list[Episode]:
-        """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
-        return await run_jobs(self.run, jobs, on_episode, self.setup.slots or self.setup.max_in_flight, stop)
+            await self.play(record, task)
+            episode.stop_reason = StopReason.UNANSWERED if None in record.answers else StopReason.ANSWERED
+        except PromptTooLongError:
+            episode.stop_reason = StopReason.CONTEXT_OVERFLOW
+        score: Score = await self.documents.score(task, record.answers)
+        return score
 
 
 class Recorder:

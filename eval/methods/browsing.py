@@ -5,19 +5,17 @@ They drive the environment's own episode: the same tools, budget, parts of long 
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, Templates, get_dialect
-from atommem.environment import Turn
+from atommem.environment import Score, Turn
 from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
 from atommem.episode import Episode, Step
-from atommem.episode_runner import set_score
-from atommem.errors import ConfigError, OutageError, PromptTooLongError
+from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval.methods.baseline import MEMORY, Baseline, Recorder, Setup
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.index import VectorIndex
@@ -90,41 +88,29 @@ class Browsing(Baseline):
         settings = super().settings()
         return {**settings, "method": {**settings["method"], **own}}
 
-    async def play(self, record: Recorder, task: Task) -> None:
-        """Not in use: `run` drives the environment."""
-        raise NotImplementedError
-
     @abstractmethod
     async def shown(
         self, record: Recorder, past: list[Past], now: Observation
     ) -> tuple[Observation, MemoryView | None]:
         """What the prompt shows, where the environment shows `now`; may take from `past` what does not fit."""
 
-    async def run(self, task: Task, sample: int = 0) -> Episode:
-        """Run one episode; see `Method.run`."""
-        episode = Episode(task_id=task.id, sample=sample)
-        record, environment = Recorder(self, episode, task), self.web()
+    async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
+        """Search and read in the environment until it ends, or a prompt does not fit."""
+        environment = self.web()
         past: list[Past] = []
-        started = time.perf_counter()
-        try:
-            now: Observation | None = await environment.reset(task)
-            while now is not None:
-                try:
-                    step = await record.ask(*await self.shown(record, past, now))
-                except PromptTooLongError:
-                    episode.stop_reason = StopReason.CONTEXT_OVERFLOW
-                    break
-                parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
-                step.actions, step.problems = parsed.actions, parsed.problems
-                past.append(Past(now, step))
-                result = await environment.step(Turn(step.text, parsed.actions, parsed.problems))
-                now, episode.stop_reason = result.observation, result.reason or episode.stop_reason
-            set_score(episode, await environment.score())
-            episode.metrics |= record.metrics
-        except OutageError as error:
-            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
-        episode.seconds = time.perf_counter() - started
-        return episode
+        now: Observation | None = await environment.reset(task)
+        while now is not None:
+            try:
+                step = await record.ask(*await self.shown(record, past, now))
+            except PromptTooLongError:
+                episode.stop_reason = StopReason.CONTEXT_OVERFLOW
+                break
+            parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
+            step.actions, step.problems = parsed.actions, parsed.problems
+            past.append(Past(now, step))
+            result = await environment.step(Turn(step.text, parsed.actions, parsed.problems))
+            now, episode.stop_reason = result.observation, result.reason or episode.stop_reason
+        return await environment.score()
 
 
 class Past:

@@ -11,11 +11,11 @@ from typing import Any
 from atommem.envs.chunking import joined_text
 from atommem.envs.task import Task
 from atommem.errors import ConfigError
-from atommem.eval.methods.baseline import Baseline, Recorder, Setup
+from atommem.eval.methods.baseline import Reader, Recorder, Setup
 from atommem.tokens import cut_position, token_offsets
 
 
-class FullContext(Baseline):
+class FullContext(Reader):
     """Asks all questions together, with the whole text of the task.
 
     Metrics of an episode: ``truncated`` (1 if anything was cut) and ``context_kept`` (the smallest fraction of the

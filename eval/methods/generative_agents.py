@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
-from atommem.eval.methods.baseline import Baseline, Recorder
+from atommem.eval.methods.baseline import Reader, Recorder
 from atommem.eval.methods.notes import Found, Notebook, clean_texts, read_object, reading
 from atommem.observation import Piece
 
@@ -44,7 +44,7 @@ class Stream:
     used: list[int] = field(default_factory=list)
 
 
-class GenerativeAgents(Baseline):
+class GenerativeAgents(Reader):
     """Rates every document, reflects, and answers from the `retrieve_k` best memories for each question."""
 
     name = "generative_agents"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
 from atommem.episode import Step
-from atommem.eval.methods.baseline import Baseline, Recorder
+from atommem.eval.methods.baseline import Reader, Recorder
 from atommem.eval.methods.notes import Found, Notebook, clean_text, read_object, reading
 from atommem.observation import Piece
 
@@ -21,7 +21,7 @@ SIMILAR = 5
 """How many of the nearest memories each fact is compared with (in ``mem0ai``; the paper has 10)."""
 
 
-class Mem0(Baseline):
+class Mem0(Reader):
     """Keeps the facts of every chunk up to date, and answers from the `retrieve_k` nearest for each question."""
 
     name = "mem0"

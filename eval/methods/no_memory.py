@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from atommem.envs.task import Task
-from atommem.eval.methods.baseline import Baseline, Recorder
+from atommem.eval.methods.baseline import Reader, Recorder
 
 
-class NoMemory(Baseline):
+class NoMemory(Reader):
     """Asks each question without any text."""
 
     name = "no_memory"

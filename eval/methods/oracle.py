@@ -6,10 +6,10 @@ from atommem.envs.chunking import document_text
 from atommem.envs.longdoc.fact_recall import gold_documents
 from atommem.envs.task import Task
 from atommem.errors import DataError
-from atommem.eval.methods.baseline import Baseline, Recorder
+from atommem.eval.methods.baseline import Reader, Recorder
 
 
-class Oracle(Baseline):
+class Oracle(Reader):
     """Asks each question with its own gold documents (`gold_documents`), and without any text where it has none."""
 
     name = "oracle"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from atommem.envs.task import Task
-from atommem.eval.methods.baseline import Baseline, Recorder
+from atommem.eval.methods.baseline import Reader, Recorder
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.index import VectorIndex
 
 
-class VanillaRAG(Baseline):
+class VanillaRAG(Reader):
     """Embeds every document of the task once, and asks all questions with the `retrieve_k` most similar to each."""
 
     name = "rag"
