@@ -1,6 +1,6 @@
 """The numbers of a store's entries as arrays, row by row beside the vectors: what rules compute with.
 
-A cache like the vectors: all of it follows from the entries. It is made when a rule first asks, and then kept up to date.
+A cache like the vectors: all of it follows from the entries. It is made when a rule first asks, then kept up to date.
 """
 
 from __future__ import annotations
