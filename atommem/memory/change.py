@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atommem.actions import Action
@@ -13,11 +13,12 @@ from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.errors import ConfigError
 from atommem.memory.admission import AdmissionRule, Merged, Refused
+from atommem.memory.columns import Columns
 from atommem.memory.contents import Contents
 from atommem.memory.entries import Source
 from atommem.memory.index import VectorIndex
 from atommem.memory.operations import MEMORY, Operation, Outcome
-from atommem.memory.retention import RetentionRule
+from atommem.memory.retention import Eviction, RetentionRule
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.threads import offload
 from atommem.tokens import Tokenizer, cut_to_tokens
@@ -54,15 +55,41 @@ class State:
         contents: What the operation log says.
         index: The vectors of the contents' entries.
         query_vector: Of the contents' query; None also after a restore, until something is searched for.
+        columns: The entries' numbers for rules; None until one asks.
     """
 
     contents: Contents
     index: VectorIndex
     query_vector: Vectors | None = None
+    columns: Columns | None = None
 
     def fork(self) -> State:
         """The same, to be changed apart from this one."""
         return State(self.contents.copy(), self.index.fork(), self.query_vector)
+
+    def apply(self, operation: Operation, vector: Vectors | None = None) -> None:
+        """Apply an operation to the contents, and to what caches them; `vector` is that of a text that it wrote."""
+        self.contents.apply(operation)
+        if operation.outcome is not Outcome.APPLIED:
+            return
+        entry_id, entries = operation.entry_id, self.contents.entries
+        if entry_id is None:
+            if self.columns is not None:
+                for shown, _ in operation.scores:
+                    self.columns.follow(shown, entries, moved=False)
+            return
+        if vector is None:
+            self.index.remove(entry_id)
+        else:
+            self.index.put(entry_id, vector)
+        if self.columns is not None:
+            self.columns.follow(entry_id, entries, moved=True)
+
+    def numbers(self) -> Columns:
+        """`columns`, made now if need be."""
+        if self.columns is None:
+            self.columns = Columns(self.contents.entries, self.index)
+        return self.columns
 
 
 @dataclass(slots=True)
@@ -103,6 +130,8 @@ class Change:
         shown = {handle: entry_id for handle, (entry_id, _) in enumerate(self._state.contents.shown, start=1)}
         writes = [self._prepare(action, shown) for action in actions]
         await self._embed(writes)
+        if prepare := getattr(self._resources.admission, "prepare", None):
+            await prepare([write.text for write in writes if write.action.kind == "create" and not write.disabled])
         work = self._work(writes)
         text = await self._advance(work, None, writes)
         while text is not None:
@@ -169,11 +198,13 @@ class Change:
                 self._changed = True
             else:
                 self._change(write)
+        self._sweep()
         self._retrieve()
 
     def take_back(self, contents: Contents) -> None:
         """Leave the memory with `contents`, as it was before this turn."""
         self._state.contents, self._state.query_vector = contents, self._vector_before
+        self._state.columns = None
         index = self._state.index
         for entry_id, vector in self._before.items():
             if vector is not None:
@@ -204,7 +235,7 @@ class Change:
         if reads:
             query, self._query_vector = (reads[-1] or None), None
         # After a restore the query has no vector yet: it needs one as soon as something may change what it finds.
-        searched = any(write.action.kind != "scratchpad" for write in enabled)
+        searched = any(write.action.kind != "scratchpad" for write in enabled) or hasattr(resources.retention, "sweep")
         asked = [query] if query is not None and self._query_vector is None and searched else []
         if not stored and not asked:
             return
@@ -230,11 +261,19 @@ class Change:
             self._refuse(write, actor, admission.reason, admission.score)
         elif isinstance(admission, Merged):
             yield from self._merge(write, actor, admission)
-        elif self._has_room(write, candidate):
-            new = self._state.contents.newest_id + 1
-            self._note(
-                write, vector=write.vector, entry_id=new, after=write.text, reason=write.reason, source=self._source
-            )
+        else:
+            reason = f"{actor}: {admission.reason}" if admission.reason else ""
+            candidate = replace(candidate, score=self._rated(candidate, admission.score))
+            if self._has_room(write, candidate):
+                self._note(
+                    write,
+                    vector=write.vector,
+                    entry_id=self._state.contents.newest_id + 1,
+                    after=write.text,
+                    reason="; ".join(filter(None, (write.reason, reason))),
+                    score=candidate.score,
+                    source=self._source,
+                )
 
     def _refuse(self, write: _Write, actor: str, reason: str, score: float | None) -> None:
         self._note(write, Outcome.REJECTED, after=write.text, reason=f"{actor}: {reason}", score=_number(score))
@@ -267,32 +306,43 @@ class Change:
     def _has_room(self, write: _Write, candidate: Candidate) -> bool:
         """Make room for a create; False when the retention rule keeps what it has."""
         entries, capacity = self._state.contents.entries, self._resources.config.capacity
-        actor = f"retention:{self._resources.config.retention}"
         while capacity is not None and len(entries) >= capacity:
             eviction = self._resources.retention.evict(candidate, self._seen())
             if eviction.entry_id is None:
-                self._refuse(write, actor, eviction.reason, eviction.score)
+                self._refuse(write, self._retention_actor, eviction.reason, eviction.score)
                 return False
-            entry = entries.get(eviction.entry_id)
-            if entry is None:
-                raise ConfigError(f"{actor} evicts entry {eviction.entry_id}, which is not there: mend the rule.")
-            self._apply(
-                Operation(
-                    self._step,
-                    "delete",
-                    entry_id=entry.id,
-                    before=entry.text,
-                    actor=actor,
-                    reason=eviction.reason,
-                    score=_number(eviction.score),
-                )
-            )
+            self._give_up(eviction.entry_id, eviction)
         return True
+
+    def _give_up(self, entry_id: int | None, eviction: Eviction) -> None:
+        """Delete the entry that the retention rule names."""
+        actor, entry = self._retention_actor, self._state.contents.entries.get(entry_id or 0)
+        if entry is None:
+            raise ConfigError(f"{actor} evicts entry {entry_id}, which is not there: mend the rule.")
+        score = _number(eviction.score)
+        cause: dict[str, Any] = {"actor": actor, "reason": eviction.reason, "score": score}
+        self._apply(Operation(self._step, "delete", entry_id=entry.id, before=entry.text, **cause))
+
+    @property
+    def _retention_actor(self) -> str:
+        return f"retention:{self._resources.config.retention}"
+
+    def _sweep(self) -> None:
+        """What the retention rule gives up at the end of a step."""
+        if sweep := getattr(self._resources.retention, "sweep", None):
+            for eviction in sweep(self._seen()):
+                self._give_up(eviction.entry_id, eviction)
+
+    def _rated(self, candidate: Candidate, score: float | None = None) -> float | None:
+        """What the retention rule says that a text is worth; `score` where it has no opinion."""
+        rate = getattr(self._resources.retention, "rate", None)
+        return _number(score if rate is None else rate(candidate, self._seen()))
 
     def _seen(self) -> StoreState:
         """The store as rules see it now."""
-        state = self._state
-        return StoreState(state.contents, state.index, self._step, self._resources.config.capacity, self._seed)
+        state, capacity = self._state, self._resources.config.capacity
+        seed = (self._seed, state.contents.position)
+        return StoreState(state.contents.entries, state.index, state.numbers, self._step, capacity, seed)
 
     def _change(self, write: _Write) -> None:
         kind, handle = write.action.kind, write.action.handle
@@ -303,6 +353,8 @@ class Change:
         elif kind == "delete":
             self._note(write, entry_id=entry.id, handle=handle, before=entry.text)
         else:
+            assert write.vector is not None, "every update was embedded"
+            source = self._source or Source(self._step)
             self._note(
                 write,
                 vector=write.vector,
@@ -311,6 +363,7 @@ class Change:
                 before=entry.text,
                 after=write.text,
                 reason=write.reason,
+                score=self._rated(Candidate(write.text, write.vector, source, replaces=entry.id)),
                 source=self._source,
             )
 
@@ -336,17 +389,12 @@ class Change:
     def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
         """Apply an operation to the contents and to the vectors that cache them."""
         index, entry_id = self._state.index, operation.entry_id
-        self._state.contents.apply(operation)
+        if operation.outcome is Outcome.APPLIED and entry_id is not None:
+            if entry_id not in self._before:
+                self._before[entry_id] = index.vector(entry_id) if entry_id in index else None
+            self._changed = True
+        self._state.apply(operation, vector)
         self._operations.append(operation)
-        if operation.outcome is not Outcome.APPLIED or entry_id is None:
-            return
-        if entry_id not in self._before:
-            self._before[entry_id] = index.vector(entry_id) if entry_id in index else None
-        self._changed = True
-        if vector is None:
-            index.remove(entry_id)
-        else:
-            index.put(entry_id, vector)
 
 
 def _number(score: float | None) -> float | None:

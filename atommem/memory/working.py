@@ -243,9 +243,27 @@ class WorkingMemory:
         if entry_ids is None:
             entry_ids = [entry.id for entry in self._state.contents.entries.values() if entry.outcome is None]
         operation = Operation(step, "outcome", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
-        self._state.contents.apply(operation)
+        self._state.apply(operation)
         self._log.append(operation)
         return operation
+
+    def observe(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:
+        """Note how a question or task ended that entries were shown for: by default those that are shown now."""
+        if entry_ids is None:
+            entry_ids = [entry_id for entry_id, _ in self._state.contents.shown]
+        operation = Operation(step, "observe", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
+        self._state.apply(operation)
+        self._log.append(operation)
+        self._tell([operation])
+        return operation
+
+    def _tell(self, log: Iterable[Operation]) -> None:
+        """Tell the retention rule, if it wants to know, what the log says that it observed."""
+        if observe := getattr(self._resources.retention, "observe", None):
+            for operation in log:
+                if operation.kind == "observe" and operation.scores:
+                    shown = [entry_id for entry_id, _ in operation.scores]
+                    observe(shown, operation.scores[0][1], operation.step)
 
     def snapshot(self) -> Snapshot:
         """The memory as it is now, to be restored anywhere; see `vectors` for what it leaves out."""
@@ -284,12 +302,16 @@ class WorkingMemory:
     def fork(self) -> Self:
         """A second memory that is this one now, log included, and goes its own way from here."""
         twin = copy(self)
+        twin._resources = self._with_new_rules()
+        twin._state, twin._log = self._state.fork(), list(self._log)
+        twin._tell(twin._log)
+        return twin
+
+    def _with_new_rules(self) -> Resources:
         config = self._resources.config
-        twin._resources = replace(
+        return replace(
             self._resources, admission=make_admission(config.admission), retention=make_retention(config.retention)
         )
-        twin._state, twin._log = self._state.fork(), list(self._log)
-        return twin
 
     async def undo(self, step: int) -> None:
         """Take back what was done at step `step` and after it, as if it had never been: `at(step)`, in place.
@@ -301,6 +323,7 @@ class WorkingMemory:
             OutageError: The embedder, which entries deleted or changed since need, is out of reach.
         """
         operations = self._before(step)
+        self._resources = self._with_new_rules()
         await self._become(await offload(replay, operations, self._start), operations)
 
     async def _become(self, contents: Contents, log: list[Operation]) -> None:
@@ -316,6 +339,7 @@ class WorkingMemory:
         same_query = contents.query == self._state.contents.query
         self._state = State(contents, index, self._state.query_vector if same_query else None)
         self._view, self._log = contents.view(self._resources.config.capacity), log
+        self._tell(log)
 
 
 def _with_vectors(contents: Contents, vectors: TextVectors) -> State:
