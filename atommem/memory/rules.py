@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +30,8 @@ class Candidate:
         source: Where it comes from.
         score: What the rule rated it with (`RetentionRule.rate`, or the score of `Accepted`), None before that.
         replaces: The entry whose text it will be; None of a create.
-        details: Numbers and facts about a record of a bank (outcome, steps, ...); empty within an episode.
+        outcome: Of a record of a bank: how its task ended.
+        details: Of a record of a bank (`Entry.details`).
     """
 
     text: str
@@ -38,7 +39,8 @@ class Candidate:
     source: Source
     score: float | None = None
     replaces: int | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    outcome: float | None = None
+    details: Mapping[str, Any] | None = None
 
 
 class StoreState:
