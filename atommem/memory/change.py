@@ -292,4 +292,3 @@ class Change:
             self._changed = True
         self._state.apply(operation, vector)
         self._operations.append(operation)
-

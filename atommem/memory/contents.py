@@ -76,7 +76,13 @@ class Contents:
         entry = self._addressed(operation)
         source = operation.source or Source(operation.step)
         self.entries[entry.id] = replace(
-            entry, text=_written(operation), updated=operation.step, source=source, outcome=None, score=operation.score
+            entry,
+            text=_written(operation),
+            updated=operation.step,
+            source=source,
+            outcome=None,
+            score=operation.score,
+            details=operation.details or entry.details,
         )
 
     def _delete(self, operation: Operation) -> None:

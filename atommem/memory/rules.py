@@ -19,6 +19,8 @@ from atommem.memory.entries import Entry, Source
 from atommem.memory.index import Ids, VectorIndex
 from atommem.plugins import find
 
+_DIGITS = 5
+
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
@@ -91,12 +93,12 @@ class StoreState:
         return self._columns().column(name)
 
     def nearest(self) -> Vectors:
-        """The highest cosine of each entry to another: shape (n,), -1 where there is no other."""
-        return self._columns().nearest()
+        """The highest cosine of each entry to another: shape (n,), -1 where there is no other; rounded as `cosines`."""
+        return self._columns().nearest().round(_DIGITS)
 
     def cosines(self, vector: Vectors) -> Vectors:
-        """The cosine of a vector (dim,) to every entry: shape (n,)."""
-        return self._index.cosines(vector)
+        """The cosine of a vector (dim,) to every entry: shape (n,), rounded: last bits depend on the order of rows."""
+        return self._index.cosines(vector).round(_DIGITS)
 
     def search(self, vector: Vectors, k: int) -> list[tuple[Entry, float]]:
         """The `k` entries most similar to a vector (dim,), best first, with their cosines."""
