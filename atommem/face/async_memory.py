@@ -25,9 +25,6 @@ from atommem.observation import Observation
 from atommem.policy.contract import Policy
 from atommem.session import Session
 
-GOAL = "Not known yet: anything in this text may be asked later."
-"""Stands where the questions stand, while a text is read for which there are none."""
-
 Progress = Callable[[int, int], None]
 """Called with how many chunks have been read, and how many there are."""
 
@@ -140,7 +137,8 @@ class AsyncMemory:
         Args:
             source: A text, which is cut as in training; the pieces of one, each a chunk if it is not too long; or
                 the `pathlib.Path` of a file.
-            questions: Those that will be asked, as far as they are known: the policy sees them while it reads.
+            questions: Those that will be asked, as far as they are known: the policy sees them while it reads. Without
+                any it reads blind, for which it should have been trained (`questions_shown`).
             goal: In their place, what to look for, in words.
             name: What to call it where the source of an entry is named; a file's name by default.
             again: If not, a text that was read to its end is not read a second time.
@@ -156,7 +154,8 @@ class AsyncMemory:
             raise ConfigError("read() was given questions and a goal: the goal takes the place of questions.")
         async with self._lock:
             text, own = await asyncio.to_thread(text_of, source)
-            observations = await offload(self._engine.environments.reading, text, asked or [goal or GOAL])
+            shown = asked if goal is None else [goal]
+            observations = await offload(self._engine.environments.reading, text, shown)
             reading = self._reading(observations, own if name is None else name, again)
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)
