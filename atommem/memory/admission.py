@@ -68,7 +68,10 @@ class AcceptAll:
         return Accepted()
 
 
-OURS = (("accept", "atommem.memory.admission:AcceptAll"),)
+OURS = (
+    ("accept", "atommem.memory.admission:AcceptAll"),
+    ("memobank", "atommem.rules.memobank:MemoBank"),
+)
 
 
 def make_admission(name: str) -> AdmissionRule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from atommem.actions import Action
@@ -12,14 +12,13 @@ from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.errors import ConfigError
-from atommem.memory.admission import AdmissionRule, Merged, Refused
-from atommem.memory.columns import Columns
+from atommem.memory.admission import Accepted, Merged
 from atommem.memory.contents import Contents
 from atommem.memory.entries import Source
-from atommem.memory.index import VectorIndex
+from atommem.memory.keeper import Keeper, Rules
 from atommem.memory.operations import MEMORY, Operation, Outcome
-from atommem.memory.retention import Eviction, RetentionRule
-from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.rules import Candidate
+from atommem.memory.state import State
 from atommem.memory.threads import offload
 from atommem.tokens import Tokenizer, cut_to_tokens
 
@@ -35,8 +34,7 @@ class Resources:
     config: MemoryConfig
     cut_marker: str
     activity: ActivityClock
-    admission: AdmissionRule
-    retention: RetentionRule
+    rules: Rules
 
     def cut(self, text: str, limit: int) -> str:
         """`text` of at most `limit` tokens."""
@@ -45,51 +43,6 @@ class Resources:
     async def embed(self, texts: Sequence[str], kind: TextKind) -> list[Vectors]:
         """One vector for each text."""
         return list(await self.embedder.embed(texts, kind)) if texts else []
-
-
-@dataclass(slots=True)
-class State:
-    """What a memory holds, and the vectors that cache it.
-
-    Attributes:
-        contents: What the operation log says.
-        index: The vectors of the contents' entries.
-        query_vector: Of the contents' query; None also after a restore, until something is searched for.
-        columns: The entries' numbers for rules; None until one asks.
-    """
-
-    contents: Contents
-    index: VectorIndex
-    query_vector: Vectors | None = None
-    columns: Columns | None = None
-
-    def fork(self) -> State:
-        """The same, to be changed apart from this one."""
-        return State(self.contents.copy(), self.index.fork(), self.query_vector)
-
-    def apply(self, operation: Operation, vector: Vectors | None = None) -> None:
-        """Apply an operation to the contents, and to what caches them; `vector` is that of a text that it wrote."""
-        self.contents.apply(operation)
-        if operation.outcome is not Outcome.APPLIED:
-            return
-        entry_id, entries = operation.entry_id, self.contents.entries
-        if entry_id is None:
-            if self.columns is not None:
-                for shown, _ in operation.scores:
-                    self.columns.follow(shown, entries, moved=False)
-            return
-        if vector is None:
-            self.index.remove(entry_id)
-        else:
-            self.index.put(entry_id, vector)
-        if self.columns is not None:
-            self.columns.follow(entry_id, entries, moved=True)
-
-    def numbers(self) -> Columns:
-        """`columns`, made now if need be."""
-        if self.columns is None:
-            self.columns = Columns(self.contents.entries, self.index)
-        return self.columns
 
 
 @dataclass(slots=True)
@@ -118,7 +71,7 @@ class Change:
         self._step = step
         self._source = source
         self._actor = actor
-        self._seed = seed
+        self._keeper = Keeper(resources.rules, state, resources.config.capacity, step, seed, self._apply)
         self._operations: list[Operation] = []
         self._query_vector = self._vector_before = state.query_vector
         self._changed = False
@@ -130,7 +83,7 @@ class Change:
         shown = {handle: entry_id for handle, (entry_id, _) in enumerate(self._state.contents.shown, start=1)}
         writes = [self._prepare(action, shown) for action in actions]
         await self._embed(writes)
-        if prepare := getattr(self._resources.admission, "prepare", None):
+        if prepare := getattr(self._resources.rules.admission, "prepare", None):
             await prepare([write.text for write in writes if write.action.kind == "create" and not write.disabled])
         work = self._work(writes)
         text = await self._advance(work, None, writes)
@@ -198,7 +151,7 @@ class Change:
                 self._changed = True
             else:
                 self._change(write)
-        self._sweep()
+        self._keeper.sweep()
         self._retrieve()
 
     def take_back(self, contents: Contents) -> None:
@@ -235,7 +188,7 @@ class Change:
         if reads:
             query, self._query_vector = (reads[-1] or None), None
         # After a restore the query has no vector yet: it needs one as soon as something may change what it finds.
-        searched = any(write.action.kind != "scratchpad" for write in enabled) or hasattr(resources.retention, "sweep")
+        searched = any(write.action.kind != "scratchpad" for write in enabled) or resources.rules.sweeps
         asked = [query] if query is not None and self._query_vector is None and searched else []
         if not stored and not asked:
             return
@@ -255,31 +208,24 @@ class Change:
     def _create(self, write: _Write) -> Generator[str, Vectors, None]:
         assert write.vector is not None, "every create was embedded"
         candidate = Candidate(write.text, write.vector, self._source or Source(self._step))
-        actor = f"admission:{self._resources.config.admission}"
-        admission = self._resources.admission.admit(candidate, self._seen())
-        if isinstance(admission, Refused):
-            self._refuse(write, actor, admission.reason, admission.score)
-        elif isinstance(admission, Merged):
-            yield from self._merge(write, actor, admission)
-        else:
-            reason = f"{actor}: {admission.reason}" if admission.reason else ""
-            candidate = replace(candidate, score=self._rated(candidate, admission.score))
-            if self._has_room(write, candidate):
-                self._note(
-                    write,
-                    vector=write.vector,
-                    entry_id=self._state.contents.newest_id + 1,
-                    after=write.text,
-                    reason="; ".join(filter(None, (write.reason, reason))),
-                    score=candidate.score,
-                    source=self._source,
-                )
+        decision = self._keeper.decide(candidate)
+        if isinstance(decision, Merged):
+            yield from self._merge(write, decision)
+            return
+        room = isinstance(decision, Accepted)
+        self._note(
+            write,
+            Outcome.APPLIED if room else Outcome.REJECTED,
+            vector=write.vector,
+            entry_id=self._state.contents.newest_id + 1 if room else None,
+            after=write.text,
+            reason="; ".join(filter(None, (write.reason if room else "", decision.reason))),
+            score=decision.score,
+            source=self._source if room else None,
+        )
 
-    def _refuse(self, write: _Write, actor: str, reason: str, score: float | None) -> None:
-        self._note(write, Outcome.REJECTED, after=write.text, reason=f"{actor}: {reason}", score=_number(score))
-
-    def _merge(self, write: _Write, actor: str, merged: Merged) -> Generator[str, Vectors, None]:
-        resources = self._resources
+    def _merge(self, write: _Write, merged: Merged) -> Generator[str, Vectors, None]:
+        resources, actor = self._resources, self._resources.rules.admits
         entry = self._state.contents.entries.get(merged.entry_id)
         if entry is None:
             raise ConfigError(f"{actor} merges into entry {merged.entry_id}, which is not there: mend the rule.")
@@ -297,52 +243,11 @@ class Change:
                 after=text,
                 actor=actor,
                 reason=merged.reason,
-                score=_number(merged.score),
+                score=merged.score,
                 source=self._source,
             ),
             vector,
         )
-
-    def _has_room(self, write: _Write, candidate: Candidate) -> bool:
-        """Make room for a create; False when the retention rule keeps what it has."""
-        entries, capacity = self._state.contents.entries, self._resources.config.capacity
-        while capacity is not None and len(entries) >= capacity:
-            eviction = self._resources.retention.evict(candidate, self._seen())
-            if eviction.entry_id is None:
-                self._refuse(write, self._retention_actor, eviction.reason, eviction.score)
-                return False
-            self._give_up(eviction.entry_id, eviction)
-        return True
-
-    def _give_up(self, entry_id: int | None, eviction: Eviction) -> None:
-        """Delete the entry that the retention rule names."""
-        actor, entry = self._retention_actor, self._state.contents.entries.get(entry_id or 0)
-        if entry is None:
-            raise ConfigError(f"{actor} evicts entry {entry_id}, which is not there: mend the rule.")
-        score = _number(eviction.score)
-        cause: dict[str, Any] = {"actor": actor, "reason": eviction.reason, "score": score}
-        self._apply(Operation(self._step, "delete", entry_id=entry.id, before=entry.text, **cause))
-
-    @property
-    def _retention_actor(self) -> str:
-        return f"retention:{self._resources.config.retention}"
-
-    def _sweep(self) -> None:
-        """What the retention rule gives up at the end of a step."""
-        if sweep := getattr(self._resources.retention, "sweep", None):
-            for eviction in sweep(self._seen()):
-                self._give_up(eviction.entry_id, eviction)
-
-    def _rated(self, candidate: Candidate, score: float | None = None) -> float | None:
-        """What the retention rule says that a text is worth; `score` where it has no opinion."""
-        rate = getattr(self._resources.retention, "rate", None)
-        return _number(score if rate is None else rate(candidate, self._seen()))
-
-    def _seen(self) -> StoreState:
-        """The store as rules see it now."""
-        state, capacity = self._state, self._resources.config.capacity
-        seed = (self._seed, state.contents.position)
-        return StoreState(state.contents.entries, state.index, state.numbers, self._step, capacity, seed)
 
     def _change(self, write: _Write) -> None:
         kind, handle = write.action.kind, write.action.handle
@@ -363,7 +268,7 @@ class Change:
                 before=entry.text,
                 after=write.text,
                 reason=write.reason,
-                score=self._rated(Candidate(write.text, write.vector, source, replaces=entry.id)),
+                score=self._keeper.rated(Candidate(write.text, write.vector, source, replaces=entry.id)),
                 source=self._source,
             )
 
@@ -395,8 +300,3 @@ class Change:
             self._changed = True
         self._state.apply(operation, vector)
         self._operations.append(operation)
-
-
-def _number(score: float | None) -> float | None:
-    """A rule's score as JSON takes it: rules count in numpy."""
-    return None if score is None else float(score)

@@ -69,13 +69,20 @@ class Contents:
             raise _misfit(operation, f"its new id is {new}, after {self.newest_id}")
         self.newest_id = new
         source = operation.source or Source(step)
-        self.entries[new] = Entry(new, _written(operation), step, step, source=source, score=operation.score)
+        text, details = _written(operation), operation.details
+        self.entries[new] = Entry(new, text, step, step, source=source, score=operation.score, details=details)
 
     def _update(self, operation: Operation) -> None:
         entry = self._addressed(operation)
         source = operation.source or Source(operation.step)
         self.entries[entry.id] = replace(
-            entry, text=_written(operation), updated=operation.step, source=source, outcome=None, score=operation.score
+            entry,
+            text=_written(operation),
+            updated=operation.step,
+            source=source,
+            outcome=None,
+            score=operation.score,
+            details=operation.details or entry.details,
         )
 
     def _delete(self, operation: Operation) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Entry:
         score: What its rule rated its present text with when it was written, None where no rule did.
         uses, mean_outcome: After how many questions or tasks that it was shown for it was told how they ended, and the
             mean of that.
+        details: Of a record in an experience bank: JSON values beside its text (what was done, steps, ...).
     """
 
     id: int
@@ -57,6 +59,7 @@ class Entry:
     score: float | None = None
     uses: int = 0
     mean_outcome: float | None = None
+    details: Mapping[str, Any] | None = None
 
     def shown_again(self, score: float, step: int) -> Self:
         """It after one more showing, at `step`, with a cosine of `score`."""

@@ -49,6 +49,7 @@ class Operation:
         scores: Pairs of an entry's id and a number. Retrieve: cosine to the query, in the order of the handles;
             outcome: the reward of what wrote it; observe: of what it was shown for.
         source: Where the text came from, where the session said more than the step.
+        details: Of the entry that a create makes, or an update changes, in an experience bank (`Entry.details`).
     """
 
     step: int
@@ -63,6 +64,7 @@ class Operation:
     score: float | None = None
     scores: tuple[tuple[int, float], ...] = ()
     source: Source | None = None
+    details: Mapping[str, Any] | None = None
 
 
 def to_json(record: Operation | Source) -> dict[str, Any]:

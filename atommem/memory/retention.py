@@ -53,6 +53,13 @@ OURS = (
     ("novelty", "atommem.rules.novelty:Novelty"),
     ("length", "atommem.rules.length:Length"),
     ("type_prior", "atommem.rules.type_prior:TypePrior"),
+    ("failures_first", "atommem.rules.failures_first:FailuresFirst"),
+    ("periodic", "atommem.rules.periodic:Periodic"),
+    ("history", "atommem.rules.history:History"),
+    ("combined", "atommem.rules.combined:Combined"),
+    ("constrained", "atommem.rules.constrained:Constrained"),
+    ("traceretain", "atommem.rules.traceretain:TraceRetain"),
+    ("memobank", "atommem.rules.memobank:MemoBank"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,8 @@ from atommem.memory.entries import Entry, Source
 from atommem.memory.index import Ids, VectorIndex
 from atommem.plugins import find
 
+_DIGITS = 5
+
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
@@ -30,7 +32,8 @@ class Candidate:
         source: Where it comes from.
         score: What the rule rated it with (`RetentionRule.rate`, or the score of `Accepted`), None before that.
         replaces: The entry whose text it will be; None of a create.
-        details: Numbers and facts about a record of a bank (outcome, steps, ...); empty within an episode.
+        outcome: Of a record of a bank: how its task ended.
+        details: Of a record of a bank (`Entry.details`).
     """
 
     text: str
@@ -38,7 +41,8 @@ class Candidate:
     source: Source
     score: float | None = None
     replaces: int | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    outcome: float | None = None
+    details: Mapping[str, Any] | None = None
 
 
 class StoreState:
@@ -89,12 +93,12 @@ class StoreState:
         return self._columns().column(name)
 
     def nearest(self) -> Vectors:
-        """The highest cosine of each entry to another: shape (n,), -1 where there is no other."""
-        return self._columns().nearest()
+        """The highest cosine of each entry to another: shape (n,), -1 where there is no other; rounded as `cosines`."""
+        return self._columns().nearest().round(_DIGITS)
 
     def cosines(self, vector: Vectors) -> Vectors:
-        """The cosine of a vector (dim,) to every entry: shape (n,)."""
-        return self._index.cosines(vector)
+        """The cosine of a vector (dim,) to every entry: shape (n,), rounded: last bits depend on the order of rows."""
+        return self._index.cosines(vector).round(_DIGITS)
 
     def search(self, vector: Vectors, k: int) -> list[tuple[Entry, float]]:
         """The `k` entries most similar to a vector (dim,), best first, with their cosines."""

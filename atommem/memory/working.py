@@ -15,14 +15,14 @@ from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
-from atommem.memory.admission import make_admission
-from atommem.memory.change import Change, Resources, State
+from atommem.memory.change import Change, Resources
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Entry, MemoryView, Source
 from atommem.memory.index import VectorIndex
+from atommem.memory.keeper import Rules
 from atommem.memory.operations import POLICY, USER, Operation, Outcome
-from atommem.memory.retention import make_retention
 from atommem.memory.shared_map import SharedMap
+from atommem.memory.state import State
 from atommem.memory.threads import offload
 from atommem.memory.vectors import TextVectors, digests_of
 from atommem.tokens import Tokenizer
@@ -57,9 +57,9 @@ class WorkingMemory:
         activity: ActivityClock | None = None,
         seed: int = 0,
     ) -> None:
-        admission, retention = make_admission(config.admission), make_retention(config.retention)
+        rules = Rules.new(config.admission, config.retention)
         activity = activity or ActivityClock()
-        self._resources = Resources(embedder, tokenizer, config, cut_marker, activity, admission, retention)
+        self._resources = Resources(embedder, tokenizer, config, cut_marker, activity, rules)
         self._start = Snapshot(embedder.id, Contents(), seed)
         self._state = State(Contents(), VectorIndex(embedder.dim))
         self._log: list[Operation] = []
@@ -254,16 +254,8 @@ class WorkingMemory:
         operation = Operation(step, "observe", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
         self._state.apply(operation)
         self._log.append(operation)
-        self._tell([operation])
+        self._resources.rules.tell([operation])
         return operation
-
-    def _tell(self, log: Iterable[Operation]) -> None:
-        """Tell the retention rule, if it wants to know, what the log says that it observed."""
-        if observe := getattr(self._resources.retention, "observe", None):
-            for operation in log:
-                if operation.kind == "observe" and operation.scores:
-                    shown = [entry_id for entry_id, _ in operation.scores]
-                    observe(shown, operation.scores[0][1], operation.step)
 
     def snapshot(self) -> Snapshot:
         """The memory as it is now, to be restored anywhere; see `vectors` for what it leaves out."""
@@ -302,16 +294,10 @@ class WorkingMemory:
     def fork(self) -> Self:
         """A second memory that is this one now, log included, and goes its own way from here."""
         twin = copy(self)
-        twin._resources = self._with_new_rules()
+        twin._resources = replace(self._resources, rules=self._resources.rules.again())
         twin._state, twin._log = self._state.fork(), list(self._log)
-        twin._tell(twin._log)
+        twin._resources.rules.tell(twin._log)
         return twin
-
-    def _with_new_rules(self) -> Resources:
-        config = self._resources.config
-        return replace(
-            self._resources, admission=make_admission(config.admission), retention=make_retention(config.retention)
-        )
 
     async def undo(self, step: int) -> None:
         """Take back what was done at step `step` and after it, as if it had never been: `at(step)`, in place.
@@ -323,7 +309,7 @@ class WorkingMemory:
             OutageError: The embedder, which entries deleted or changed since need, is out of reach.
         """
         operations = self._before(step)
-        self._resources = self._with_new_rules()
+        self._resources = replace(self._resources, rules=self._resources.rules.again())
         await self._become(await offload(replay, operations, self._start), operations)
 
     async def _become(self, contents: Contents, log: list[Operation]) -> None:
@@ -339,7 +325,7 @@ class WorkingMemory:
         same_query = contents.query == self._state.contents.query
         self._state = State(contents, index, self._state.query_vector if same_query else None)
         self._view, self._log = contents.view(self._resources.config.capacity), log
-        self._tell(log)
+        self._resources.rules.tell(log)
 
 
 def _with_vectors(contents: Contents, vectors: TextVectors) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from atommem.memory.columns import Numbers
 from atommem.memory.retention import Eviction
 from atommem.memory.rules import Candidate, StoreState
 from atommem.rules.rule import lowest
@@ -13,6 +12,5 @@ class Redundancy:
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         """The new entry stands for what is like it: it always comes in."""
-        nearest: Numbers = store.nearest().round(6).astype(float)
-        chosen, score = lowest(store, -nearest)
+        chosen, score = lowest(store, -store.nearest().astype(float))
         return Eviction(chosen, f"cosine {-score:.3f} to another entry", -score)

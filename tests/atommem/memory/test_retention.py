@@ -60,7 +60,7 @@ def test_ours_are_entry_points_as_a_users_are() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lrv", r"there is no 'lrv'; did you mean lru\? known are .*, lru, novelty, .*, or give"),
+        ("lrv", r"there is no 'lrv'; did you mean lru\? known are .*, lru, .*, or give"),
         ("tests.atommem.memory.test_retention:Missing", "has no attribute 'Missing'"),
         ("tests.atommem.memory.test_retention:UNIT", "give a class with a method 'evict'"),
         ("nowhere.at.all:Rule", "cannot be loaded"),
