@@ -99,3 +99,11 @@ def running(conversations: Conversations, limits: Limits | None = None) -> Itera
         server.should_exit = True
         thread.join()
         loop.close()
+
+
+def until(condition: Any, seconds: float = 5) -> None:
+    """Wait for it."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
