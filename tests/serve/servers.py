@@ -47,7 +47,7 @@ def scripted(script: Callable[[str], str] = note_taker, checkpoint: str = "scrip
     """A policy to be served. Its chunks are of 40 words."""
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
-    tokenizer = WordTokenizer()
+    tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
     engine = Engine.open(policy or ScriptedPolicy(tokenizer, script), tokenizer=tokenizer, **settings)
     return ServedPolicy.of(engine, "scripted", checkpoint)
 
