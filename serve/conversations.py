@@ -139,7 +139,7 @@ class Conversation:
         """Take items to be read; `read` reads them. They stay, whatever becomes of this process."""
         policy = self._shared.policy
         goal = self.log.about.metadata.get("goal", "")
-        questions = policy.shown_questions(goal)
+        questions = [line for line in goal.splitlines() if line.strip()]
         new = []
         for item in items:
             observations = await offload(policy.reading, item["parts"], questions)

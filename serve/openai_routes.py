@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -290,5 +291,5 @@ def _model(served: Conversations) -> dict[str, Any]:
         "owned_by": "atommem",
         "checkpoint": policy.checkpoint,
         "embedder": policy.agent.embedder.id,
-        "reads_blind": policy.reads_blind,
+        "trained_for": None if policy.trained_for is None else asdict(policy.trained_for),
     }

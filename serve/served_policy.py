@@ -14,8 +14,8 @@ import numpy as np
 from atommem.config import EmbedderConfig, MemoryConfig, load_config
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.environment import EnvironmentFactory, find_environment
+from atommem.envs.questions_shown import TrainedFor, trained_for
 from atommem.errors import ConfigError
-from atommem.face.async_memory import GOAL
 from atommem.face.engine import Engine
 from atommem.observation import Observation
 from atommem.policy.opening import is_server
@@ -90,14 +90,9 @@ class ServedPolicy:
         return self.agent.environments
 
     @property
-    def reads_blind(self) -> bool:
-        """Whether it was trained to read without knowing what will be asked."""
-        return getattr(self.environments.config, "questions_shown", "reading") == "answering"
-
-    def shown_questions(self, goal: str) -> list[str]:
-        """What stands for the questions while a text is read: the goal's lines, or what says that there is none."""
-        lines = [line for line in goal.splitlines() if line.strip()]
-        return lines or ([] if self.reads_blind else [GOAL])
+    def trained_for(self) -> TrainedFor | None:
+        """What it was trained for; None for a model that was not trained here."""
+        return trained_for(self.trained) if self.trained else None
 
     def reading(self, parts: Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
         """The observations in which a text, or its parts, are read; blocks while they are cut."""
@@ -105,14 +100,7 @@ class ServedPolicy:
 
     def notice(self) -> str:
         """What whoever starts the server should know of it."""
-        if not self.trained:
-            return "the model was not trained here: it reads and answers with the default settings, untrained."
-        if self.reads_blind:
-            return "the policy was trained to read without the questions: conversations need no goal."
-        return (
-            "the policy was trained with the questions shown while it read: give conversations a goal in their "
-            "metadata. Without one it reads what it was not trained for (docs/serving.md)."
-        )
+        return str(self.trained_for or "not trained here: it reads and answers as an instruct model does, untrained")
 
     async def close(self) -> None:
         """Free models and connections."""
