@@ -67,6 +67,7 @@ operations = sa.Table(
     sa.Column("score", sa.Double),
     sa.Column("scores", _Json),
     sa.Column("source", _Json),
+    sa.Column("details", _Json),
     sa.Column("checkpoint", sa.String(64), nullable=False),
     sa.Column("embedder", sa.String(256), nullable=False),
 )

@@ -17,7 +17,6 @@ from atommem.serve.conversations import Conversations
 from atommem.serve.wire import Message, new_item
 from atommem.trace import read_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
-from tests.fakes import WordTokenizer
 from tests.serve.servers import make_conversations
 
 TEXTS = ("Ann lives in Rome.", "Bob lives in Oslo.")
@@ -74,8 +73,8 @@ def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, convers
     assert [step.token_ids for step in episode.steps] == [step["token_ids"] for step in steps]
     assert all(step.token_ids and step.prompt_ids for step in episode.steps)
     assert [operation.after for operation in episode.steps[0].operations] == [TEXTS[0]]
-    memory = MemoryConfig(**{"retrieve_k": 6})
-    rows = trace_demonstrations(tmp_path / "out" / "traces", WordTokenizer(), memory, LongDocConfig(), 0.5)
+    tokenizer = conversations.policy.agent.tokenizer
+    rows = trace_demonstrations(tmp_path / "out" / "traces", tokenizer, MemoryConfig(), LongDocConfig(), 0.5)
     # What is learned from is what was served: prompts too, token by token.
     assert rows == [(step["prompt_ids"], step["token_ids"]) for step in steps]
 
