@@ -22,7 +22,8 @@ from atommem.serve.schema import conversations, events, operations, snapshots, v
 SNAPSHOT_EVERY = 256
 """Operations between two snapshots."""
 _OF_A_CONVERSATION = (events, operations, snapshots, vectors)
-_OPERATION_FIELDS = tuple(item.name for item in fields(Operation))
+_OPERATION_FIELDS = tuple(item.name for item in fields(Operation) if item.name in operations.c)
+_REST = tuple(item.name for item in fields(Operation) if item.name not in operations.c)
 
 
 class NotFoundError(AtomMemError):
@@ -179,7 +180,7 @@ class ConversationLog:
             for number, event in enumerate(new, version + 1)
         ]
         rows = [
-            {**dict.fromkeys(_OPERATION_FIELDS), **to_json(operation)}
+            _row_of(operation)
             | {"conversation": conversation, "seq": number, "version": last}
             | {"checkpoint": checkpoint, "embedder": embedder}
             for number, operation in enumerate(written, seq)
@@ -360,15 +361,22 @@ def _snapshot(connection: sa.Connection, conversation: str, seq: int) -> Snapsho
 
 
 def _operations(connection: sa.Connection, conversation: str, first: int, last: int) -> list[Operation]:
-    columns = [operations.c[name] for name in _OPERATION_FIELDS]
+    columns = [operations.c[name] for name in (*_OPERATION_FIELDS, "rest")]
     query = sa.select(*columns).where(operations.c.conversation == conversation)
     query = query.where(operations.c.seq >= first, operations.c.seq < last).order_by(operations.c.seq)
     return list(_restored(connection.execute(query).mappings()))
 
 
+def _row_of(operation: Operation) -> dict[str, Any]:
+    values = to_json(operation)
+    rest = {name: values.pop(name) for name in _REST if name in values}
+    return {**dict.fromkeys(_OPERATION_FIELDS), **values, "rest": rest or None}
+
+
 def _restored(rows: Iterable[sa.RowMapping]) -> Iterator[Operation]:
     for row in rows:
-        yield operation_from_json({str(name): value for name, value in row.items() if value is not None})
+        values = {str(name): value for name, value in row.items() if value is not None}
+        yield operation_from_json(values | values.pop("rest", {}))
 
 
 def _unread(connection: sa.Connection, conversation: str) -> list[tuple[int, int]]:

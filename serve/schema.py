@@ -67,11 +67,12 @@ operations = sa.Table(
     sa.Column("score", sa.Double),
     sa.Column("scores", _Json),
     sa.Column("source", _Json),
-    sa.Column("details", _Json),
+    sa.Column("rest", _Json),
     sa.Column("checkpoint", sa.String(64), nullable=False),
     sa.Column("embedder", sa.String(256), nullable=False),
 )
-"""The operation log (`atommem.memory.operations.Operation`), what is as its default left NULL."""
+"""The operation log (`atommem.memory.operations.Operation`), what is as its default left NULL. Fields that have
+no column stand in ``rest``."""
 
 vectors = sa.Table(
     "vectors",

@@ -68,7 +68,7 @@ def upgrade() -> None:
         sa.Column("score", sa.Double(), nullable=True),
         sa.Column("scores", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("source", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("details", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("rest", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("checkpoint", sa.String(length=64), nullable=False),
         sa.Column("embedder", sa.String(length=256), nullable=False),
         sa.ForeignKeyConstraint(
