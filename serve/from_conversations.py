@@ -158,6 +158,6 @@ def _operations(log: ConversationLog, conversation: str) -> dict[int, list[dict[
     """The operations of each event, by its version."""
     found: dict[int, list[dict[str, Any]]] = {}
     for row in log.operations(conversation, 0):
-        values = {name: row[name] for name in _OPERATION if name in row}
+        values = {name: row[name] for name in _OPERATION if name in row} | row.get("rest", {})
         found.setdefault(row["version"], []).append(values)
     return found
