@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from atommem.errors import AtomMemError, ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
-from atommem.serve import memory_routes, openai_routes
+from atommem.serve import memory_routes, openai_routes, recall
 from atommem.serve.conversation_log import NotFoundError
 from atommem.serve.conversations import BusyError, Conversations, MovedError
 from atommem.serve.guard import Guard, Limits
@@ -53,6 +53,7 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
     app.state.ready = False
     app.include_router(openai_routes.router)
     app.include_router(memory_routes.router)
+    app.include_router(recall.router)
     app.router.routes.extend(mcp_routes(mcp))
 
     @app.get("/health")
