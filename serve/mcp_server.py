@@ -25,9 +25,9 @@ from atommem.episode import Step
 from atommem.errors import AtomMemError
 from atommem.memory.operations import Operation
 from atommem.serve.api_keys import LOCAL
-from atommem.serve.conversation_log import Event, NotFoundError
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import LOGGER
+from atommem.serve.log_rows import Event, NotFoundError
 from atommem.serve.recall import recalled
 from atommem.serve.wire import ConversationId, Message, Name, Text, entry_object, new_item
 from atommem.session import Session

@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 
 from atommem.actions import READ, Action
 from atommem.memory.entries import Entry
-from atommem.serve.conversations import Conversation
+from atommem.serve.conversation import Conversation
 from atommem.serve.openai_routes import Owner, Served
 from atommem.serve.wire import ConversationId, entry_object
 from atommem.untrusted import clean
