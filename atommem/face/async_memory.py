@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from atommem.embedding.embedder import Embedder
-from atommem.environment import Turn
 from atommem.episode import Step
 from atommem.errors import ConfigError
 from atommem.face import saved
 from atommem.face.answers import Answer, Reading
+from atommem.face.asking import asked
 from atommem.face.engine import Engine
 from atommem.face.texts import text_of
 from atommem.memory.entries import Entry
@@ -198,22 +198,15 @@ class AsyncMemory:
         return await self._answer(session, question)
 
     async def _answer(self, session: Session, question: str) -> Answer:
-        environments = self._engine.environments
-        task = environments.asking(question)
-        await environments.prepare(task)
-        environment = environments()
-        observation: Observation | None = await environment.reset(task)
-        steps: list[Step] = []
         entries: tuple[Entry, ...] = ()
-        while observation is not None:
+
+        async def turn(observation: Observation) -> Step:
+            nonlocal entries
             held = session.memory.contents.entries
             entries = tuple(held[item.entry_id] for item in session.memory.view().retrieved)
-            step = await session.turn(observation)
-            steps.append(step)
-            turn = Turn(step.text, step.actions, step.problems, step.operations)
-            observation = (await environment.step(turn)).observation
-        answers = (await environment.score()).answers
-        text = answers[0] if answers else None
+            return await session.turn(observation)
+
+        text, steps = await asked(self._engine.environments, question, turn)
         return Answer(question, text, entries, steps[-1].view.scratchpad, tuple(steps))
 
     @property
@@ -255,7 +248,7 @@ class AsyncMemory:
         """
         async with self._lock:
             self._readings = [reading for reading in self._readings if reading.name != source]
-            return self._session.memory.forget(source, max(0, self.steps - 1))
+            return await self._session.memory.forget(source, max(0, self.steps - 1))
 
     async def fork(self) -> Self:
         """A second memory that is this one now and goes its own way. They share the policy; close only the first."""

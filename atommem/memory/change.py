@@ -109,6 +109,14 @@ class Change:
         self._retrieve()
         return self._operations
 
+    def edit(self, entry_id: int, text: str, vector: Vectors) -> list[Operation]:
+        """Replace the text of an entry that is there, whether or not it is shown; the operations."""
+        before = self._state.contents.entries[entry_id].text
+        fields: dict[str, Any] = {"before": before, "after": text, "actor": self._actor, "source": self._source}
+        self._apply(Operation(self._step, "update", entry_id=entry_id, **fields), vector)
+        self._retrieve()
+        return self._operations
+
     async def _advance(
         self, work: Generator[str, Vectors, None], vector: Vectors | None, writes: Sequence[_Write]
     ) -> str | None:
