@@ -13,11 +13,14 @@ from typing import Any
 from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
 from atommem.envs.task import Task
 from atommem.envs.task_files import iter_tasks
-from atommem.errors import AtomMemError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem data ...``; returns the exit status (2: an `AtomMemError`, printed to stderr)."""
+    """Run ``atommem data ...``; returns the exit status.
+
+    Raises:
+        AtomMemError: A setting is wrong, or a file is missing or damaged.
+    """
     argv = sys.argv[1:] if argv is None else argv
     try:
         if argv[:1] == ["build"]:
@@ -31,9 +34,6 @@ def main(argv: list[str] | None = None) -> int:
         # The reader has seen enough (data show | head); what Python would flush at exit has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except AtomMemError as error:
-        print(f"atommem data: {error}", file=sys.stderr)
-        return 2
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,8 +30,6 @@ CREATE TABLE IF NOT EXISTS calls (
 );
 CREATE TABLE IF NOT EXISTS spent (tool TEXT PRIMARY KEY, calls INTEGER NOT NULL, cost REAL NOT NULL);
 """
-LISTING = "tools/list"
-"""Stands for a tool where it is recorded which tools a server has."""
 LEASE_SECONDS = 30.0
 """For how long a call is left to who makes it, unless it says again that it does."""
 _LARGEST = 64_000_000
@@ -218,6 +216,32 @@ class Cassette:
             self._file.execute("ROLLBACK")
             raise
         self._file.execute("COMMIT")
+
+
+def told(config: Any, what: str, backend: str, ask: Callable[[], str]) -> str | None:
+    """What a server says of itself: by `ask`, and noted; or, where nothing may be asked, as it was noted last (None if
+    it never was).
+
+    Args:
+        config: Settings that name a cassette.
+        what: Stands for a tool's name on it.
+        backend: The server.
+        ask: Asks it.
+
+    Raises:
+        AtomMemError: Of `ask` and `Cassette`.
+    """
+    call = RecordedCall.of(what, backend, {})
+    cassette = Cassette(config.cassette, read_only=config.cassette_mode != "live")
+    try:
+        if config.cassette_mode != "live":
+            found = cassette.found(call)
+            return None if found is None else found.text
+        said = ask()
+        cassette.note(call, ToolResult(said))
+        return said
+    finally:
+        cassette.close()
 
 
 def _reading(path: Path) -> str:
