@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from itertools import islice
@@ -22,18 +21,11 @@ def main(argv: list[str] | None = None) -> int:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
     argv = sys.argv[1:] if argv is None else argv
-    try:
-        if argv[:1] == ["build"]:
-            environment, arguments = _environment(argv[1:])
-            return find_environment(environment).build(arguments)
-        args = _parser(argv).parse_args(argv)
-        status = int(args.run(args))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # The reader has seen enough (data show | head); what Python would flush at exit has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    if argv[:1] == ["build"]:
+        environment, arguments = _environment(argv[1:])
+        return find_environment(environment).build(arguments)
+    args = _parser(argv).parse_args(argv)
+    return int(args.run(args))
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

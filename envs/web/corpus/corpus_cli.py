@@ -100,7 +100,10 @@ def _corpus(args: argparse.Namespace) -> Corpus:
 def _search(args: argparse.Namespace) -> int:
     async def search() -> None:
         corpus = _corpus(args)
-        for hit in (await corpus.search([args.query], args.results, args.mode))[0]:
+        (found,) = await corpus.search([args.query], args.results, args.mode)
+        if not found:
+            print("no page was found", file=sys.stderr)
+        for hit in found:
             print(f"{hit.score:.4f}  {hit.page.id}: {' '.join(hit.passage.split())[:160]}")
         await corpus.close()
 

@@ -282,6 +282,20 @@ def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, packed: byte
         cassette.found(CALL)
 
 
+def test_a_file_that_is_damaged_within_is_said(tmp_path: Path) -> None:
+    cassette = Cassette(tmp_path / "c")
+    for number in range(200):
+        call_made = RecordedCall.of("visit", "engine 1", {"page": str(number)})
+        cassette.begin(call_made, 0.0)
+        cassette.end(call_made, ToolResult(f"page {number} " + "".join(map(chr, range(40, 40 + number)))))
+    cassette.close()
+    content = bytearray((tmp_path / "c").read_bytes())
+    content[len(content) // 2 : -4096] = b"\xaa" * len(content[len(content) // 2 : -4096])
+    (tmp_path / "c").write_bytes(content)
+    with pytest.raises(DataError, match="cannot be used"):
+        list(Cassette(tmp_path / "c", read_only=True).results())
+
+
 def test_what_is_denied_now_is_not_shown_because_it_was_recorded(tmp_path: Path) -> None:
     recorded = search_twice(tmp_path / "c")
     denied = search_twice(tmp_path / "c", cassette_mode="replay", deny_hosts=["ann.test"])
