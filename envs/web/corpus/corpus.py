@@ -88,6 +88,12 @@ class Corpus:
         return {"pages": pages, "passages": passages}
 
     @property
+    def complete(self) -> bool:
+        """Whether all of its passages can be found: not before an addition that was cut short is completed."""
+        indexed = [self._lexical.last(), *([] if self._dense is None else [self._dense.last()])]
+        return min(indexed) >= self._pages.counts()[2]
+
+    @property
     def version(self) -> str:
         """A digest of all that its pages say."""
         return self._pages.digest()

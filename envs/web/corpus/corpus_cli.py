@@ -94,7 +94,10 @@ def _embedder(args: argparse.Namespace) -> dict[str, Any]:
 def _corpus(args: argparse.Namespace) -> Corpus:
     if args.results < 1:
         raise ConfigError(f"results is {args.results}: give at least 1.")
-    return Corpus(args.folder, _embedder(args))
+    corpus = Corpus(args.folder, _embedder(args))
+    if not corpus.complete:
+        print(f"{args.folder}: not all pages can be found yet: build it again to its end.", file=sys.stderr)
+    return corpus
 
 
 def _search(args: argparse.Namespace) -> int:

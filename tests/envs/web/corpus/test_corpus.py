@@ -171,8 +171,10 @@ def test_an_addition_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch
         patch.setattr(corpus_module.LexicalIndex, "add", dies)
         with pytest.raises(KeyboardInterrupt):
             build_corpus(PAGES, folder)
+    assert not Corpus(folder).complete
     assert build_corpus([], folder)["pages"] == 4
     corpus = Corpus(folder)
+    assert corpus.complete
     assert found(corpus, "potatoes", 1, "lexical") == found(corpus, "potatoes", 1, "dense") == ["Potatoes"]
 
 
