@@ -6,6 +6,8 @@ The core knows none of them by import: the rooms above it (and third parties) br
 from __future__ import annotations
 
 import io
+import os
+import select
 import sys
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
@@ -47,7 +49,13 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         command = _load(commands[argv[0]])
-        return int(command(argv[1:]) or 0)
+        status = int(command(argv[1:]) or 0)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        return 0
     except ModuleNotFoundError as error:
         # A missing module of ours is a bug and keeps its traceback; a missing extra is a matter of installing.
         if error.name is None or error.name.split(".")[0] == "atommem":
@@ -60,6 +68,17 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\natommem {argv[0]}: interrupted", file=sys.stderr)
         return 130
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads what is printed any more (data show | head), which is no error."""
+    printed = select.poll()
+    printed.register(sys.stdout.fileno(), 0)
+    if not printed.poll(0):
+        return False
+    # What Python would flush at exit has nowhere to go.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _commands() -> dict[str, EntryPoint]:
