@@ -14,7 +14,11 @@ EXIT_DOES_NOT_HOLD = 1
 EXPERIMENTS = {
     "amac": ("atommem.eval.reproduce.amac.experiment", "admission by five factors (A-MAC, arXiv 2603.04549)"),
     "memobank": ("atommem.eval.reproduce.memobank.experiment", "pruning of a case bank (MemoBankRL)"),
-    "regagent": ("atommem.eval.reproduce.regagent.experiment", "addition and deletion of experience (arXiv 2505.16067)"),
+    "regagent": (
+        "atommem.eval.reproduce.regagent.experiment",
+        "addition and deletion of experience (arXiv 2505.16067)",
+    ),
+    "traceretain": ("atommem.eval.reproduce.traceretain.experiment", "retention of trajectories (arXiv 2606.29178)"),
 }
 
 

@@ -106,8 +106,10 @@ class Sheet:
             lines += [f"| {' | '.join(row)} |" for row in grid.texts()]
             parts.append(f"## {grid.title}\n\n" + "\n".join(lines) + "\n")
         if self.checks:
-            lines = [f"- {'holds' if c.holds else '**does not hold**'}: {c.name}: {c.found} (wanted: {c.wanted})"
-                     for c in self.checks]
+            lines = [
+                f"- {'holds' if c.holds else '**does not hold**'}: {c.name}: {c.found} (wanted: {c.wanted})"
+                for c in self.checks
+            ]
             parts.append("## Checks\n\n" + "\n".join(lines) + "\n")
         if self.notes:
             parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in self.notes) + "\n")

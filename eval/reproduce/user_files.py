@@ -92,5 +92,3 @@ def embed_all(texts: Sequence[str], model: str | None, cache: Path) -> Vectors:
     np.save(partial, vectors)
     partial.replace(path)
     return vectors
-
-

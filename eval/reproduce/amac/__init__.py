@@ -1,1 +1,1 @@
-"""A-MAC ("Adaptive Memory Admission Control for LLM Agents", arXiv 2603.04549): Tables 1 and 3, and whole conversations."""
+"""A-MAC (arXiv 2603.04549): Tables 1 and 3, and whole conversations."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +40,7 @@ class Decisions:
         return f1(self.admitted, self.right, self.needed)
 
 
-def decided(admit: Flags, needed: Sequence[bool]) -> Decisions:
+def decided(admit: Flags, needed: npt.ArrayLike) -> Decisions:
     """Count them."""
     truth = np.asarray(needed, dtype=bool)
     return Decisions(int(admit.sum()), int((admit & truth).sum()), int(truth.sum()))

@@ -87,7 +87,9 @@ def _settings(constant: float | None) -> Iterator[Setting]:
 def fit_without_each(streams: Sequence[Stream], decisions: dict[Setting, list[Flags]]) -> list[Setting]:
     """For each stream the setting with the highest F1 over all others together; of several the first."""
     counts = {
-        setting: np.array([(kept.sum(), (kept & s.needed).sum(), s.needed.sum()) for kept, s in zip(flags, streams, strict=True)])
+        setting: np.array(
+            [(kept.sum(), (kept & s.needed).sum(), s.needed.sum()) for kept, s in zip(flags, streams, strict=True)]
+        )
         for setting, flags in decisions.items()
     }
     found = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from atommem.embedding.embedder import Vectors
-from atommem.envs.scoring.statistics import holm, paired_difference
+from atommem.envs.scoring.statistics import Difference, holm, paired_difference
 from atommem.eval.reproduce.amac.decisions import Flags, best_threshold, decided, swap_test
 from atommem.eval.reproduce.amac.described import Stream, admitted, fit_without_each, settings
 from atommem.eval.reproduce.amac.factors import Array, confidences, novelties, surface_features, type_priors
@@ -58,9 +58,7 @@ def fitted(scores: Sequence[Array], needed: Sequence[Flags]) -> list[Flags]:
     found = []
     for i, own in enumerate(scores):
         rest = [j for j in range(len(scores)) if j != i]
-        threshold = best_threshold(
-            np.concatenate([scores[j] for j in rest]), np.concatenate([needed[j] for j in rest])
-        )
+        threshold = best_threshold(np.concatenate([scores[j] for j in rest]), np.concatenate([needed[j] for j in rest]))
         found.append(own >= threshold)
     return found
 
@@ -90,15 +88,16 @@ def report(sheet: Sheet, names: Sequence[str], rules: dict[str, list[Flags]], ne
     rows: list[list[Any]] = []
     for name, flags in rules.items():
         scores = [decided(own, label).f1 for own, label in zip(flags, needed, strict=True)]
-        gap = paired_difference([a - b for a, b in zip(scores, base, strict=True)], names) if name != PUBLISHED else None
+        gaps = [a - b for a, b in zip(scores, base, strict=True)]
+        gap = paired_difference(gaps, names) if any(gaps) else None
         rows.append(
             [
                 name,
                 *scores,
                 fmean(scores),
                 int(np.concatenate(flags).sum()),
-                None if gap is None else f"{gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]",
-                None if gap is None else f"{sum(a > b for a, b in zip(scores, base, strict=True))} of {len(names)}",
+                _interval(gap),
+                None if gap is None else f"{sum(gap > 0 for gap in gaps)} of {len(names)}",
                 adjusted.get(name),
             ]
         )
@@ -112,6 +111,10 @@ def report(sheet: Sheet, names: Sequence[str], rules: dict[str, list[Flags]], ne
         "5 or more, 6",
     )
     sheet.notes.append(
-        "Intervals are over conversations (few: Student's t), p-values swap the decisions of single turns, which is too "
+        "Intervals are over conversations (few: Student's t), p-values swap decisions of single turns, which is too "
         "sure where turns of a conversation go together. U is constant throughout: no LLM was asked."
     )
+
+
+def _interval(gap: Difference | None) -> str | None:
+    return None if gap is None else f"{gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"

@@ -33,7 +33,9 @@ class Bank:
     similarities: list[float] = field(default_factory=list)
 
 
-def utility(counts: npt.NDArray[np.float64], ages: Ints, rewards: npt.NDArray[np.float64], paper: Mapping[str, Any]) -> Any:
+def utility(
+    counts: npt.NDArray[np.float64], ages: Ints, rewards: npt.NDArray[np.float64], paper: Mapping[str, Any]
+) -> Any:
     """Equation 1: .7 count exp(-.02 age) / age + .3 reward; an age is at least 1."""
     ages = np.maximum(1, ages)
     weights = paper["weights"]

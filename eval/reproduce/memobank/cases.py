@@ -49,7 +49,8 @@ def read_questions(folder: Path | None) -> list[tuple[str, tuple[str, ...]]]:
     places = ("memento/deepresearcher.jsonl", "data/deepresearcher.jsonl", "deepresearcher.jsonl")
     path = user_file(folder, places, WHERE)
     return [
-        (str(row.get("question")), tuple(str(row.get("ground_truth")).split("<|answer_split|>"))) for row in read_rows(path)
+        (str(row.get("question")), tuple(str(row.get("ground_truth")).split("<|answer_split|>")))
+        for row in read_rows(path)
     ]
 
 

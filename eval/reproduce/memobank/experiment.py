@@ -87,7 +87,10 @@ def contamination(
         ["cases, positive", f"{len(cases)}, {sum(case.positive for case in cases)}"],
         ["negatives that Algorithm 2 rejects", f"{invalid} of {len(negatives)}"],
         ["cases that are questions of the test's file", of_questions],
-        [f"of the first {len(first)} test questions, in the bank (to the letter; but for blanks at the ends)", f"{to_the_letter}; {inside}"],
+        [
+            f"of the first {len(first)} test questions, in the bank (to the letter; but for blanks at the ends)",
+            f"{to_the_letter}; {inside}",
+        ],
         ["plans with one of the accepted answers in them", told],
         ["questions that are not in the bank (asked as a control)", fresh],
     ]
@@ -97,7 +100,7 @@ def contamination(
     sheet.check("cases, positive", found == wanted, found, wanted)
     sheet.check("negative validation rejects", invalid == 0, invalid, 0)
     sheet.notes.append(
-        f"{inside} of the first {len(first)} test questions are themselves cases of the bank: with memory, the agent is "
+        f"{inside} of the first {len(first)} test questions are cases of the bank: with memory, the agent is "
         "asked what it has been asked before. Table 1's gain of 6.7 points has no control for it."
     )
 
@@ -139,9 +142,16 @@ def controls(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Seq
         ("duplicates at the door only", [fill(vectors, positive, paper, s, "none") for s in SEEDS], [positive] * 3),
         ("MemoBankRL", method, [positive] * 3),
         ("sort by label in its place", by_label, [positive] * 3),
-        ("MemoBankRL, newer wins ties", [fill(vectors, positive, paper, s, newest_wins=True) for s in SEEDS], [positive] * 3),
-        ("MemoBankRL, retrievals counted", [fill(vectors, positive, paper, s, count_retrievals=True) for s in SEEDS],
-         [positive] * 3),
+        (
+            "MemoBankRL, newer wins ties",
+            [fill(vectors, positive, paper, s, newest_wins=True) for s in SEEDS],
+            [positive] * 3,
+        ),
+        (
+            "MemoBankRL, retrievals counted",
+            [fill(vectors, positive, paper, s, count_retrievals=True) for s in SEEDS],
+            [positive] * 3,
+        ),
         ("MemoBankRL, labels shuffled", mixed, shuffled),
         ("  these labels, nothing forgotten", [Bank(list(range(len(vectors))))] * 3, shuffled),
         ("keep the newest", [fill(vectors, positive, paper, s, "newest") for s in SEEDS], [positive] * 3),
@@ -159,16 +169,25 @@ def controls(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Seq
         }
         found[name] = shares["first"]
         own = [fmean(label[i] for i in bank.kept) for bank, label in zip(banks, labels, strict=True)]
-        rows.append([name, _spread([len(bank.kept) for bank in banks], 0), _spread(own), _spread(shares["first"]),
-                     _spread(shares["fresh"])])
+        rows.append(
+            [
+                name,
+                _spread([len(bank.kept) for bank in banks], 0),
+                _spread(own),
+                _spread(shares["first"]),
+                _spread(shares["fresh"]),
+            ]
+        )
     columns = ["bank", "cases", "positive", "positives in top 3, first 100", "the same, questions not in the bank"]
     sheet.tables.append(Grid("Controls, lowest to highest of three seeds", columns, rows))
-    noise = min(a - b for a, b in zip(found["MemoBankRL, labels shuffled"], found["  these labels, nothing forgotten"],
-                                      strict=True))
+    noise = min(
+        a - b
+        for a, b in zip(found["MemoBankRL, labels shuffled"], found["  these labels, nothing forgotten"], strict=True)
+    )
     near = int(sum((np.tril(vectors @ vectors.T, -1).max(axis=1, initial=-1.0)) > paper["dedup"]))
     sheet.notes += [
-        f"With labels that mean nothing the same measure still rises, by {100 * noise:.1f} points or more: it says that "
-        "positives were kept, not that they help.",
+        f"With labels that mean nothing the same measure still rises, by {100 * noise:.1f} points or more: it says "
+        "that positives were kept, not that they help.",
         "Without retrievals (nothing in the paper's stream retrieves) utility is .3 x label: decay plays no part, and "
         "the cases that live are those that 'sort by label' keeps, the oldest positives.",
         f"{near} cases have an earlier one within the threshold; the sample of {paper['sample']} finds some of them.",

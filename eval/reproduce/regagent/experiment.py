@@ -44,11 +44,11 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
     seconds = time.perf_counter() - began
     sheet.check("seconds, whole", seconds <= LIMIT_SECONDS, round(seconds), f"at most {LIMIT_SECONDS}")
     sheet.notes += [
-        "The agent is a formula, not a language model: four parameters of it and the length of w were fitted to the six "
+        "The agent is a formula, not a language model: four parameters and the length of w were fitted to the six "
         "success rates of Table 1 on seeds 100 to 102; sizes, r, deletions and every other table were not fitted.",
-        "The paper's periodic sizes (949 to 1,012) follow from a stream that it does not describe; ours are larger, and "
+        "The paper's periodic sizes (949 to 1,012) follow from a stream that it does not describe; ours are larger; "
         "no statement is made about them. Its chain of Table 1 is a property of copying: see the curve.",
-        "n is 'more than' (formula; the text says 'at least', the code >=); beta 'at most'. A record younger than a period "
-        "is not deleted by it (code). AgentDriver's code deletes at every step and one record only: 'sliding' below.",
+        "n is 'more than' (formula; the text says 'at least', the code >=); beta 'at most'. A record younger than a "
+        "period is not deleted by it (code). AgentDriver's code deletes one record a step: see the variants.",
     ]
     return sheet

@@ -1,7 +1,7 @@
 """Thousands of numeric records as arrays, with what deletion goes by.
 
-The rules are those of the experience bank (periodic, history, combined, constrained); here as columns, as one reproduction
-runs them over a million tasks.
+The rules are those of the experience bank (periodic, history, combined, constrained); here as columns, as
+one reproduction runs them over a million tasks.
 """
 
 from __future__ import annotations

@@ -34,8 +34,14 @@ class Runs:
     def rules(self, name: str, **changes: Any) -> Rules:
         """The paper's settings under one of its evaluators: ``fixed``, ``add all``, ``C1`` to ``C3``, ``strict``."""
         tolerance = {"fixed": -1.0, "add all": np.inf, "strict": self.paper["success"], **self.paper["coarse"]}[name]
-        rules = Rules(tolerance, k=self.paper["k"], period=self.paper["period"], alpha=self.paper["alpha"],
-                      n=self.paper["n"], beta=self.paper["beta"])
+        rules = Rules(
+            tolerance,
+            k=self.paper["k"],
+            period=self.paper["period"],
+            alpha=self.paper["alpha"],
+            n=self.paper["n"],
+            beta=self.paper["beta"],
+        )
         return rules.but(**changes)
 
     def of(self, rules: Rules) -> list[Outcome]:
@@ -44,9 +50,7 @@ class Runs:
             self._done[rules] = self.with_follower(rules, self.follower)
         return self._done[rules]
 
-    def with_follower(
-        self, rules: Rules, follower: Follower, worlds: Sequence[World] | None = None
-    ) -> list[Outcome]:
+    def with_follower(self, rules: Rules, follower: Follower, worlds: Sequence[World] | None = None) -> list[Outcome]:
         """One outcome a world, with another agent or in other worlds."""
         return [run_stream(world, follower, rules, self.paper["success"]) for world in worlds or self.worlds]
 

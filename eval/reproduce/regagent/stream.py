@@ -100,8 +100,14 @@ def run_stream(world: World, follower: Follower, rules: Rules, success: float = 
             deleted += _limit(records, rules, rng)
     often = records.alive[: records.end] & (records.retrieved > 5)
     return Outcome(
-        100 * float(np.mean(errors <= success)), records.size, errors, near, alike, records.error[often].copy(),
-        np.concatenate([np.zeros(0), *deleted]), records,
+        100 * float(np.mean(errors <= success)),
+        records.size,
+        errors,
+        near,
+        alike,
+        records.error[often].copy(),
+        np.concatenate([np.zeros(0), *deleted]),
+        records,
     )
 
 

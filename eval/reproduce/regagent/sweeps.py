@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,23 +26,38 @@ def additions(sheet: Sheet, runs: Runs) -> None:
     for name, row in published.items():
         found = runs.of(runs.rules(name))
         spread = [outcome.success for outcome in found]
-        rows.append([name, row["success"], row["size"], row.get("r"), success(found),
-                     f"{min(spread):.1f} to {max(spread):.1f}", round(size(found)), following(found)])
+        rows.append(
+            [
+                name,
+                row["success"],
+                row["size"],
+                row.get("r"),
+                success(found),
+                f"{min(spread):.1f} to {max(spread):.1f}",
+                round(size(found)),
+                following(found),
+            ]
+        )
         apart.append(abs(success(found) - row["success"]))
         ratios.append(abs(size(found) / row["size"] - 1))
     columns = ["records added", "success", "size", "r", "success, ours", "over seeds", "size, ours", "r, ours"]
     sheet.tables.append(Grid(f"Table 1, published and ours (mean of {len(runs.seeds)} seeds)", columns, rows, 2))
     chains = [
-        all(a < b for a, b in zip(chain[:-1], chain[1:], strict=True))
+        all(a < b for a, b in pairwise(chain))
         for chain in zip(*([o.success for o in runs.of(runs.rules(name))] for name in CHAIN), strict=True)
     ]
     sheet.check(" < ".join(CHAIN), all(chains) and len(chains) >= 5, f"{sum(chains)} of {len(chains)} seeds", "5 of 5")
     sheet.check("success, points from Table 1", max(apart) <= 3, f"at most {max(apart):.2f}", "at most 3")
     sheet.check("sizes, share of Table 1's", max(ratios) <= 0.03, f"at most {max(ratios):.1%} off", "at most 3% off")
     first = {"weight_sd": runs.paper["first_world"]["weight_sd"]}
-    worlds = [make_world(seed, {**runs.paper["world"], **first}, runs.paper["initial"], runs.tasks) for seed in runs.seeds]
-    other = [[name, published[name]["success"], success(found), round(size(found))] for name in published
-             if (found := runs.with_follower(runs.rules(name), runs.follower, worlds))]
+    worlds = [
+        make_world(seed, {**runs.paper["world"], **first}, runs.paper["initial"], runs.tasks) for seed in runs.seeds
+    ]
+    other = [
+        [name, published[name]["success"], success(found), round(size(found))]
+        for name in published
+        if (found := runs.with_follower(runs.rules(name), runs.follower, worlds))
+    ]
     title = "The same with w from N(0, .16 I), as first set up: how hard the task is then depends on the seed"
     sheet.tables.append(Grid(title, ["records added", "success", "success, ours", "size, ours"], other, 2))
 
@@ -60,8 +76,12 @@ def deletions(sheet: Sheet, runs: Runs) -> None:
                 ratios.append(abs(size(found) / cells[deletion][1] - 1))
                 above.append(bool(kept is not None and gone is not None and gone > kept))
     columns = ["added, deleted by", "success", "size", "success, ours", "size, ours", "error retained", "error deleted"]
-    sheet.tables.append(Grid("Table 2, published and ours; mean error of records retrieved more than 5 times", columns, rows, 2))
-    sheet.check("history sizes, share of Table 2's", max(ratios) <= 0.1, f"at most {max(ratios):.1%} off", "at most 10% off")
+    sheet.tables.append(
+        Grid("Table 2, published and ours; mean error of records retrieved more than 5 times", columns, rows, 2)
+    )
+    sheet.check(
+        "history sizes, share of Table 2's", max(ratios) <= 0.1, f"at most {max(ratios):.1%} off", "at most 10% off"
+    )
     sheet.check("error of the deleted above the retained (history)", all(above), above, "C1 and strict")
 
 
@@ -83,14 +103,40 @@ def history_settings(sheet: Sheet, runs: Runs) -> None:
     for setting in ("n", "beta"):
         for value, published in table[setting].items():
             found = runs.of(runs.rules("strict", deletion="history", **{setting: value}))
-            rows.append([f"{setting} {value:g}", *published, success(found), errors(found, "retained"),
-                         errors(found, "deleted"), round(size(found))])
+            rows.append(
+                [
+                    f"{setting} {value:g}",
+                    *published,
+                    success(found),
+                    errors(found, "retained"),
+                    errors(found, "deleted"),
+                    round(size(found)),
+                ]
+            )
     for value, published in table["period"].items():
         found = runs.of(runs.rules("strict", deletion="periodic", period=value))
-        rows.append([f"period {value}", published, None, None, success(found), errors(found, "retained"),
-                     errors(found, "deleted"), round(size(found))])
-    columns = ["strict", "success", "error retained", "deleted", "success, ours", "error retained, ours", "deleted, ours",
-               "size, ours"]
+        rows.append(
+            [
+                f"period {value}",
+                published,
+                None,
+                None,
+                success(found),
+                errors(found, "retained"),
+                errors(found, "deleted"),
+                round(size(found)),
+            ]
+        )
+    columns = [
+        "strict",
+        "success",
+        "error retained",
+        "deleted",
+        "success, ours",
+        "error retained, ours",
+        "deleted, ours",
+        "size, ours",
+    ]
     sheet.tables.append(Grid("Table 6, history's n and beta, the period", columns, rows, 2))
 
 
@@ -102,7 +148,9 @@ def size_matched(sheet: Sheet, runs: Runs) -> None:
     for deletion, published in runs.paper["table7"].items():
         found = runs.of(runs.rules("strict", deletion=deletion))
         scores = [
-            frozen_success(world.fresh(seed, count, runs.paper["world"]), runs.follower, outcome.records, count, runs.paper["k"])
+            frozen_success(
+                world.fresh(seed, count, runs.paper["world"]), runs.follower, outcome.records, count, runs.paper["k"]
+            )
             for seed, world, outcome in zip(runs.seeds, runs.worlds, found, strict=True)
         ]
         rows.append([f"strict, {deletion}", published, float(np.mean(scores))])
@@ -160,7 +208,11 @@ def variants(sheet: Sheet, runs: Runs) -> None:
         ("strict", runs.rules("strict"), None),
         ("strict, stored outputs replaced by the truth", runs.rules("strict", truth=True), None),
         ("add all, stored outputs replaced by the truth", runs.rules("add all", truth=True), None),
-        ("strict, history, one record a step (AgentDriver's code)", runs.rules("strict", deletion="history", sliding=True), None),
+        (
+            "strict, history, one record a step (AgentDriver's code)",
+            runs.rules("strict", deletion="history", sliding=True),
+            None,
+        ),
         ("strict, component after component", runs.rules("strict"), shifted),
         ("strict, periodic, component after component", runs.rules("strict", deletion="periodic"), shifted),
         ("add all, component after component", runs.rules("add all"), shifted),
