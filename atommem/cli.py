@@ -14,6 +14,7 @@ from atommem.errors import AtomMemError, ConfigError
 
 _SUMMARIES = {
     "ask": "read a file with a policy and answer questions about it",
+    "serve": "serve a policy as a memory behind the API that clients of OpenAI speak",
     "demo": "train a tiny policy with GRPO from nothing, on CPU, and show what it learned",
     "data": "build and look at task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, synthetic)",
     "corpus": "make a corpus of pages, search it, and serve it to tools",

@@ -37,7 +37,7 @@ class MemoryConfig:
     capacity: int | None = field(default=None, metadata={"help": "Most entries in the store; unset is unlimited."})
     retention: str = field(
         default="reject",
-        metadata={"help": "Rule for a create beyond capacity: reject, fifo, lru, or package.module:Class."},
+        metadata={"help": "Rule for a create beyond capacity: reject, fifo, lru, ... or package.module:Class."},
     )
     admission: str = field(
         default="accept",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -163,13 +163,19 @@ class EnvironmentFactory(ABC):
         """What the reader of a trace or report should know of a task."""
 
     @classmethod
-    def section(cls, templates: str, name: str | None = None) -> Section:
-        """Its part of the template set `templates`, under the name that it was found by (unset: its class's default).
+    def shown(cls, config: Any) -> Collection[str]:
+        """The pieces that observations may hold under these settings: all, unless it says otherwise."""
+        return cls.pieces
+
+    @classmethod
+    def section(cls, templates: str, config: Any = None) -> Section:
+        """Its part of the template set `templates`, under the name in `config` (unset: its class's defaults).
 
         Raises:
             DialectError: There is none, or it lacks a piece or a placeholder.
         """
-        return load_section(templates, name or cls.config_class().environment, cls.templates, cls.pieces)
+        config = config or cls.config_class()
+        return load_section(templates, config.environment, cls.templates, cls.pieces, cls.shown(config))
 
     async def prepare(self, task: Any) -> None:
         """Whatever takes a while before an episode of `task` can start."""
@@ -193,7 +199,7 @@ class EnvironmentFactory(ABC):
 
         Args:
             text: To be cut as a task's; or pieces, which are cut only where they are too long for a step.
-            questions: What is known to be asked later.
+            questions: What is known to be asked later; none where nothing is.
 
         Raises:
             ConfigError: This environment reads no texts.

@@ -129,7 +129,7 @@ class PromptBuilder:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> PromptBuilder:
         """The prompts of an environment."""
-        section = environments.section(config.templates, environments.config.environment)
+        section = environments.section(config.templates, environments.config)
         return cls(
             tokenizer,
             dialect,

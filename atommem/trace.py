@@ -68,7 +68,7 @@ def write_trace(
         "error": episode.error,
         "seconds": round(episode.seconds, 4),
     }
-    lines = [header, *(_step_record(step, tokens) for step in episode.steps), end]
+    lines = [header, *(step_record(step, tokens) for step in episode.steps), end]
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
     draft.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -116,7 +116,7 @@ def _trace(header: dict[str, Any], records: list[dict[str, Any]]) -> Trace:
     complete = False
     for record in records:
         if record["type"] == "step":
-            episode.steps.append(_step(record))
+            episode.steps.append(step_of(record))
         elif record["type"] == "end":
             complete = True
             episode.answers = tuple(record["answers"])
@@ -132,7 +132,8 @@ def _trace(header: dict[str, Any], records: list[dict[str, Any]]) -> Trace:
     return Trace(header["task"], header["config"], episode, complete)
 
 
-def _step_record(step: Step, tokens: bool) -> dict[str, Any]:
+def step_record(step: Step, tokens: bool) -> dict[str, Any]:
+    """The line of a step, as JSON values."""
     return {
         "type": "step",
         "index": step.index,
@@ -197,7 +198,8 @@ def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _step(record: dict[str, Any]) -> Step:
+def step_of(record: Mapping[str, Any]) -> Step:
+    """The inverse of `step_record`. Raises KeyError, TypeError or ValueError where `record` is no step."""
     view = dict(record["view"])
     view["retrieved"] = tuple(Retrieved(**item) for item in view["retrieved"])
     return Step(

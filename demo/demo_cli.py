@@ -24,7 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     if args.updates is not None and args.updates < 1:
         raise ConfigError(f"updates is {args.updates}: give at least 1.")
-    out = args.out or Path("runs/demo_web" if args.web else "runs/demo_limited" if args.limited else "runs/demo")
+    world = next((f"_{name}" for name in ("web", "limited", "blind") if getattr(args, name)), "")
+    out = args.out or Path(f"runs/demo{world}")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out is {out}, which is a file: give a folder.")
     started = time.perf_counter()
@@ -34,10 +35,10 @@ def main(argv: list[str] | None = None) -> int:
     # Torch's threads spin while they wait for each other; with another busy process beside them that costs threefold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Torch and TRL take seconds to import: not for --help.
-    from atommem.demo.recipe import FULL, LIMITED, WEB, quick
+    from atommem.demo.recipe import FULL, LIMITED, MIXED, WEB, quick
     from atommem.demo.run import run_demo
 
-    recipe = WEB if args.web else LIMITED if args.limited else FULL
+    recipe = {"_web": WEB, "_limited": LIMITED, "_blind": MIXED, "": FULL}[world]
     if args.quick:
         recipe = quick(recipe)
     if args.updates is not None:
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         type=Path,
-        help="where to write; replaces an earlier demo (default: runs/demo, runs/demo_limited or runs/demo_web)",
+        help="where to write; replaces an earlier demo (default: runs/demo, with --limited runs/demo_limited, ...)",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -65,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
         "--limited",
         action="store_true",
         help="a store of three entries in a world with more facts: the policy has to learn to delete as well",
+    )
+    which.add_argument(
+        "--blind",
+        action="store_true",
+        help="half of the tasks show their question only when the text is over: the policy has to learn what to keep "
+        "without knowing what for",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights, tasks and sampling (%(default)s)")
     parser.add_argument("--updates", type=int, help="updates of GRPO (default: what the recipe says)")

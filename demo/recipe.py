@@ -91,6 +91,8 @@ class Recipe:
     cold_start: ColdStart = field(default_factory=ColdStart)
     updates: int | None = None
     """Updates of GRPO; None is what the YAML file says."""
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Fields of the YAML file with other values, as words of a command line."""
     heldout: int = 300
     ablations: tuple[str, ...] = ("store_off", "scratchpad_off", "update_off")
     """Evaluations of the trained policy with something switched off; see `atommem.demo.results.ABLATIONS`."""
@@ -111,6 +113,16 @@ LIMITED = Recipe(
     bars=Bars(lost={**FULL.bars.lost, "delete_off": 0.1}),
 )
 """A store of three entries that discards the fourth, in a world with more facts that says which are of no more use."""
+LOOKED_UP = {"retrieve_k": ("4",), "max_reads": ("2",)}
+"""What a question that comes after the text needs: two facts are looked up, one after the other. Four entries, because
+two corrections of one document concern up to four."""
+MIXED = Recipe(
+    settings={**LOOKED_UP, "questions_shown": ("reading", "answering")},
+    updates=120,
+    ablations=("store_off", "update_off"),
+    bars=Bars(after=0.8),
+)
+"""Half of the tasks show their question only when the text is over: the policy has to keep whatever may be asked."""
 WEB = Recipe(
     world=SiteConfig(),
     cold_start=ColdStart(faults=BrowsingFaults(create=0.4, read=0.2, scratchpad=0.15, wander=0.15)),

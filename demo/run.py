@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,18 @@ class Settings:
 
 
 def load_settings(
-    out: Path, seed: int, updates: int | None, capacity: int | None = None, world: World | None = None
+    out: Path,
+    seed: int,
+    updates: int | None,
+    capacity: int | None = None,
+    world: World | None = None,
+    changed: Mapping[str, Sequence[str]] | None = None,
 ) -> Settings:
-    """Read the world's YAML file for a run in `out`, with a store of at most `capacity` entries."""
+    """Read the world's YAML file for a run in `out`, with a store of at most `capacity` entries.
+
+    Args:
+        changed: Further fields with other values than the file's, as words of a command line.
+    """
     world = world or world_of(FULL.world)
     parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, find_environment(world.environment).config_class))
     arguments = ["--config", str(world.grpo_config), "--output_dir", str(out), "--seed", str(seed)]
@@ -93,6 +102,8 @@ def load_settings(
         arguments += ["--max_steps", str(updates)]
     if capacity is not None:
         arguments += ["--capacity", str(capacity)]
+    for name, words in (changed or {}).items():
+        arguments += [f"--{name}", *words]
     return Settings(*parser.parse_args_and_config(arguments))
 
 
@@ -119,9 +130,11 @@ class Demo:
             shutil.rmtree(out / name, ignore_errors=True)
         for name in (SUMMARY_FILE, PLOT_FILE):
             (out / name).unlink(missing_ok=True)
-        self.settings = load_settings(out / "grpo", seed, recipe.updates, recipe.capacity, world_of(recipe.world))
+        self.settings = load_settings(
+            out / "grpo", seed, recipe.updates, recipe.capacity, world_of(recipe.world), recipe.settings
+        )
         torch.manual_seed(seed)
-        self.tokenizer = make_tokenizer(recipe.world, self.settings.memory)
+        self.tokenizer = make_tokenizer(recipe.world, self.settings.memory, self.settings.environment)
         self.model = make_model(recipe.size, self.tokenizer)
         self.embedder = make_embedder(self.settings.embedder)
         self.dialect = get_dialect(self.settings.memory.dialect, self.settings.memory.templates)

@@ -11,7 +11,7 @@ from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
 from atommem.demo.worlds import world_of, world_words
 from atommem.dialects import get_dialect
-from atommem.environment import find_environment
+from atommem.environment import EnvironmentConfig, environment_config, find_environment
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.web.site.world import SiteConfig
 
@@ -19,9 +19,14 @@ PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 _PLACEHOLDER = re.compile(r"\{[a-z_.]+\}")
 
 
-def make_tokenizer(world: WorldConfig | SiteConfig, memory: MemoryConfig) -> Any:
-    """A word-level tokenizer that knows every word of the world, the templates and the dialect's tags."""
-    return word_tokenizer(vocabulary(world, memory))
+def make_tokenizer(
+    world: WorldConfig | SiteConfig, memory: MemoryConfig, environment: EnvironmentConfig | None = None
+) -> Any:
+    """A word-level tokenizer that knows every word of the world, the templates and the dialect's tags.
+
+    Those of the templates are of the pieces that the environment may show: unset, under its defaults.
+    """
+    return word_tokenizer(vocabulary(world, memory, environment))
 
 
 def word_tokenizer(texts: Iterable[str]) -> Any:
@@ -39,18 +44,21 @@ def word_tokenizer(texts: Iterable[str]) -> Any:
     )
 
 
-def vocabulary(world: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[str]:
+def vocabulary(
+    world: WorldConfig | SiteConfig, memory: MemoryConfig, environment: EnvironmentConfig | None = None
+) -> list[str]:
     """The words of templates and prose, tags, numbers, and the names last."""
-    words = [*prompt_words(world_of(world).environment, memory), *world_words(world, memory)]
-    return list(dict.fromkeys(words))
+    config = environment or environment_config(world_of(world).environment)
+    return list(dict.fromkeys([*prompt_words(config, memory), *world_words(world, memory)]))
 
 
-def prompt_words(environment: str, memory: MemoryConfig) -> list[str]:
-    """The words of the templates of memory and environment, and the dialect's tags."""
+def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[str]:
+    """The words of the templates of memory and environment, as far as they are shown, and the dialect's tags."""
     dialect = get_dialect(memory.dialect, memory.templates)
-    section = find_environment(environment).section(memory.templates, environment)
+    kind = find_environment(environment.environment)
+    section, shown = kind.section(memory.templates, environment), kind.shown(environment)
     pieces = [getattr(dialect.templates, item.name) for item in fields(dialect.templates)]
-    pieces += section.pieces.values()
+    pieces += [words for name, words in section.pieces.items() if name in shown]
     words = [word for piece in pieces if isinstance(piece, str) for word in _PLACEHOLDER.sub(" ", piece).split()]
     return [*words, *(f"<{slash}{tag}>" for tag in dialect.tags.values() for slash in ("", "/"))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from atommem.envs.task import Document, Task
 from atommem.tokens import Tokenizer, cut_position, token_offsets
@@ -64,3 +65,27 @@ def chunk_task(task: Task, tokenizer: Tokenizer, chunking: str, chunk_tokens: in
     if chunking == "documents" and task.context is None:
         return [f"{item.title}\n{item.text}" if item.title else item.text for item in task.documents]
     return chunk_text(clean(joined_text(task)), tokenizer, chunk_tokens, whole_sentences)
+
+
+def chunks_of_documents(task: Task, chunks: Sequence[str]) -> list[range]:
+    """For each document the places of the chunks that it stands in; [] where the chunks are not those of the task."""
+    if len(chunks) == len(task.documents) and all(
+        clean(document.text) in chunk for document, chunk in zip(task.documents, chunks, strict=True)
+    ):
+        return [range(place, place + 1) for place in range(len(chunks))]  # one chunk a document
+    if "".join(chunks) != clean(joined_text(task)):
+        return []
+    ends: list[int] = []
+    for chunk in chunks:
+        ends.append((ends[-1] if ends else 0) + len(chunk))
+    found, start, first = [], 0, 0
+    for number, document in enumerate(task.documents, start=1):
+        end = start + len(clean(document_text(document, number)))
+        while ends[first] <= start:
+            first += 1
+        last = first
+        while ends[last] < end:
+            last += 1
+        found.append(range(first, last + 1))
+        start = end + 2  # the blank line between two
+    return found

@@ -93,27 +93,37 @@ class QAEnvironments(EnvironmentFactory):
             await self.judge.close()
 
 
-class AskedInTurn:
-    """The questions of an episode, asked one after the other (or `at_once` so many together).
+def batches(count: int, at_once: int = 1) -> list[range]:
+    """The indices of `count` questions, so many together."""
+    return [range(at, min(at + at_once, count)) for at in range(0, count, at_once)]
 
-    A step with an answer moves on to the next question, a step without one (a read, as a rule) uses up one of
+
+class AskedInTurn:
+    """The questions of an episode, asked one batch after the other.
+
+    A step with an answer moves on to the next batch, a step without one (a read, as a rule) uses up one of
     `max_reads`, and the step after the last of these must answer.
 
+    Args:
+        asked: The batches, in the order in which they are asked.
+        max_reads: Steps without an answer that each has.
+        several: Whether a step answers all questions of its batch, in their order.
+
     Attributes:
-        answers: Of the questions so far; None where none was given.
+        answers: Of all questions; None where none was given so far.
         reads_left: Steps without an answer that the questions asked now still have.
     """
 
-    def __init__(self, count: int, max_reads: int, at_once: int = 1) -> None:
-        self.answers: list[str | None] = []
+    def __init__(self, asked: Sequence[range], max_reads: int, several: bool = False) -> None:
+        self.answers: list[str | None] = [None] * sum(map(len, asked))
         self.reads_left = self._max_reads = max_reads
-        self._count, self._at_once = count, at_once
+        self._left = list(asked)
+        self._several = several
 
     @property
     def asked(self) -> range:
-        """Indices of the questions that are asked now."""
-        at = len(self.answers)
-        return range(at, min(at + self._at_once, self._count))
+        """Indices of the questions that are asked now; empty when all have been."""
+        return self._left[0] if self._left else range(0)
 
     def take(self, turn: Turn) -> StopReason | None:
         """Take what a step answered; returns why the episode ends here, None where there is more to ask."""
@@ -121,11 +131,10 @@ class AskedInTurn:
         if answer is None and self.reads_left > 0:
             self.reads_left -= 1
             return None
-        if self._at_once > 1:
-            self.answers += answers_in(turn.actions, len(self.asked))
-        else:
-            self.answers.append(None if answer is None else answer.text)
+        batch = self._left.pop(0)
+        given = answers_in(turn.actions, len(batch)) if self._several else [None if answer is None else answer.text]
+        self.answers[batch.start : batch.stop] = given
         self.reads_left = self._max_reads
-        if self.asked:
+        if self._left:
             return None
         return StopReason.ANSWERED if None not in self.answers else StopReason.UNANSWERED

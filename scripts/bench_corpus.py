@@ -32,6 +32,7 @@ from typing import Any
 
 import models
 import numpy as np
+from peak_memory import peak_megabytes
 from quick import add_quick
 
 from atommem.config import EmbedderConfig
@@ -119,9 +120,7 @@ def build_generated(count: int, folder: Path) -> None:
     """Build, and print the peak memory: in a process of its own."""
     done = build_corpus(generated(count), folder)
     assert done["passages"] == count, done
-    # Not getrusage: what it says of a process includes the one that started it.
-    status = Path("/proc/self/status").read_text().splitlines()
-    print(next(line.split()[1] for line in status if line.startswith("VmHWM")))
+    print(peak_megabytes())
 
 
 def measure_million(count: int, queries: int, folder: Path) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def measure_million(count: int, queries: int, folder: Path) -> dict[str, Any]:
         asked = [" ".join(rng.choices(words, cum_weights=weights, k=QUERY)) for _ in range(queries)]
         times[kind] = percentiles(asyncio.run(searched(Corpus(folder), asked, "lexical", AT))[1])
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    result = {"passages": count, "build_s": round(seconds), "build_peak_mb": round(int(built.stdout) * 1024 / 1e6)}
+    result = {"passages": count, "build_s": round(seconds), "build_peak_mb": round(float(built.stdout) * 1.048576)}
     return {**result, "disk_mb": round(size / 1e6), "words": times}
 
 

@@ -25,7 +25,8 @@ SUITES = sorted(path for path in (ROOT / "configs" / "eval").glob("*.yaml") if p
 TEMPLATES = sorted((ROOT / "configs" / "templates").glob("*.yaml"))
 # Recipes of the paper's experiments: these fields, and where each data set lies, are all that they may differ in.
 PAPER = [path for path in TRAIN if "qwen3_8b" in path.read_text() and "use_peft" not in path.read_text()]
-PAPER = [path for path in PAPER if "environment: web" not in path.read_text()]
+OTHERS = ("environment: web", "questions_shown")
+PAPER = [path for path in PAPER if not any(word in path.read_text() for word in OTHERS)]
 OWN = {"data", "output_dir", "capacity", "disabled_actions", "embedder", "dialect", "templates", "max_reads", "at_once"}
 
 
@@ -115,6 +116,7 @@ def test_what_the_special_recipes_switch() -> None:
     assert of("no_delete", "disabled_actions") == [["delete"]]
     assert of("scratchpad_only", "disabled_actions") == [["create", "read", "update", "delete"]]
     assert of("storage_only", "disabled_actions") == [["scratchpad"]]
+    assert of("qwen3_8b_served", "questions_shown", "open_ended") == [["reading", "answering", "arriving"], True]
     assert of("memagent_qwen3_8b", "dialect", "templates", "max_reads") == ["memagent", "memagent", 0]
 
 

@@ -171,7 +171,9 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     known = [json.dumps(task.facts) for task in tasks]
     words = [word.strip('",:{}') for text in known for word in text.split()]
     said = [call(tool, **{argument: word}) for word in words for tool, argument in TOOLS.items()]
-    tokenizer = word_tokenizer([*prompt_words("atlas", MEMORY), *words, *said, "\\boxed{ }", ": 0 1 2 3 4"])
+    tokenizer = word_tokenizer(
+        [*prompt_words(environment_config("atlas"), MEMORY), *words, *said, "\\boxed{ }", ": 0 1 2 3 4"]
+    )
     torch.manual_seed(0)
     make_model(PolicySize(), tokenizer).save_pretrained(out / "policy")
     tokenizer.save_pretrained(out / "policy")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -115,7 +115,13 @@ def load_templates(name: str) -> Templates:
     return templates
 
 
-def load_section(name: str, environment: str, folder: Path, pieces: Mapping[str, Sequence[str]]) -> Section:
+def load_section(
+    name: str,
+    environment: str,
+    folder: Path,
+    pieces: Mapping[str, Sequence[str]],
+    shown: Collection[str] | None = None,
+) -> Section:
     """The section of an environment in the template set `name`.
 
     A file of a user's may hold it (``environments``); the shipped sets are those that the environment brings. For a
@@ -126,6 +132,7 @@ def load_section(name: str, environment: str, folder: Path, pieces: Mapping[str,
         environment: The environment's name.
         folder: Where its own sections lie.
         pieces: Every piece that it may show, with the placeholders that its template must have.
+        shown: Those that it shows under its settings, and that must be there; unset: all.
 
     Raises:
         DialectError: There is none, or it has an unknown field, or lacks a piece or a piece's placeholder.
@@ -142,6 +149,8 @@ def load_section(name: str, environment: str, folder: Path, pieces: Mapping[str,
     section: Section = _record(Section, path, loaded)
     for piece, placeholders in pieces.items():
         if piece not in section.pieces:
+            if shown is not None and piece not in shown:
+                continue
             raise DialectError(f"{path}: pieces lacks {piece}, which the environment shows.")
         for placeholder in placeholders:
             if f"{{{placeholder}}}" not in section.pieces[piece]:

@@ -47,7 +47,7 @@ def check_declarations(
     factory = _instance(findings, kind, name, config)
     _check_actions(findings, factory)
     memory = _check_templates(findings, factory)
-    section = factory.section(memory.templates, factory.config.environment)
+    section = factory.section(memory.templates, factory.config)
     shown = {placeholder for text in section.pieces.values() for placeholder in placeholders(text)}
     unused = [number for number in kind.numbers if number not in shown]
     if unused:

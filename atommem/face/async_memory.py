@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from atommem.embedding.embedder import Embedder
-from atommem.environment import Turn
 from atommem.episode import Step
 from atommem.errors import ConfigError
 from atommem.face import saved
 from atommem.face.answers import Answer, Reading
+from atommem.face.asking import asked
 from atommem.face.engine import Engine
 from atommem.face.texts import text_of
 from atommem.memory.entries import Entry
@@ -24,9 +24,6 @@ from atommem.memory.threads import offload
 from atommem.observation import Observation
 from atommem.policy.contract import Policy
 from atommem.session import Session
-
-GOAL = "Not known yet: anything in this text may be asked later."
-"""Stands where the questions stand, while a text is read for which there are none."""
 
 Progress = Callable[[int, int], None]
 """Called with how many chunks have been read, and how many there are."""
@@ -140,7 +137,8 @@ class AsyncMemory:
         Args:
             source: A text, which is cut as in training; the pieces of one, each a chunk if it is not too long; or
                 the `pathlib.Path` of a file.
-            questions: Those that will be asked, as far as they are known: the policy sees them while it reads.
+            questions: Those that will be asked, as far as they are known: the policy sees them while it reads. Without
+                any it reads blind, for which it should have been trained (`questions_shown`).
             goal: In their place, what to look for, in words.
             name: What to call it where the source of an entry is named; a file's name by default.
             again: If not, a text that was read to its end is not read a second time.
@@ -156,7 +154,8 @@ class AsyncMemory:
             raise ConfigError("read() was given questions and a goal: the goal takes the place of questions.")
         async with self._lock:
             text, own = await asyncio.to_thread(text_of, source)
-            observations = await offload(self._engine.environments.reading, text, asked or [goal or GOAL])
+            shown = asked if goal is None else [goal]
+            observations = await offload(self._engine.environments.reading, text, shown)
             reading = self._reading(observations, own if name is None else name, again)
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)
@@ -199,22 +198,15 @@ class AsyncMemory:
         return await self._answer(session, question)
 
     async def _answer(self, session: Session, question: str) -> Answer:
-        environments = self._engine.environments
-        task = environments.asking(question)
-        await environments.prepare(task)
-        environment = environments()
-        observation: Observation | None = await environment.reset(task)
-        steps: list[Step] = []
         entries: tuple[Entry, ...] = ()
-        while observation is not None:
+
+        async def turn(observation: Observation) -> Step:
+            nonlocal entries
             held = session.memory.contents.entries
             entries = tuple(held[item.entry_id] for item in session.memory.view().retrieved)
-            step = await session.turn(observation)
-            steps.append(step)
-            turn = Turn(step.text, step.actions, step.problems, step.operations)
-            observation = (await environment.step(turn)).observation
-        answers = (await environment.score()).answers
-        text = answers[0] if answers else None
+            return await session.turn(observation)
+
+        text, steps = await asked(self._engine.environments, question, turn)
         return Answer(question, text, entries, steps[-1].view.scratchpad, tuple(steps))
 
     @property
@@ -256,7 +248,7 @@ class AsyncMemory:
         """
         async with self._lock:
             self._readings = [reading for reading in self._readings if reading.name != source]
-            return self._session.memory.forget(source, max(0, self.steps - 1))
+            return await self._session.memory.forget(source, max(0, self.steps - 1))
 
     async def fork(self) -> Self:
         """A second memory that is this one now and goes its own way. They share the policy; close only the first."""

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from atommem.memory.rules import Candidate, StoreState, rule_class
+from atommem.memory.rules import Candidate, StoreState, make_rule
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The candidate becomes an entry, if the store has room or retention makes some."""
+    """The candidate becomes an entry, if the store has room or retention makes some.
+
+    Reason and score go to the operation log, and the score to the entry (`Entry.score`), unless the retention rule
+    rates entries itself.
+    """
+
+    reason: str = ""
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,11 @@ Admission = Accepted | Refused | Merged
 
 
 class AdmissionRule(Protocol):
-    """Decides on every create: a class that is made without arguments, one object a memory (see `RetentionRule`)."""
+    """Decides on every create: a class, one object a memory (see `RetentionRule`).
+
+    A rule that has to ask somebody else has ``async def prepare(self, texts)`` as well: it is awaited before the
+    actions of a completion are applied, with the texts of all their creates, and keeps what it learns for `admit`.
+    """
 
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
         """Choose; the store may be full, which is retention's business."""
@@ -57,14 +68,17 @@ class AcceptAll:
         return Accepted()
 
 
-OURS = (("accept", "atommem.memory.admission:AcceptAll"),)
+OURS = (
+    ("accept", "atommem.memory.admission:AcceptAll"),
+    ("memobank", "atommem.rules.memobank:MemoBank"),
+)
 
 
 def make_admission(name: str) -> AdmissionRule:
-    """The rule called `name`: ``accept``, another's entry point, or ``package.module:Class``.
+    """The rule called `name`: ``accept``, another's entry point, or ``package.module:Class``; see `make_rule`.
 
     Raises:
         ConfigError: There is no such rule.
     """
-    rule: AdmissionRule = rule_class("admission", name, OURS, "admit")()
+    rule: AdmissionRule = make_rule("admission", name, OURS, "admit")
     return rule

@@ -12,13 +12,13 @@ from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.errors import ConfigError
-from atommem.memory.admission import AdmissionRule, Merged, Refused
+from atommem.memory.admission import Accepted, Merged
 from atommem.memory.contents import Contents
 from atommem.memory.entries import Source
-from atommem.memory.index import VectorIndex
+from atommem.memory.keeper import Keeper, Rules
 from atommem.memory.operations import MEMORY, Operation, Outcome
-from atommem.memory.retention import RetentionRule
-from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.rules import Candidate
+from atommem.memory.state import State
 from atommem.memory.threads import offload
 from atommem.tokens import Tokenizer, cut_to_tokens
 
@@ -34,8 +34,7 @@ class Resources:
     config: MemoryConfig
     cut_marker: str
     activity: ActivityClock
-    admission: AdmissionRule
-    retention: RetentionRule
+    rules: Rules
 
     def cut(self, text: str, limit: int) -> str:
         """`text` of at most `limit` tokens."""
@@ -44,25 +43,6 @@ class Resources:
     async def embed(self, texts: Sequence[str], kind: TextKind) -> list[Vectors]:
         """One vector for each text."""
         return list(await self.embedder.embed(texts, kind)) if texts else []
-
-
-@dataclass(slots=True)
-class State:
-    """What a memory holds, and the vectors that cache it.
-
-    Attributes:
-        contents: What the operation log says.
-        index: The vectors of the contents' entries.
-        query_vector: Of the contents' query; None also after a restore, until something is searched for.
-    """
-
-    contents: Contents
-    index: VectorIndex
-    query_vector: Vectors | None = None
-
-    def fork(self) -> State:
-        """The same, to be changed apart from this one."""
-        return State(self.contents.copy(), self.index.fork(), self.query_vector)
 
 
 @dataclass(slots=True)
@@ -91,7 +71,7 @@ class Change:
         self._step = step
         self._source = source
         self._actor = actor
-        self._seed = seed
+        self._keeper = Keeper(resources.rules, state, resources.config.capacity, step, seed, self._apply)
         self._operations: list[Operation] = []
         self._query_vector = self._vector_before = state.query_vector
         self._changed = False
@@ -103,6 +83,8 @@ class Change:
         shown = {handle: entry_id for handle, (entry_id, _) in enumerate(self._state.contents.shown, start=1)}
         writes = [self._prepare(action, shown) for action in actions]
         await self._embed(writes)
+        if prepare := getattr(self._resources.rules.admission, "prepare", None):
+            await prepare([write.text for write in writes if write.action.kind == "create" and not write.disabled])
         work = self._work(writes)
         text = await self._advance(work, None, writes)
         while text is not None:
@@ -124,6 +106,14 @@ class Change:
             self._apply(Operation(self._step, "read", before=contents.query, **cause))
             self._query_vector = None
         self._changed = True
+        self._retrieve()
+        return self._operations
+
+    def edit(self, entry_id: int, text: str, vector: Vectors) -> list[Operation]:
+        """Replace the text of an entry that is there, whether or not it is shown; the operations."""
+        before = self._state.contents.entries[entry_id].text
+        fields: dict[str, Any] = {"before": before, "after": text, "actor": self._actor, "source": self._source}
+        self._apply(Operation(self._step, "update", entry_id=entry_id, **fields), vector)
         self._retrieve()
         return self._operations
 
@@ -161,11 +151,13 @@ class Change:
                 self._changed = True
             else:
                 self._change(write)
+        self._keeper.sweep()
         self._retrieve()
 
     def take_back(self, contents: Contents) -> None:
         """Leave the memory with `contents`, as it was before this turn."""
         self._state.contents, self._state.query_vector = contents, self._vector_before
+        self._state.columns = None
         index = self._state.index
         for entry_id, vector in self._before.items():
             if vector is not None:
@@ -196,7 +188,7 @@ class Change:
         if reads:
             query, self._query_vector = (reads[-1] or None), None
         # After a restore the query has no vector yet: it needs one as soon as something may change what it finds.
-        searched = any(write.action.kind != "scratchpad" for write in enabled)
+        searched = any(write.action.kind != "scratchpad" for write in enabled) or resources.rules.sweeps
         asked = [query] if query is not None and self._query_vector is None and searched else []
         if not stored and not asked:
             return
@@ -216,23 +208,24 @@ class Change:
     def _create(self, write: _Write) -> Generator[str, Vectors, None]:
         assert write.vector is not None, "every create was embedded"
         candidate = Candidate(write.text, write.vector, self._source or Source(self._step))
-        actor = f"admission:{self._resources.config.admission}"
-        admission = self._resources.admission.admit(candidate, self._seen())
-        if isinstance(admission, Refused):
-            self._refuse(write, actor, admission.reason, admission.score)
-        elif isinstance(admission, Merged):
-            yield from self._merge(write, actor, admission)
-        elif self._has_room(write, candidate):
-            new = self._state.contents.newest_id + 1
-            self._note(
-                write, vector=write.vector, entry_id=new, after=write.text, reason=write.reason, source=self._source
-            )
+        decision = self._keeper.decide(candidate)
+        if isinstance(decision, Merged):
+            yield from self._merge(write, decision)
+            return
+        room = isinstance(decision, Accepted)
+        self._note(
+            write,
+            Outcome.APPLIED if room else Outcome.REJECTED,
+            vector=write.vector,
+            entry_id=self._state.contents.newest_id + 1 if room else None,
+            after=write.text,
+            reason="; ".join(filter(None, (write.reason if room else "", decision.reason))),
+            score=decision.score,
+            source=self._source if room else None,
+        )
 
-    def _refuse(self, write: _Write, actor: str, reason: str, score: float | None) -> None:
-        self._note(write, Outcome.REJECTED, after=write.text, reason=f"{actor}: {reason}", score=_number(score))
-
-    def _merge(self, write: _Write, actor: str, merged: Merged) -> Generator[str, Vectors, None]:
-        resources = self._resources
+    def _merge(self, write: _Write, merged: Merged) -> Generator[str, Vectors, None]:
+        resources, actor = self._resources, self._resources.rules.admits
         entry = self._state.contents.entries.get(merged.entry_id)
         if entry is None:
             raise ConfigError(f"{actor} merges into entry {merged.entry_id}, which is not there: mend the rule.")
@@ -250,41 +243,11 @@ class Change:
                 after=text,
                 actor=actor,
                 reason=merged.reason,
-                score=_number(merged.score),
+                score=merged.score,
                 source=self._source,
             ),
             vector,
         )
-
-    def _has_room(self, write: _Write, candidate: Candidate) -> bool:
-        """Make room for a create; False when the retention rule keeps what it has."""
-        entries, capacity = self._state.contents.entries, self._resources.config.capacity
-        actor = f"retention:{self._resources.config.retention}"
-        while capacity is not None and len(entries) >= capacity:
-            eviction = self._resources.retention.evict(candidate, self._seen())
-            if eviction.entry_id is None:
-                self._refuse(write, actor, eviction.reason, eviction.score)
-                return False
-            entry = entries.get(eviction.entry_id)
-            if entry is None:
-                raise ConfigError(f"{actor} evicts entry {eviction.entry_id}, which is not there: mend the rule.")
-            self._apply(
-                Operation(
-                    self._step,
-                    "delete",
-                    entry_id=entry.id,
-                    before=entry.text,
-                    actor=actor,
-                    reason=eviction.reason,
-                    score=_number(eviction.score),
-                )
-            )
-        return True
-
-    def _seen(self) -> StoreState:
-        """The store as rules see it now."""
-        state = self._state
-        return StoreState(state.contents, state.index, self._step, self._resources.config.capacity, self._seed)
 
     def _change(self, write: _Write) -> None:
         kind, handle = write.action.kind, write.action.handle
@@ -295,6 +258,8 @@ class Change:
         elif kind == "delete":
             self._note(write, entry_id=entry.id, handle=handle, before=entry.text)
         else:
+            assert write.vector is not None, "every update was embedded"
+            source = self._source or Source(self._step)
             self._note(
                 write,
                 vector=write.vector,
@@ -303,6 +268,7 @@ class Change:
                 before=entry.text,
                 after=write.text,
                 reason=write.reason,
+                score=self._keeper.rated(Candidate(write.text, write.vector, source, replaces=entry.id)),
                 source=self._source,
             )
 
@@ -328,19 +294,9 @@ class Change:
     def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
         """Apply an operation to the contents and to the vectors that cache them."""
         index, entry_id = self._state.index, operation.entry_id
-        self._state.contents.apply(operation)
+        if operation.outcome is Outcome.APPLIED and entry_id is not None:
+            if entry_id not in self._before:
+                self._before[entry_id] = index.vector(entry_id) if entry_id in index else None
+            self._changed = True
+        self._state.apply(operation, vector)
         self._operations.append(operation)
-        if operation.outcome is not Outcome.APPLIED or entry_id is None:
-            return
-        if entry_id not in self._before:
-            self._before[entry_id] = index.vector(entry_id) if entry_id in index else None
-        self._changed = True
-        if vector is None:
-            index.remove(entry_id)
-        else:
-            index.put(entry_id, vector)
-
-
-def _number(score: float | None) -> float | None:
-    """A rule's score as JSON takes it: rules count in numpy."""
-    return None if score is None else float(score)

@@ -68,13 +68,21 @@ class Contents:
         if new is None or new <= self.newest_id:
             raise _misfit(operation, f"its new id is {new}, after {self.newest_id}")
         self.newest_id = new
-        self.entries[new] = Entry(new, _written(operation), step, step, source=operation.source or Source(step))
+        source = operation.source or Source(step)
+        text, details = _written(operation), operation.details
+        self.entries[new] = Entry(new, text, step, step, source=source, score=operation.score, details=details)
 
     def _update(self, operation: Operation) -> None:
         entry = self._addressed(operation)
         source = operation.source or Source(operation.step)
         self.entries[entry.id] = replace(
-            entry, text=_written(operation), updated=operation.step, source=source, outcome=None
+            entry,
+            text=_written(operation),
+            updated=operation.step,
+            source=source,
+            outcome=None,
+            score=operation.score,
+            details=operation.details or entry.details,
         )
 
     def _delete(self, operation: Operation) -> None:
@@ -91,20 +99,18 @@ class Contents:
     def _retrieve(self, operation: Operation) -> None:
         shown = [(self._present(operation, entry_id), score) for entry_id, score in operation.scores]
         for entry, score in shown:
-            best = score if entry.best_similarity is None else max(score, entry.best_similarity)
-            self.entries[entry.id] = replace(
-                entry,
-                shown=entry.shown + 1,
-                last_shown=operation.step + 1,
-                last_similarity=score,
-                best_similarity=best,
-            )
+            self.entries[entry.id] = entry.shown_again(score, operation.step + 1)
         self.shown = operation.scores
 
     def _outcome(self, operation: Operation) -> None:
         ended = [(self._present(operation, entry_id), outcome) for entry_id, outcome in operation.scores]
         for entry, outcome in ended:
             self.entries[entry.id] = replace(entry, outcome=outcome)
+
+    def _observe(self, operation: Operation) -> None:
+        ended = [(self._present(operation, entry_id), outcome) for entry_id, outcome in operation.scores]
+        for entry, outcome in ended:
+            self.entries[entry.id] = entry.used_again(outcome)
 
     def _addressed(self, operation: Operation) -> Entry:
         entry = self._present(operation, operation.entry_id)
@@ -126,6 +132,7 @@ _CHANGES = {
     "read": Contents._read,
     "retrieve": Contents._retrieve,
     "outcome": Contents._outcome,
+    "observe": Contents._observe,
 }
 
 

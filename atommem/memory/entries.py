@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,14 @@ class Entry:
         created, updated: Steps at which it was created, and last written.
         shown: At how many steps it was shown to the policy.
         last_shown: The last of them, None before the first.
-        last_similarity, best_similarity: Cosine to the query of its last showing, and the highest of all showings.
+        last_similarity, best_similarity, mean_similarity: Cosine to the query of its last showing, the highest of all
+            showings, and their mean.
         source: Where its present text came from.
         outcome: How the episode that wrote its present text ended (its reward), None where that is not known.
+        score: What its rule rated its present text with when it was written, None where no rule did.
+        uses, mean_outcome: After how many questions or tasks that it was shown for it was told how they ended, and the
+            mean of that.
+        details: Of a record in an experience bank: JSON values beside its text (what was done, steps, ...).
     """
 
     id: int
@@ -48,6 +55,28 @@ class Entry:
     best_similarity: float | None = None
     source: Source | None = None
     outcome: float | None = None
+    mean_similarity: float | None = None
+    score: float | None = None
+    uses: int = 0
+    mean_outcome: float | None = None
+    details: Mapping[str, Any] | None = None
+
+    def shown_again(self, score: float, step: int) -> Self:
+        """It after one more showing, at `step`, with a cosine of `score`."""
+        best, mean = self.best_similarity, self.mean_similarity
+        return replace(
+            self,
+            shown=self.shown + 1,
+            last_shown=step,
+            last_similarity=score,
+            best_similarity=score if best is None else max(score, best),
+            mean_similarity=score if mean is None else mean + (score - mean) / (self.shown + 1),
+        )
+
+    def used_again(self, outcome: float) -> Self:
+        """It after one more question or task that it was shown for has ended so."""
+        mean = 0.0 if self.mean_outcome is None else self.mean_outcome
+        return replace(self, uses=self.uses + 1, mean_outcome=mean + (outcome - mean) / (self.uses + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ _SLAB_BLOCKS = 16
 """Blocks beyond the first are allocated by so many: memory in large pages is read a fifth faster."""
 _FIRST_ROWS = 16
 _FEW = 64
+_FEW_VECTORS = 8
 
 
 class VectorIndex:
@@ -55,6 +56,8 @@ class VectorIndex:
         self._shared: set[int] = set()
         self._ids: Ids = np.empty(0, dtype=np.int64)
         self._rows: SharedMap[int] = SharedMap()
+        self.hole = 0
+        """The row of the vector that was removed last: what was the last row stands there now."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -100,7 +103,7 @@ class VectorIndex:
         Raises:
             KeyError: There is no such id.
         """
-        place = self._rows.pop(entry_id)
+        place = self.hole = self._rows.pop(entry_id)
         last = len(self._rows)
         if place != last:
             moved = int(self._ids[last])
@@ -120,6 +123,43 @@ class VectorIndex:
         """
         number, inside = divmod(self._rows[entry_id], self._block_rows)
         return self._blocks[number][inside].copy()
+
+    @property
+    def ids(self) -> Ids:
+        """The ids in the order of the rows, shape (n,): not to be changed. It is no order of age."""
+        return self._ids[: len(self._rows)]
+
+    def place(self, entry_id: int) -> int:
+        """The row of an id. Raises KeyError where there is none."""
+        return self._rows[entry_id]
+
+    def rows(self) -> Vectors:
+        """A copy of all vectors in the order of `ids`, shape (n, dim)."""
+        size = len(self._rows)
+        used = self._blocks[: -(-size // self._block_rows)]
+        if not used:
+            return np.empty((0, self.dim), dtype=np.float32)
+        return np.concatenate([block[: size - n * self._block_rows] for n, block in enumerate(used)])
+
+    def cosines(self, vector: Vectors) -> Vectors:
+        """The inner product of a vector (dim,) with every row, in the order of `ids`: shape (n,), float32."""
+        scores = np.empty(len(self._rows), dtype=np.float32)
+        self._score(vector, scores, 0, len(self._blocks))
+        return scores
+
+    def products(self, vectors: Vectors) -> Vectors:
+        """As `cosines` for several vectors, shape (m, dim): shape (m, n)."""
+        scores = np.empty((len(vectors), len(self._rows)), dtype=np.float32)
+        if len(vectors) <= _FEW_VECTORS:  # a product of two matrices would first copy the blocks into its own order
+            for vector, row in zip(vectors, scores, strict=True):
+                self._score(vector, row, 0, len(self._blocks))
+            return scores
+        for number, block in enumerate(self._blocks):
+            start = number * self._block_rows
+            if start < scores.shape[1]:
+                part = scores[:, start : start + self._block_rows]
+                part[:] = vectors @ block[: part.shape[1]].T
+        return scores
 
     def vectors(self, ids: Iterable[int]) -> Vectors:
         """A copy of the vectors of some ids, in their order: shape (n, dim).

@@ -37,17 +37,19 @@ class Operation:
     Attributes:
         step: The step whose completion led to it.
         kind: ``create``, ``read``, ``update``, ``delete``, ``scratchpad``; ``retrieve``: what the next step shows;
-            ``outcome``: how the writers of entries ended.
+            ``outcome``: how the writers of entries ended; ``observe``: how a question or task ended that entries were
+            shown for.
         outcome: What became of it; everything but APPLIED changed nothing.
         entry_id: The entry that it created, changed or deleted.
         handle: The number under which the policy addressed the entry.
         before, after: The text that it replaced and wrote: an entry's, the scratchpad's, or (read) the query's.
         actor: Who did it: ``policy``, ``user``, ``memory`` (retrievals), ``retention:NAME``, ``admission:NAME``.
         reason: Why, in words: a rule's reason, or ``cut`` where the text was cut at its limit.
-        score: The number on which a rule decided.
+        score: The number on which a rule decided; of a create, what the entry was rated with.
         scores: Pairs of an entry's id and a number. Retrieve: cosine to the query, in the order of the handles;
-            outcome: the reward of what wrote it.
+            outcome: the reward of what wrote it; observe: of what it was shown for.
         source: Where the text came from, where the session said more than the step.
+        details: Of the entry that a create makes, or an update changes, in an experience bank (`Entry.details`).
     """
 
     step: int
@@ -62,6 +64,7 @@ class Operation:
     score: float | None = None
     scores: tuple[tuple[int, float], ...] = ()
     source: Source | None = None
+    details: Mapping[str, Any] | None = None
 
 
 def to_json(record: Operation | Source) -> dict[str, Any]:

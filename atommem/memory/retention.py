@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from atommem.memory.rules import Candidate, StoreState, rule_class
+from atommem.memory.rules import Candidate, StoreState, make_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,17 @@ class Eviction:
 
 
 class RetentionRule(Protocol):
-    """Decides which entry makes room for a new one: a class that is made without arguments, one object a memory.
+    """Decides which entry makes room for a new one: a class, one object a memory. Only `evict` is needed.
 
     What a rule has to remember belongs in the log: a restored memory makes its rule anew. When the store is large,
-    rules are asked in a thread.
+    rules are asked in a thread. It may have more methods (`atommem.rules.rule.Rule` has all of them, to derive from):
+
+    - ``rate(candidate, store) -> float``: what the candidate is worth, asked at every create. It stands in the log with
+      the create, and in the entry (`Entry.score`) until that is rewritten.
+    - ``sweep(store) -> Sequence[Eviction]``: entries to give up at the end of a step (in a bank: a task), full or not.
+    - ``observe(shown, outcome, step) -> None``: a question or task for which the entries `shown` were shown has ended
+      so. Entries count it (`Entry.uses`, `Entry.mean_outcome`). Of what it keeps beyond that it is told again when a
+      log is replayed.
     """
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
@@ -35,48 +42,32 @@ class RetentionRule(Protocol):
         ...
 
 
-class Reject:
-    """Discard the new entry (the paper's rule): the policy has to delete before it can create."""
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        """None, always."""
-        return Eviction(None, "the store is full")
-
-
-class FirstInFirstOut:
-    """Give up the oldest entry. An update does not make it younger."""
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        """The first entry."""
-        oldest = next(iter(store.entries.values()))
-        return Eviction(oldest.id, f"oldest, of step {oldest.created}", oldest.created)
-
-
-class LeastRecentlyUsed:
-    """Give up the entry that has gone longest without being shown; of several, the oldest."""
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        """The entry with the smallest `Entry.last_shown`; one that was never shown counts from its creation."""
-        used = {
-            entry.id: entry.created if entry.last_shown is None else entry.last_shown
-            for entry in store.entries.values()
-        }
-        chosen = min(used, key=used.__getitem__)
-        return Eviction(chosen, f"unused since step {used[chosen]}", used[chosen])
-
-
 OURS = (
-    ("reject", "atommem.memory.retention:Reject"),
-    ("fifo", "atommem.memory.retention:FirstInFirstOut"),
-    ("lru", "atommem.memory.retention:LeastRecentlyUsed"),
+    ("reject", "atommem.rules.reject:Reject"),
+    ("fifo", "atommem.rules.fifo:FirstInFirstOut"),
+    ("lru", "atommem.rules.lru:LeastRecentlyUsed"),
+    ("lfu", "atommem.rules.lfu:LeastFrequentlyUsed"),
+    ("random", "atommem.rules.chance:Chance"),
+    ("ebbinghaus", "atommem.rules.ebbinghaus:Ebbinghaus"),
+    ("redundancy", "atommem.rules.redundancy:Redundancy"),
+    ("novelty", "atommem.rules.novelty:Novelty"),
+    ("length", "atommem.rules.length:Length"),
+    ("type_prior", "atommem.rules.type_prior:TypePrior"),
+    ("failures_first", "atommem.rules.failures_first:FailuresFirst"),
+    ("periodic", "atommem.rules.periodic:Periodic"),
+    ("history", "atommem.rules.history:History"),
+    ("combined", "atommem.rules.combined:Combined"),
+    ("constrained", "atommem.rules.constrained:Constrained"),
+    ("traceretain", "atommem.rules.traceretain:TraceRetain"),
+    ("memobank", "atommem.rules.memobank:MemoBank"),
 )
 
 
 def make_retention(name: str) -> RetentionRule:
-    """The rule called `name`: ``reject``, ``fifo``, ``lru``, another's entry point, or ``package.module:Class``.
+    """The rule called `name`: one of `OURS`, another's entry point, or ``package.module:Class``; see `make_rule`.
 
     Raises:
         ConfigError: There is no such rule.
     """
-    rule: RetentionRule = rule_class("retention", name, OURS, "evict")()
+    rule: RetentionRule = make_rule("retention", name, OURS, "evict")
     return rule

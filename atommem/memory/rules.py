@@ -2,75 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import yaml
 
 from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
-from atommem.memory.contents import Contents
+from atommem.memory.columns import Columns, Numbers
 from atommem.memory.entries import Entry, Source
-from atommem.memory.index import VectorIndex
+from atommem.memory.index import Ids, VectorIndex
 from atommem.plugins import find
+
+_DIGITS = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A new entry that a create asks for: its text (cut at its limit), the text's vector (dim,), and its source."""
+    """A new entry that a create asks for.
+
+    Attributes:
+        text: Cut at its limit.
+        vector: The text's, shape (dim,).
+        source: Where it comes from.
+        score: What the rule rated it with (`RetentionRule.rate`, or the score of `Accepted`), None before that.
+        replaces: The entry whose text it will be; None of a create.
+        outcome: Of a record of a bank: how its task ended.
+        details: Of a record of a bank (`Entry.details`).
+    """
 
     text: str
     vector: Vectors
     source: Source
+    score: float | None = None
+    replaces: int | None = None
+    outcome: float | None = None
+    details: Mapping[str, Any] | None = None
 
 
 class StoreState:
-    """The store as a rule sees it, before the create. Nothing of it is to be changed.
+    """A store as a rule sees it: an episode's memory before a create, or an experience bank. It is not to be changed.
+
+    Everything that comes as an array, or as rows of one, has the order of `ids`, which is no order of age.
 
     Attributes:
-        step: The step whose completion is being applied.
+        step: The step whose completion is being applied; in a bank, the number of the task.
         capacity: Most entries; None is unlimited.
         entries: All entries with their statistics by id, oldest first.
     """
 
-    def __init__(self, contents: Contents, index: VectorIndex, step: int, capacity: int | None, seed: int) -> None:
+    def __init__(
+        self,
+        entries: Mapping[int, Entry],
+        index: VectorIndex,
+        columns: Callable[[], Columns],
+        step: int,
+        capacity: int | None,
+        seed: tuple[int, ...],
+    ) -> None:
         self.step = step
         self.capacity = capacity
-        self.entries: Mapping[int, Entry] = MappingProxyType(contents.entries)
-        self._index = index
-        self._seed = (seed, contents.position)
+        self.entries: Mapping[int, Entry] = MappingProxyType(entries)
+        self._index, self._columns, self._seed = index, columns, seed
+
+    @property
+    def ids(self) -> Ids:
+        """The ids of the entries, shape (n,)."""
+        return self._index.ids
 
     @cached_property
     def vectors(self) -> Vectors:
-        """The entries' vectors in the order of `entries`: shape (n, dim), float32, unit norm (a copy)."""
-        return self._index.vectors(self.entries)
+        """The entries' vectors: shape (n, dim), float32, unit norm (a copy)."""
+        return self._index.rows()
 
     @cached_property
     def rng(self) -> np.random.Generator:
-        """Random numbers that depend on the memory's seed and its place in the log: the same after a restore."""
+        """Random numbers that depend on the memory's seed and its place in the log: the same after a restore.
+
+        The seed is the episode's own (`session.Agent.new_memory`).
+        """
         return np.random.default_rng(self._seed)
+
+    def column(self, name: str) -> Numbers:
+        """A numeric field of the entries (`created`, `last_shown`, ...): shape (n,), NaN for None."""
+        return self._columns().column(name)
+
+    def nearest(self) -> Vectors:
+        """The highest cosine of each entry to another: shape (n,), -1 where there is no other; rounded as `cosines`."""
+        return self._columns().nearest().round(_DIGITS)
+
+    def cosines(self, vector: Vectors) -> Vectors:
+        """The cosine of a vector (dim,) to every entry: shape (n,), rounded: last bits depend on the order of rows."""
+        return self._index.cosines(vector).round(_DIGITS)
 
     def search(self, vector: Vectors, k: int) -> list[tuple[Entry, float]]:
         """The `k` entries most similar to a vector (dim,), best first, with their cosines."""
         return [(self.entries[entry_id], score) for entry_id, score in self._index.search(vector, k)]
 
 
-@cache
-def rule_class(setting: str, name: str, ours: tuple[tuple[str, str], ...], method: str) -> Any:
-    """The class of a rule: one of `ours`, an entry point of the group ``atommem.SETTING``, or a dotted path.
+def make_rule(setting: str, name: str, ours: tuple[tuple[str, str], ...], method: str) -> Any:
+    """The rule that a setting names: one of `ours`, an entry point of the group ``atommem.SETTING``, or a dotted path.
 
     Args:
         setting: ``retention`` or ``admission``.
-        name: What the setting says.
+        name: What the setting says: ``NAME``, or with options ``NAME(option=value, ...)``.
         ours: Names and dotted paths of the rules that we bring.
         method: What the rule must have.
 
     Raises:
-        ConfigError: There is no such rule (the message lists those that there are), or it lacks the method.
+        ConfigError: There is no such rule (the message lists those that there are), it lacks the method, or it does
+            not take the options.
     """
+    found = _OPTIONS.fullmatch(name.strip())
+    plain, written = (found["name"], found["options"]) if found else (name, "")
+    rule_class = _rule_class(setting, plain, ours, method)
+    options: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, (written or "").split(","))):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{setting} is {name!r}: write options as NAME(option=value, option=value).")
+        options[option.strip()] = yaml.safe_load(value)
+    try:
+        return rule_class(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{setting} is {name!r}: {error}; see help({plain}) for the options that it takes."
+        ) from error
+
+
+_OPTIONS = re.compile(r"(?P<name>[^()]+)\((?P<options>[^()]*)\)")
+
+
+@cache
+def _rule_class(setting: str, name: str, ours: tuple[tuple[str, str], ...], method: str) -> Any:
     found = find(f"atommem.{setting}", name, dict(ours))
     if not callable(getattr(found, method, None)):
         raise ConfigError(f"{setting} is {name!r}, which is {found!r}: give a class with a method {method!r}.")

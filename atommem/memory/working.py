@@ -15,14 +15,14 @@ from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
-from atommem.memory.admission import make_admission
-from atommem.memory.change import Change, Resources, State
+from atommem.memory.change import Change, Resources
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Entry, MemoryView, Source
 from atommem.memory.index import VectorIndex
+from atommem.memory.keeper import Rules
 from atommem.memory.operations import POLICY, USER, Operation, Outcome
-from atommem.memory.retention import make_retention
 from atommem.memory.shared_map import SharedMap
+from atommem.memory.state import State
 from atommem.memory.threads import offload
 from atommem.memory.vectors import TextVectors, digests_of
 from atommem.tokens import Tokenizer
@@ -57,9 +57,9 @@ class WorkingMemory:
         activity: ActivityClock | None = None,
         seed: int = 0,
     ) -> None:
-        admission, retention = make_admission(config.admission), make_retention(config.retention)
+        rules = Rules.new(config.admission, config.retention)
         activity = activity or ActivityClock()
-        self._resources = Resources(embedder, tokenizer, config, cut_marker, activity, admission, retention)
+        self._resources = Resources(embedder, tokenizer, config, cut_marker, activity, rules)
         self._start = Snapshot(embedder.id, Contents(), seed)
         self._state = State(Contents(), VectorIndex(embedder.dim))
         self._log: list[Operation] = []
@@ -151,17 +151,40 @@ class WorkingMemory:
             ConfigError: A rule names an entry that is not there.
         """
         before = self._state.contents.copy()
-        change = Change(self._resources, self._state, step, source, actor, self._start.seed)
+        change = self._change(step, actor, source)
         try:
             operations = await change.run([action for action in actions if action.kind in MEMORY_KINDS])
         except BaseException:
             change.take_back(before)
             raise
-        self._log += operations
-        self._view = self._state.contents.view(self._resources.config.capacity)
-        return tuple(operations)
+        return self._taken(operations)
 
-    def forget(self, piece: str, step: int, actor: str = USER) -> tuple[Operation, ...]:
+    async def edit(self, entry_id: int, text: str | None, step: int, actor: str = USER) -> tuple[Operation, ...]:
+        """Replace the text of an entry by another hand than the policy's, or delete it; what is shown follows.
+
+        Args:
+            entry_id: Which.
+            text: Cut at its limit, like the policy's; None deletes the entry.
+            step: The last step that was.
+            actor: Who wants it.
+
+        Raises:
+            ConfigError: There is no such entry.
+            OutageError: The embedder is out of reach; the memory is as it was.
+        """
+        if entry_id not in self._state.contents.entries:
+            raise ConfigError(f"there is no entry {entry_id} in this memory: it was deleted, or never was.")
+        resources = self._resources
+        await self._embed_query()
+        if text is None:
+            operations = self._change(step, actor).forget([entry_id], (), "")
+        else:
+            cut = resources.cut(text, resources.config.entry_tokens)
+            (vector,) = await resources.embed([cut], "entry")
+            operations = self._change(step, actor, Source(step)).edit(entry_id, cut, vector)
+        return self._taken(operations)
+
+    async def forget(self, piece: str, step: int, actor: str = USER) -> tuple[Operation, ...]:
         """Take out what was written while `piece` was shown: after a page turns out to be wrong, or hostile.
 
         Entries go that had any text from there, also where it was rewritten since: what a policy rewrites, it has read.
@@ -197,19 +220,41 @@ class WorkingMemory:
                 entry_ids.add(entry.id)
         if not entry_ids and not kinds:
             return ()
-        change = Change(self._resources, self._state, step, None, actor, self._start.seed)
-        operations = change.forget(sorted(entry_ids), kinds, f"forget {piece}")
+        await self._embed_query()
+        return self._taken(self._change(step, actor).forget(sorted(entry_ids), kinds, f"forget {piece}"))
+
+    def _change(self, step: int, actor: str, source: Source | None = None) -> Change:
+        return Change(self._resources, self._state, step, source, actor, self._start.seed)
+
+    def _taken(self, operations: list[Operation]) -> tuple[Operation, ...]:
+        """Take what a change did into the log and the view."""
         self._log += operations
-        self._view = contents.view(self._resources.config.capacity)
+        self._view = self._state.contents.view(self._resources.config.capacity)
         return tuple(operations)
+
+    async def _embed_query(self) -> None:
+        """Have the query's vector, which a memory that was restored may lack: a change searches with it."""
+        state = self._state
+        if state.contents.query is not None and state.query_vector is None:
+            (state.query_vector,) = await self._resources.embed([state.contents.query], "query")
 
     def record_outcome(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:
         """Note how the writers of entries ended (`Entry.outcome`): by default of all whose outcome is not known."""
         if entry_ids is None:
             entry_ids = [entry.id for entry in self._state.contents.entries.values() if entry.outcome is None]
         operation = Operation(step, "outcome", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
-        self._state.contents.apply(operation)
+        self._state.apply(operation)
         self._log.append(operation)
+        return operation
+
+    def observe(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:
+        """Note how a question or task ended that entries were shown for: by default those that are shown now."""
+        if entry_ids is None:
+            entry_ids = [entry_id for entry_id, _ in self._state.contents.shown]
+        operation = Operation(step, "observe", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
+        self._state.apply(operation)
+        self._log.append(operation)
+        self._resources.rules.tell([operation])
         return operation
 
     def snapshot(self) -> Snapshot:
@@ -234,11 +279,13 @@ class WorkingMemory:
             )
         return [operation for operation in self._log if operation.step < step]
 
-    def vectors(self) -> TextVectors:
-        """The vectors of all entries, oldest first, and the query's: they spare a restore the embedder."""
+    def vectors(self, entry_ids: Iterable[int] | None = None) -> TextVectors:
+        """The vectors of all entries (or of some) in order, and the query's: they spare a restore the embedder."""
         state = self._state
-        rows = state.index.vectors(state.contents.entries)
-        digests = digests_of([entry.text for entry in state.contents.entries.values()], "entry")
+        held = state.contents.entries
+        ids = list(held if entry_ids is None else entry_ids)
+        rows = state.index.vectors(ids)
+        digests = digests_of([held[entry_id].text for entry_id in ids], "entry")
         if state.contents.query is not None and state.query_vector is not None:
             rows = np.concatenate([rows, state.query_vector[None]])
             digests = np.concatenate([digests, digests_of([state.contents.query], "query")])
@@ -247,11 +294,9 @@ class WorkingMemory:
     def fork(self) -> Self:
         """A second memory that is this one now, log included, and goes its own way from here."""
         twin = copy(self)
-        config = self._resources.config
-        twin._resources = replace(
-            self._resources, admission=make_admission(config.admission), retention=make_retention(config.retention)
-        )
+        twin._resources = replace(self._resources, rules=self._resources.rules.again())
         twin._state, twin._log = self._state.fork(), list(self._log)
+        twin._resources.rules.tell(twin._log)
         return twin
 
     async def undo(self, step: int) -> None:
@@ -264,6 +309,7 @@ class WorkingMemory:
             OutageError: The embedder, which entries deleted or changed since need, is out of reach.
         """
         operations = self._before(step)
+        self._resources = replace(self._resources, rules=self._resources.rules.again())
         await self._become(await offload(replay, operations, self._start), operations)
 
     async def _become(self, contents: Contents, log: list[Operation]) -> None:
@@ -279,6 +325,7 @@ class WorkingMemory:
         same_query = contents.query == self._state.contents.query
         self._state = State(contents, index, self._state.query_vector if same_query else None)
         self._view, self._log = contents.view(self._resources.config.capacity), log
+        self._resources.rules.tell(log)
 
 
 def _with_vectors(contents: Contents, vectors: TextVectors) -> State:

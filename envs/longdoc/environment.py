@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import ClassVar
 from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
 from atommem.description import TaskShape
 from atommem.environment import Score, StepResult, Turn
-from atommem.envs.chunking import chunk_task, chunk_text
+from atommem.envs.chunking import chunk_task, chunk_text, chunks_of_documents
 from atommem.envs.longdoc.evidence_recall import evidence_recall
-from atommem.envs.longdoc.fact_recall import fact_recall
+from atommem.envs.longdoc.fact_recall import fact_recall, gold_documents
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
-from atommem.envs.question_answering import AskedInTurn, QAEnvironments
+from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
+from atommem.envs.questions_shown import arrivals, drawn_mode
 from atommem.envs.task import Question, Task, questions_piece
 from atommem.episode import Episode
 from atommem.observation import Observation, Piece
@@ -42,6 +43,10 @@ class LongDocEnvironments(QAEnvironments):
         "reading": (),
         "answering": (),
         "read_notice": (),
+        "unasked": (),
+        "part": ("chunk",),
+        "asked": (),
+        "asked_reads": (),
     }
     numbers = ("number", "chunk_number", "chunk_count", "reads_left")
     inside: ClassVar = {"question_line": "questions", "read_notice": "answering"}
@@ -62,19 +67,32 @@ class LongDocEnvironments(QAEnvironments):
         """The answer, or the answers."""
         return (ANSWERS_ACTION if self.config.at_once > 1 else ANSWER_ACTION,)
 
+    @classmethod
+    def shown(cls, config: LongDocConfig) -> Collection[str]:
+        """Without the wording of blind reading, of open ends and of questions between, where there is none of it."""
+        blind = config.questions_shown != ["reading"] * len(config.questions_shown)
+        between = config.open_ended or "arriving" in config.questions_shown
+        left_out = {"unasked"} if not blind else set()
+        left_out |= {"chunk", "answering", "read_notice"} if config.open_ended else {"part"}
+        return [name for name in cls.pieces if name not in left_out and (between or not name.startswith("asked"))]
+
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Supporting-fact recall: whether facts entered memory, stayed, and were shown again; and evidence recall."""
         both = zip(fact_recall(task, episode), evidence_recall(task, episode), strict=True)
         return [facts | evidence for facts, evidence in both]
 
     def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
-        """One observation a chunk, with the questions in it. With `chunking` documents, a paragraph is a document."""
+        """One observation a chunk, with the questions in it, or the word that they are not known yet.
+
+        With `chunking` documents, a paragraph is a document.
+        """
         task = Task("", tuple(Question(question, ()) for question in questions))
         size, whole_sentences = self.config.chunk_tokens, self.config.whole_sentences
         if isinstance(text, str):
             text = re.split(r"\n\s*\n", text.strip()) if self.config.chunking == "documents" else [text]
         chunks = [chunk for piece in text for chunk in chunk_text(piece, self.tokenizer, size, whole_sentences)]
-        return [chunk_observation(task, chunks, index) for index in range(len(chunks))]
+        open_ended = self.config.open_ended
+        return [chunk_observation(task, chunks, index, open_ended=open_ended) for index in range(len(chunks))]
 
     def asking(self, question: str) -> Task:
         """A task without documents."""
@@ -82,8 +100,10 @@ class LongDocEnvironments(QAEnvironments):
 
     def blank(self, phase: str) -> Observation:
         """An empty chunk, or an empty question."""
-        task = Task("", (Question("", ()),))
-        return chunk_observation(task, [""], 0) if phase == "reading" else question_observation(task, range(1))
+        task, open_ended = Task("", (Question("", ()),)), self.config.open_ended
+        if phase == "reading":
+            return chunk_observation(task, [""], 0, open_ended=open_ended)
+        return question_observation(task, range(1), over=not open_ended)
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
         """Means over the first tasks of the file, or what is supposed where there is none."""
@@ -133,8 +153,9 @@ class LongDocEnvironments(QAEnvironments):
 class LongDocEnvironment:
     """One episode on one document.
 
-    Reading takes one step per chunk; answers written there do not count. Then the questions are asked in turn
-    (`AskedInTurn`). So an episode has at most ``chunks + questions * (max_reads + 1)`` steps.
+    Reading takes one step per chunk; answers written there do not count. The questions are asked in turn
+    (`AskedInTurn`), when the text is over or where they arrive (`questions_shown`); the last one ends the episode. So
+    it has at most ``chunks + questions * (max_reads + 1)`` steps.
     """
 
     def __init__(self, shared: LongDocEnvironments) -> None:
@@ -150,13 +171,21 @@ class LongDocEnvironment:
         config = self._shared.config
         self._task = task
         self._chunks = self._shared.chunks(task)
-        self._questions = AskedInTurn(len(task.questions), config.max_reads, config.at_once)
+        self._mode = drawn_mode(config.questions_shown, task.id)
+        asked = batches(len(task.questions), config.at_once)
+        self._due = {batch: len(self._chunks) for batch in asked}
+        if self._mode == "arriving":
+            at = arrivals(needed_chunks(task, self._chunks), len(self._chunks), task.id)
+            # Those that are asked together wait for the last of them.
+            self._due = {batch: max(at[index] for index in batch) for batch in asked}
+            asked = sorted(asked, key=lambda batch: self._due[batch])
+        self._questions = AskedInTurn(asked, config.max_reads, config.at_once > 1)
         self._read = 0
         return self._observation()
 
     async def step(self, turn: Turn) -> StepResult:
         """Move on to the next chunk, the next question, or the end."""
-        if self._read < len(self._chunks):
+        if not self._is_asked:
             self._read += 1
         elif reason := self._questions.take(turn):
             return StepResult(None, reason)
@@ -166,34 +195,63 @@ class LongDocEnvironment:
         """Means over all questions (`LongDocEnvironments.score`)."""
         return await self._shared.score(self._task, self._questions.answers)
 
+    @property
+    def _is_asked(self) -> bool:
+        return self._due[self._questions.asked] <= self._read
+
     def _observation(self) -> Observation:
         """The next chunk, or the next questions."""
-        if self._read < len(self._chunks):
-            return chunk_observation(self._task, self._chunks, self._read)
-        return question_observation(self._task, self._questions.asked, self._questions.reads_left)
+        ends = not self._shared.config.open_ended
+        if not self._is_asked:
+            shown = self._mode == "reading"
+            return chunk_observation(self._task, self._chunks, self._read, shown=shown, open_ended=not ends)
+        over = ends and self._read == len(self._chunks)
+        return question_observation(self._task, self._questions.asked, self._questions.reads_left, over=over)
 
 
-def chunk_observation(task: Task, chunks: Sequence[str], index: int) -> Observation:
-    """Chunk `index` with all questions of the task."""
+def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
+    """For each question, how many chunks must have been read before it can be answered.
+
+    Those up to its last gold document (`gold_documents`); all where none is marked, or the chunks are not the task's.
+    """
+    places = chunks_of_documents(task, chunks)
+    needed = []
+    for question in task.questions:
+        gold = gold_documents(task, question)
+        known = [places[at].stop for at, document in enumerate(task.documents) if places and document in gold]
+        needed.append(max(known, default=len(chunks)))
+    return needed
+
+
+def chunk_observation(
+    task: Task, chunks: Sequence[str], index: int, *, shown: bool = True, open_ended: bool = False
+) -> Observation:
+    """Chunk `index`, with all questions of the task if they are `shown` (and there are any).
+
+    With an open end, neither its number nor how many there are is told.
+    """
     values: dict[str, str | int] = {"chunk": chunks[index], "chunk_number": index + 1, "chunk_count": len(chunks)}
     place = f"chunk {index + 1}/{len(chunks)}"
+    known = shown and task.questions
     return Observation(
         phase="reading",
-        task=(questions_piece([question.text for question in task.questions]),),
-        stream=(Piece("chunk", values),),
+        task=(questions_piece([question.text for question in task.questions]) if known else Piece("unasked"),),
+        stream=(Piece("part", {"chunk": chunks[index]}) if open_ended else Piece("chunk", values),),
         closing=(Piece("reading"),),
         label=place,
         origin=place,
     )
 
 
-def question_observation(task: Task, asked: range, reads_left: int = 0) -> Observation:
-    """The questions `asked`, to be answered within so many more steps."""
-    notice = Piece("read_notice", {"reads_left": reads_left}, needs=READ)
+def question_observation(task: Task, asked: range, reads_left: int = 0, *, over: bool = True) -> Observation:
+    """The questions `asked`, to be answered within so many more steps; `over`: the text is known to have ended."""
+    left = {"reads_left": reads_left}
+    notice = Piece("read_notice" if over else "asked_reads", left, needs=READ)
+    ended = (Piece("answering", {"read_notice": notice, **left}),)
     return Observation(
         phase="answering",
         task=(questions_piece([task.questions[index].text for index in asked]),),
-        closing=(Piece("answering", {"read_notice": notice, "reads_left": reads_left}),),
+        closing=ended if over else (Piece("asked", left), notice),
         label=f"{questions_label(asked, len(task.questions))}, {reads_left} read{'s' * (reads_left != 1)} left",
         question=asked.start,
         questions=len(asked),

@@ -10,13 +10,10 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from atommem.envs.chunking import document_text, joined_text
+from atommem.envs.chunking import chunks_of_documents
 from atommem.envs.task import Task
 from atommem.episode import Episode
 from atommem.memory.operations import Outcome
-from atommem.untrusted import clean
 
 
 def evidence_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
@@ -29,9 +26,9 @@ def evidence_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
         step.observation.origin or "": str(piece.values["chunk"])
         for step in episode.steps
         for piece in step.observation.stream
-        if piece.name == "chunk"
+        if "chunk" in piece.values
     }
-    places = _chunks_of_documents(task, list(chunks.values())) if any(marked) and chunks else []
+    places = chunks_of_documents(task, list(chunks.values())) if any(marked) and chunks else []
     if not places:
         return [{} for _ in task.questions]
     names = list(chunks)
@@ -50,27 +47,3 @@ def evidence_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
         else {}
         for wanted, hit in zip(marked, found, strict=True)
     ]
-
-
-def _chunks_of_documents(task: Task, chunks: Sequence[str]) -> list[range]:
-    """For each document the places of the chunks that it stands in; [] where the chunks are not those of the task."""
-    if len(chunks) == len(task.documents) and all(
-        clean(document.text) in chunk for document, chunk in zip(task.documents, chunks, strict=True)
-    ):
-        return [range(place, place + 1) for place in range(len(chunks))]  # one chunk a document
-    if "".join(chunks) != clean(joined_text(task)):
-        return []
-    ends: list[int] = []
-    for chunk in chunks:
-        ends.append((ends[-1] if ends else 0) + len(chunk))
-    found, start, first = [], 0, 0
-    for number, document in enumerate(task.documents, start=1):
-        end = start + len(clean(document_text(document, number)))
-        while ends[first] <= start:
-            first += 1
-        last = first
-        while ends[last] < end:
-            last += 1
-        found.append(range(first, last + 1))
-        start = end + 2  # the blank line between two
-    return found

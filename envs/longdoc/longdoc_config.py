@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from atommem.config import check_choice
 from atommem.envs.question_answering import QAConfig
+from atommem.envs.questions_shown import check_modes
 
 
 @dataclass
@@ -23,7 +24,23 @@ class LongDocConfig(QAConfig):
         default=1,
         metadata={"help": "Questions asked at one step, at most (the templates memagent are worded for several)."},
     )
+    questions_shown: list[str] = field(
+        default_factory=lambda: ["reading"],
+        metadata={
+            "help": "When questions are shown: reading (at every step), answering (only when they are asked, after the "
+            "text), arriving (asked after some part of it, and then reading goes on). Of several, one is drawn for "
+            "each task; named twice, it is twice as likely."
+        },
+    )
+    open_ended: bool = field(
+        default=False,
+        metadata={
+            "help": "Do not tell how many parts the text has, nor that it is over: as in a stream whose length nobody "
+            "knows (serving)."
+        },
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.questions_shown = check_modes(self.questions_shown)
         check_choice("chunking", self.chunking, ("tokens", "documents"))

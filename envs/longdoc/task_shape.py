@@ -29,6 +29,7 @@ def supposed_shape(config: LongDocConfig, supposed: TaskShape) -> TaskShape:
         questions=supposed.questions / (together := min(config.at_once, supposed.questions)),
         question_tokens=QUESTION_TOKENS * together,
         reads=config.max_reads,
+        same_stream=_same_stream(config),
     )
 
 
@@ -59,7 +60,13 @@ def measured_shape(path: str, config: LongDocConfig, tokenizer: Tokenizer) -> Ta
         questions=asked / len(tasks),
         question_tokens=sum(questions) / max(1, asked),
         reads=config.max_reads,
+        same_stream=_same_stream(config),
     )
+
+
+def _same_stream(config: LongDocConfig) -> bool:
+    """Not where questions arrive between: how many steps they take is the policy's choice."""
+    return "arriving" not in config.questions_shown
 
 
 def _count(path: str, at_least: int) -> int:

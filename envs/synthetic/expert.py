@@ -3,7 +3,8 @@
 It sees only what a policy sees: the observation and the memory view of the step. All that it knows
 of earlier steps is what it kept itself: on the scratchpad the links of the questions' chains that
 are known, and notices that wait for their entry to come into view; in the store every fact that may
-still turn out to matter; in the query the end of the chain found so far.
+still turn out to matter; in the query the end of the chain found so far. Where the questions are not
+shown while it reads, every fact may matter and every correction is carried over.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Expert:
 
     Without faults it answers every question of every `WorldConfig`, provided that the view shows
     enough entries (``retrieve_k >= 2 * max(3, facts_per_document)``), the embedder ranks by shared
-    words, the capacity is the world's, and every question allows as many reads as it has hops.
+    words, the capacity is the world's, and every question allows as many reads as it has hops. Blind it
+    needs a store without a limit: what the world withdraws in time is chosen with the questions in mind.
 
     Args:
         prose: The prose of the tasks.
@@ -88,7 +90,7 @@ class Expert:
         searches = turn.searches(told)
         kept = {link for search in searches for link in search.links}
         for statement in told:
-            if statement in kept or not may_matter(statement, searches):
+            if statement in kept or not (turn.is_blind or may_matter(statement, searches)):
                 continue
             if statement.kind == "fact":
                 turn.create(statement)
@@ -138,6 +140,7 @@ class _Turn:
     def __init__(self, expert: Expert, observation: Observation, view: MemoryView) -> None:
         self._expert = expert
         self._prose = expert._prose
+        self.is_blind = any(piece.name == "unasked" for piece in observation.task)
         self._questions = [text for name in ("questions", "text") for text in observation.values(name)]
         self._view = view
         self.noted = self._prose.statements(view.scratchpad)
@@ -159,10 +162,14 @@ class _Turn:
             self.write("create", self._prose.sentence(fact))
 
     def settle_waiting(self) -> None:
-        """Carry out the notices whose entries were looked for in the step before."""
+        """Carry out the notices whose entries were looked for in the step before.
+
+        Blind, a question may have come between and changed the query: then they are looked for again.
+        """
+        queried = (self._view.query or "").split()
         for notice in self.noted:
             if notice.kind != "fact":
-                self.change(notice, wait=False)
+                self.change(notice, wait=self.is_blind and notice.subject not in queried)
 
     def change(self, notice: Statement, *, wait: bool) -> None:
         """Correct or delete the entry of the notice's subject; out of view, wait for it or make up for it."""

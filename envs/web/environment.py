@@ -13,7 +13,7 @@ from atommem.actions import ANSWER, ANSWER_ACTION, CALL, Action, ActionSpec, Bod
 from atommem.description import TaskShape
 from atommem.environment import Score, StepResult, Turn
 from atommem.envs.chunking import chunk_text
-from atommem.envs.question_answering import AskedInTurn, QAEnvironments
+from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.task import Task, questions_piece
 from atommem.envs.task_files import load_tasks
 from atommem.envs.web.sources import make_sources
@@ -209,7 +209,7 @@ class WebEnvironment:
         self._shared.check(task)
         self._task = task
         count = len(task.questions)
-        self._questions = AskedInTurn(count, self._shared.config.max_reads if count > 1 else 0)
+        self._questions = AskedInTurn(batches(count), self._shared.config.max_reads if count > 1 else 0)
         start = task.metadata.get("start")
         if start is not None and "visit" in self._shared.tools:
             tool = self._shared.tools["visit"]

@@ -61,7 +61,7 @@ class Browsing(Baseline):
         self.setup, self.web = setup, setup.environments
         dialect = get_dialect("paper", "full")
         self._grammar = dialect.grammar(self.web.actions, self.web.phases)
-        own = self.web.section("full", "web")
+        own = self.web.section("full", self.web.config)
         words = {**own.pieces, **PIECES}
         section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
         memory = MEMORY if self.shows_entries else {}

@@ -13,7 +13,6 @@ from atommem import AsyncMemory
 from atommem.config import MemoryConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
-from atommem.face.async_memory import GOAL
 from atommem.policy.chat import ChatPolicy
 from atommem.policy.contract import Completion, Sampling
 from tests.fake_chat import FakeChat
@@ -141,7 +140,7 @@ async def test_questions_that_are_not_known_and_a_goal() -> None:
     policy = NotePolicy()
     memory = make(policy)
     await memory.read("one")
-    assert f"Question:\n{GOAL}" in policy.prompts[0]
+    assert "The questions are not known yet" in policy.prompts[0]
     await memory.read("two", goal="Find numbers")
     assert "Question:\nFind numbers" in policy.prompts[1]
     with pytest.raises(ConfigError, match="a goal"):

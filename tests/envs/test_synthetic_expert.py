@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from atommem.config import MemoryConfig
+from atommem.demo.recipe import FULL
 from atommem.dialects import get_dialect
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.synthetic.expert import Expert, Faults
@@ -34,6 +35,8 @@ def play(
     disabled: tuple[str, ...] = (),
     capacity: int | None = None,
     seed: int = 0,
+    questions_shown: str = "reading",
+    retrieve_k: int = 6,
 ) -> list[Episode]:
     tokenizer = WordTokenizer()
     expert = Expert(get_prose(config.prose), get_dialect(dialect, templates), faults)
@@ -41,8 +44,14 @@ def play(
         policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
         embedder=HashingEmbedder(2048),
-        environments=longdoc(tokenizer, max_reads=4),
-        memory=MemoryConfig(dialect=dialect, templates=templates, capacity=capacity, disabled_actions=list(disabled)),
+        environments=longdoc(tokenizer, max_reads=4, questions_shown=questions_shown),
+        memory=MemoryConfig(
+            dialect=dialect,
+            templates=templates,
+            capacity=capacity,
+            disabled_actions=list(disabled),
+            retrieve_k=retrieve_k,
+        ),
         sampling=Sampling(seed=seed),
     )
     tasks: list[Task] = list(generate(config, n, seed=11))
@@ -84,6 +93,20 @@ def test_without_faults_it_answers_every_question(name: str, prose: str) -> None
     assert {step.problems for episode in episodes for step in episode.steps} == {()}
     outcomes = {o.outcome for episode in episodes for step in episode.steps for o in step.operations}
     assert outcomes == {Outcome.APPLIED}
+
+
+@pytest.mark.parametrize("mode", ["answering", "arriving"])
+@pytest.mark.parametrize("name", [name for name in CLAIMED if CLAIMED[name].capacity is None])
+def test_without_faults_it_answers_questions_that_it_did_not_see_while_it_read(name: str, mode: str) -> None:
+    episodes = play(CLAIMED[name], questions_shown=mode)
+    assert em(episodes) == 1.0
+    outcomes = {o.outcome for episode in episodes for step in episode.steps for o in step.operations}
+    assert outcomes == {Outcome.APPLIED}
+
+
+def test_four_entries_in_view_will_do_for_the_demo_s_world() -> None:
+    assert em(play(FULL.world, questions_shown="answering", retrieve_k=4, n=60)) == 1.0
+    assert em(play(FULL.world, Faults(create=0.5), questions_shown="answering", retrieve_k=4, n=60)) <= 0.5
 
 
 def test_it_speaks_other_dialects() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("atommem", "envs", "train", "eval", "demo")
+ROOMS = ("atommem", "envs", "train", "eval", "serve", "demo")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-ROOMS = ("envs", "train", "eval", "demo")
+ROOMS = ("envs", "train", "eval", "serve", "demo")
 COMMANDS = (
     "ask",
     "demo",
@@ -36,6 +36,7 @@ COMMANDS = (
     "trace",
     "env",
     "configs",
+    "serve",
 )
 LAUNCH = ("-m", "accelerate.commands.launch")
 NOT_OURS = "raise SystemExit('{} is not ours, and was imported')\n"

@@ -218,7 +218,7 @@ def connect_nccl(urls: Sequence[str], describe: Callable[[str], dict[str, Any]],
         transfer = WeightTransferClient(servers, describe(dtype), weight_sync_timeout=1800)
     except ImportError as error:
         raise ConfigError(
-            f"full weights need vLLM beside the trainer too: pip install 'atommem[serve]'. {USE_LORA}"
+            f"full weights need vLLM beside the trainer too: pip install 'atommem[vllm]'. {USE_LORA}"
         ) from error
     try:
         transfer.init_weight_transfer()

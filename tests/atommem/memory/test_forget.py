@@ -23,7 +23,7 @@ async def filled() -> WorkingMemory:
 
 async def test_entries_with_any_text_from_there_go_and_others_stay() -> None:
     m = await filled()
-    operations = m.forget(BAD, 2)
+    operations = await m.forget(BAD, 2)
     assert [(o.kind, o.entry_id, o.actor, o.reason) for o in operations[:-1]] == [
         ("delete", 1, "user", f"forget {BAD}"),
         ("delete", 2, "user", f"forget {BAD}"),
@@ -31,13 +31,13 @@ async def test_entries_with_any_text_from_there_go_and_others_stay() -> None:
     assert texts(m) == {3: "cid sings"}
     assert shown(m) == [(1, "cid sings")]
     assert m.log[-len(operations) :] == operations
-    assert m.forget(BAD, 2) == ()
+    assert await m.forget(BAD, 2) == ()
 
 
 @pytest.mark.parametrize("piece", ["https://bad.test", "https://bad.test/, part 1/3", "https://other.test/", ""])
 async def test_nothing_goes_where_nothing_came_from(piece: str) -> None:
     m = await filled()
-    assert m.forget(piece, 2) == ()
+    assert await m.forget(piece, 2) == ()
     assert len(texts(m)) == 3
 
 
@@ -45,17 +45,17 @@ async def test_scratchpad_and_query_are_emptied_if_any_of_their_texts_is_from_th
     m = memory()
     await m.apply([Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")], 0, Source(0, BAD))
     await m.apply([Action(SCRATCHPAD, "bad and good")], 1, Source(1, GOOD))
-    m.forget(BAD, 1)
+    await m.forget(BAD, 1)
     assert (m.view().scratchpad, m.view().query, m.view().retrieved) == ("", None, ())
     await m.apply([Action(SCRATCHPAD, "good"), Action(READ, "good")], 2, Source(2, GOOD))
-    assert m.forget(BAD, 2) == ()
+    assert await m.forget(BAD, 2) == ()
     assert m.view().scratchpad == "good"
 
 
 async def test_the_log_still_holds_it_all() -> None:
     m = await filled()
     held = texts(m)
-    m.forget(BAD, 2)
+    await m.forget(BAD, 2)
     assert replay(m.log) == m.contents
     await m.undo(2)
     await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))

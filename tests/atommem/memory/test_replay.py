@@ -33,18 +33,20 @@ LOG = [
     Operation(2, "delete", entry_id=1, before="uno", actor="retention:fifo", reason="oldest", score=0.0),
     Operation(2, "create", entry_id=3, after="three"),
     Operation(2, "create", Outcome.MERGED, after="trois"),
-    Operation(2, "update", entry_id=3, before="three", after="trois", actor="admission:merge"),
+    Operation(2, "update", entry_id=3, before="three", after="trois", actor="admission:merge", score=0.5),
     Operation(2, "delete", Outcome.DISABLED, handle=1),
     Operation(2, "retrieve", actor="memory", scores=((2, 0.25),)),
     Operation(3, "outcome", actor="user", scores=((2, 1.0),)),
+    Operation(3, "observe", scores=((2, 1.0), (3, 1.0))),
+    Operation(3, "observe", scores=((2, 0.5),)),
 ]
 
 
 def test_a_log_is_replayed_with_all_that_rules_need_to_know() -> None:
-    two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0)
-    three = Entry(3, "trois", 2, 2, source=Source(2))
+    two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0, 0.5 - 0.25 / 3, uses=2, mean_outcome=0.75)
+    three = Entry(3, "trois", 2, 2, source=Source(2), score=0.5, uses=1, mean_outcome=1.0)
     assert replay(LOG) == Contents(SharedMap([(2, two), (3, three)]), "plan", "query", ((2, 0.25),), 3, len(LOG), 4)
-    uno = Entry(1, "uno", 0, 1, 1, 1, 0.25, 0.25, Source(1))
+    uno = Entry(1, "uno", 0, 1, 1, 1, 0.25, 0.25, Source(1), mean_similarity=0.25)
     assert replay(LOG[:5]).entries[1] == uno
     assert replay([]) == Contents()
 

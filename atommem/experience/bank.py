@@ -1,0 +1,294 @@
+"""The experience bank: records of ended tasks, found by what was asked, kept by rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from atommem.embedding.embedder import Embedder, Vectors
+from atommem.errors import ConfigError, TraceError
+from atommem.experience.bank_file import BankFile
+from atommem.experience.evaluators import Experience, make_evaluator
+from atommem.memory.admission import Accepted, Merged
+from atommem.memory.columns import Numbers
+from atommem.memory.contents import Contents, replay
+from atommem.memory.entries import Entry, Source
+from atommem.memory.index import VectorIndex, best
+from atommem.memory.keeper import Keeper, Rules
+from atommem.memory.operations import MEMORY, Operation, Outcome
+from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.state import State
+from atommem.memory.vectors import TextVectors, digests_of
+
+Similarity = Callable[[str, StoreState], Numbers]
+"""How like a query each record is, in the order of `StoreState.ids`, instead of the cosine of their vectors."""
+
+_EMBEDDED_AT_ONCE = 256
+_SYSTEM = "bank"
+
+
+class Bank:
+    """Records across tasks. Tasks are counted from 1: each retrieves, and ends. One coroutine may use it at a time.
+
+    A record is an `Entry`: `text` is the query, `outcome` how its task ended, `details` has ``execution`` and whatever
+    else was given. Its log is the truth: `open` replays it.
+
+    Args:
+        embedder: Of queries; they are compared with each other, so all are embedded as entries.
+        capacity: Most records; None is unlimited.
+        admission, retention: Rules, by name and with options, as a memory has them.
+        evaluator: What ended tasks leave a record: `atommem.experience.evaluators`.
+        seed: Of the random numbers that rules and evaluators get.
+        newest_first: Of records that are equally like a query the newest is shown first, not the oldest.
+
+    Attributes:
+        task: The number of the present task.
+
+    Raises:
+        ConfigError: There is no such rule or evaluator.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        *,
+        capacity: int | None = None,
+        admission: str = "accept",
+        retention: str = "reject",
+        evaluator: str = "add_all",
+        seed: int = 0,
+        newest_first: bool = False,
+    ) -> None:
+        if capacity is not None and capacity < 1:
+            raise ConfigError(f"a bank's capacity is {capacity}: give at least 1, or none for no limit.")
+        self._embedder, self._capacity, self._seed = embedder, capacity, seed
+        self._rules = Rules.new(admission, retention)
+        self._evaluator, self._evaluator_name = make_evaluator(evaluator), evaluator
+        self._newest_first = newest_first
+        self._state = State(Contents(), VectorIndex(embedder.dim))
+        self._file: BankFile | None = None
+        self._known: tuple[str, Vectors] | None = None
+        self._new: list[Operation] = []
+        self.task = 1
+
+    async def open(self, path: str | Path, durable: bool = False) -> Self:
+        """Go on with the bank in a file, or begin one there; what comes then is appended, and kept when a call returns.
+
+        Args:
+            path: JSON Lines; vectors lie beside it if `save_vectors` put them there.
+            durable: Wait for the disk each time: a power failure takes nothing either.
+
+        Raises:
+            TraceError: It is no bank, or damaged.
+            ConfigError: It was made with another embedder, or is open elsewhere.
+        """
+        file = BankFile(path, {"embedder": self._embedder.id, "seed": self._seed}, durable)
+        try:
+            if file.header["embedder"] != self._embedder.id:
+                raise ConfigError(f"{path} was made with embedder {file.header['embedder']!r}: use it again.")
+            operations = file.take()
+            contents = replay(operations)
+            self._state = State(contents, await self._index_of(contents, path))
+        except BaseException:
+            file.close()
+            raise
+        self._seed, self._file = int(file.header["seed"]), file
+        self._rules = self._rules.again()
+        self._rules.tell(operations)
+        self.task = max(1, contents.step)
+        return self
+
+    def records(self) -> list[Entry]:
+        """All records, oldest first."""
+        return list(self._state.contents.entries.values())
+
+    def __len__(self) -> int:
+        return len(self._state.contents.entries)
+
+    async def retrieve(self, query: str, k: int, similarity: Similarity | None = None) -> list[tuple[Entry, float]]:
+        """The `k` records most like a query with how like they are, best first: what the present task is shown."""
+        if k < 1:
+            raise ConfigError(f"k is {k}: retrieve at least 1 record.")
+        index = self._state.index
+        if similarity is not None:
+            scores = np.asarray(similarity(query, self._seen()), dtype=np.float32)
+        elif len(index):
+            scores = index.cosines(await self._vector(query))
+        else:
+            scores = np.empty(0, dtype=np.float32)
+        if self._newest_first:
+            hits = [(-negative, score) for negative, score in best(scores, -index.ids, k)]
+        else:
+            hits = best(scores, index.ids, k)
+        # A retrieval belongs to the end of the step before: `last_shown` is then the present task.
+        self._apply(Operation(self.task - 1, "retrieve", actor=MEMORY, scores=tuple(hits)))
+        self._write()
+        return [(self._state.contents.entries[entry_id], score) for entry_id, score in hits]
+
+    async def end(self, experience: Experience) -> tuple[Operation, ...]:
+        """The present task has ended: tell the records that it was shown, keep what is worth keeping, and sweep.
+
+        Returns:
+            The operations, of the rules too.
+
+        Raises:
+            OutageError: The embedder or the evaluator is out of reach; nothing is changed then.
+        """
+        rng = np.random.default_rng((self._seed, self._state.contents.position, 1))
+        verdict = await self._evaluator.evaluate(experience, rng)
+        vector = None
+        if verdict.add:
+            vector = await self._vector(experience.query)
+            if prepare := getattr(self._rules.admission, "prepare", None):
+                await prepare([experience.query])
+        shown = [entry_id for entry_id, _ in self._state.contents.shown if verdict.utility is not None]
+        told = Operation(self.task, "observe", actor=_SYSTEM, scores=tuple((i, verdict.utility or 0.0) for i in shown))
+        self._apply(told)
+        self._rules.tell([told])
+        if vector is None:
+            reason = f"evaluator:{self._evaluator_name}: {verdict.reason}"
+            refused = Operation(self.task, "create", Outcome.REJECTED, after=experience.query, reason=reason)
+            self._apply(refused)
+        else:
+            await self._add(experience, vector)
+        self._keeper().sweep()
+        if self._state.contents.shown:  # the next task is shown nothing yet
+            self._apply(Operation(self.task, "retrieve", actor=MEMORY))
+        self.task += 1
+        return self._write()
+
+    async def fill(self, experiences: Iterable[Experience]) -> None:
+        """Add records that no task of this bank left (a first memory, an import): admission decides, no evaluator."""
+        given = list(experiences)
+        for first in range(0, len(given), _EMBEDDED_AT_ONCE):
+            part = given[first : first + _EMBEDDED_AT_ONCE]
+            queries = [experience.query for experience in part]
+            vectors = await self._embedder.embed(queries, "entry")
+            if prepare := getattr(self._rules.admission, "prepare", None):
+                await prepare(queries)
+            for experience, vector in zip(part, vectors, strict=True):
+                await self._add(experience, vector, self.task - 1)
+                self._write()
+
+    def save_vectors(self) -> Path:
+        """Put the records' vectors beside the file: they spare `open` the embedder. It may be old, or missing."""
+        if self._file is None:
+            raise ConfigError("this bank has no file: open one first.")
+        index = self._state.index
+        texts = [self._state.contents.entries[entry_id].text for entry_id in index.ids.tolist()]
+        return TextVectors(self._embedder.id, digests_of(texts, "entry"), index.rows()).save(_beside(self._file.path))
+
+    def close(self) -> None:
+        """Let others open the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    async def _add(self, experience: Experience, vector: Vectors, step: int | None = None) -> None:
+        step = self.task if step is None else step
+        source = Source(step)
+        details = {"execution": experience.execution, **experience.details}
+        candidate = Candidate(experience.query, vector, source, outcome=experience.outcome, details=details)
+        decision = self._keeper(step).decide(candidate)
+        text = experience.query
+        if isinstance(decision, Merged):
+            text = decision.text or text
+            (vector,) = await self._embedder.embed([text], "entry")
+            entry_id, before = decision.entry_id, self._state.contents.entries[decision.entry_id].text
+            kind, actor = "update", self._rules.admits
+        elif isinstance(decision, Accepted):
+            entry_id, before, kind, actor = self._state.contents.newest_id + 1, None, "create", _SYSTEM
+        else:
+            self._apply(
+                Operation(
+                    step,
+                    "create",
+                    Outcome.REJECTED,
+                    after=text,
+                    actor=_SYSTEM,
+                    reason=decision.reason,
+                    score=decision.score,
+                )
+            )
+            return
+        self._apply(
+            Operation(
+                step,
+                kind,
+                entry_id=entry_id,
+                before=before,
+                after=text,
+                actor=actor,
+                reason=decision.reason,
+                score=decision.score,
+                details=details,
+            ),
+            vector,
+        )
+        if experience.outcome is not None:
+            self._apply(Operation(step, "outcome", actor=_SYSTEM, scores=((entry_id, float(experience.outcome)),)))
+
+    def _keeper(self, step: int | None = None) -> Keeper:
+        step = self.task if step is None else step
+        return Keeper(self._rules, self._state, self._capacity, step, self._seed, self._apply)
+
+    def _seen(self) -> StoreState:
+        state = self._state
+        seed = (self._seed, state.contents.position)
+        return StoreState(state.contents.entries, state.index, state.numbers, self.task, self._capacity, seed)
+
+    def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
+        self._state.apply(operation, vector)
+        self._new.append(operation)
+
+    def _write(self) -> tuple[Operation, ...]:
+        """Hand what is new to the file; what this returns is acknowledged."""
+        operations, self._new = tuple(self._new), []
+        if self._file is not None:
+            self._file.append(operations)
+        return operations
+
+    async def _vector(self, query: str) -> Vectors:
+        if self._known is None or self._known[0] != query:
+            (vector,) = await self._embedder.embed([query], "entry")
+            self._known = (query, vector)
+        return self._known[1]
+
+    async def _index_of(self, contents: Contents, path: str | Path) -> VectorIndex:
+        """The vectors of all records: from beside the file, and else embedded."""
+        ids, texts = list(contents.entries), [entry.text for entry in contents.entries.values()]
+        places = np.full(len(ids), -1)
+        rows = np.empty((len(ids), self._embedder.dim), dtype=np.float32)
+        try:
+            kept = TextVectors.load(_beside(Path(path)))
+        except TraceError:
+            kept = None
+        if kept is not None and kept.embedder == self._embedder.id:
+            places = kept.find(texts, "entry")
+            rows[places >= 0] = kept.rows[places[places >= 0]]
+        missing = np.flatnonzero(places < 0)
+        for first in range(0, len(missing), _EMBEDDED_AT_ONCE):
+            part = missing[first : first + _EMBEDDED_AT_ONCE]
+            rows[part] = await self._embedder.embed([texts[place] for place in part], "entry")
+        index = VectorIndex(self._embedder.dim)
+        index.add(ids, rows)
+        return index
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".vectors")
+
+
+def demonstrations(found: Sequence[tuple[Entry, float]], template: str = "Task: {query}\nDone: {execution}") -> str:
+    """Retrieved records as demonstrations for a prompt, the most alike last, next to the task itself.
+
+    They are data: guard or escape them where the prompt is made (`atommem.untrusted`).
+    """
+    shown = [
+        template.format(query=record.text, execution=(record.details or {}).get("execution", ""))
+        for record, _ in reversed(found)
+    ]
+    return "\n\n".join(shown)

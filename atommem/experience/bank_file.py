@@ -1,0 +1,90 @@
+"""A bank on disk: JSON Lines, a line for everything that was acknowledged at once.
+
+The first line says what the file is, every other one is a list of operations. A line is handed to the operating system
+whole before `append` returns, so a process that is killed loses nothing that it was told is kept; a line that was cut
+off is taken away when the file is opened. A power failure may take the last lines, unless ``durable`` asks the disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atommem.errors import ConfigError, TraceError
+from atommem.memory.operations import Operation, operation_from_json, to_json
+
+FORMAT = 1
+
+
+class BankFile:
+    """One bank's file, open to append; one process at a time has it.
+
+    Args:
+        path: It is made where it is not there.
+        header: Of a new file: what its vectors and random numbers are.
+        durable: Wait for the disk at every line.
+
+    Attributes:
+        header: As the file has it.
+        operations: What it holds, in order; emptied by who takes it (`take`).
+
+    Raises:
+        TraceError: The file is no bank, or damaged before its end.
+        ConfigError: Another process has it.
+    """
+
+    def __init__(self, path: str | Path, header: dict[str, Any], durable: bool = False) -> None:
+        self.path = Path(path)
+        self._durable = durable
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.header, self._operations = self._read(header)
+        except BlockingIOError as error:
+            os.close(self._fd)
+            raise ConfigError(f"{path} is open in another process: close that bank, or take another file.") from error
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def take(self) -> list[Operation]:
+        """The operations that it held when it was opened: once."""
+        operations, self._operations = self._operations, []
+        return operations
+
+    def append(self, operations: Sequence[Operation]) -> None:
+        """Add a line; when this returns, a process that is killed has not lost it."""
+        self._write([to_json(operation) for operation in operations])
+
+    def close(self) -> None:
+        """Let others have it."""
+        os.close(self._fd)
+
+    def _write(self, value: Any) -> None:
+        line = memoryview(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+        while line:
+            line = line[os.write(self._fd, line) :]
+        if self._durable:
+            os.fsync(self._fd)
+
+    def _read(self, header: dict[str, Any]) -> tuple[dict[str, Any], list[Operation]]:
+        raw = self.path.read_bytes()
+        end = raw.rfind(b"\n") + 1
+        if end < len(raw):
+            os.ftruncate(self._fd, end)
+        lines = raw[:end].splitlines()
+        if not lines:
+            header = {"type": "experience bank", "format": FORMAT, **header}
+            self._write(header)
+            return header, []
+        try:
+            found = json.loads(lines[0])
+            if not isinstance(found, dict) or (found.get("type"), found.get("format")) != ("experience bank", FORMAT):
+                raise TraceError(f"{self.path} is no experience bank of format {FORMAT}: import it, or take another.")
+            return found, [operation_from_json(record) for line in lines[1:] for record in json.loads(line)]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise TraceError(f"{self.path} is damaged: {type(error).__name__} {error}.") from error

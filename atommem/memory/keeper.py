@@ -1,0 +1,143 @@
+"""Rules at work on a store: asked in their order, what they give up deleted, every decision with its name and score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from atommem.errors import ConfigError
+from atommem.memory.admission import Accepted, Admission, AdmissionRule, Merged, Refused, make_admission
+from atommem.memory.operations import Operation
+from atommem.memory.retention import Eviction, RetentionRule, make_retention
+from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.state import State
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of one store, by their names in the settings; see `new`."""
+
+    admission_name: str
+    retention_name: str
+    admission: AdmissionRule
+    retention: RetentionRule
+
+    @staticmethod
+    def new(admission: str, retention: str) -> Rules:
+        """New objects of the rules that the settings name. Raises ConfigError where there is no such rule."""
+        return Rules(admission, retention, make_admission(admission), make_retention(retention))
+
+    def again(self) -> Rules:
+        """The same rules, made anew: for another store, or one whose log is told again."""
+        return Rules.new(self.admission_name, self.retention_name)
+
+    @property
+    def admits(self) -> str:
+        """The admission rule as an actor of the log."""
+        return f"admission:{self.admission_name}"
+
+    @property
+    def retains(self) -> str:
+        """The retention rule as an actor of the log."""
+        return f"retention:{self.retention_name}"
+
+    @cached_property
+    def sweeps(self) -> bool:
+        """Whether entries may go without a create."""
+        return hasattr(self.retention, "sweep")
+
+    def tell(self, log: Iterable[Operation]) -> None:
+        """Tell the retention rule, if it wants to know, what the log says that was observed."""
+        if observe := getattr(self.retention, "observe", None):
+            for operation in log:
+                if operation.kind == "observe" and operation.scores:
+                    shown = [entry_id for entry_id, _ in operation.scores]
+                    observe(shown, operation.scores[0][1], operation.step)
+
+
+class Keeper:
+    """Rules at one step of a store.
+
+    Args:
+        rules: Which.
+        state: The store.
+        capacity: Most entries; None is unlimited.
+        step: The present one.
+        seed: Of the random numbers that rules get.
+        apply: Applies an operation to the store, and logs it.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        state: State,
+        capacity: int | None,
+        step: int,
+        seed: int,
+        apply: Callable[[Operation], None],
+    ) -> None:
+        self._rules, self._state, self._capacity = rules, state, capacity
+        self._step, self._seed, self._apply = step, seed, apply
+
+    def decide(self, candidate: Candidate) -> Admission:
+        """Ask about a create, and make room for it.
+
+        Returns:
+            `Accepted`: there is room now, its score is the entry's. `Refused`: by either rule; the reason names it.
+        """
+        rules = self._rules
+        admission = rules.admission.admit(candidate, self._seen())
+        if isinstance(admission, Merged):
+            return replace(admission, score=_number(admission.score))
+        if isinstance(admission, Refused):
+            return Refused(f"{rules.admits}: {admission.reason}", _number(admission.score))
+        candidate = replace(candidate, score=self.rated(candidate, admission.score))
+        while self._capacity is not None and len(self._state.contents.entries) >= self._capacity:
+            eviction = rules.retention.evict(candidate, self._seen())
+            if eviction.entry_id is None:
+                return Refused(f"{rules.retains}: {eviction.reason}", _number(eviction.score))
+            self._give_up(eviction)
+        return Accepted(f"{rules.admits}: {admission.reason}" if admission.reason else "", candidate.score)
+
+    def rated(self, candidate: Candidate, score: float | None = None) -> float | None:
+        """What the retention rule says that a text is worth; `score` where it has no opinion."""
+        rate = getattr(self._rules.retention, "rate", None)
+        return _number(score if rate is None else rate(candidate, self._seen()))
+
+    def sweep(self) -> None:
+        """What the retention rule gives up at the end of a step."""
+        if self._rules.sweeps:
+            sweep: Any = self._rules.retention
+            for eviction in sweep.sweep(self._seen()):
+                self._give_up(eviction)
+
+    def _give_up(self, eviction: Eviction) -> None:
+        entry = self._state.contents.entries.get(eviction.entry_id or 0)
+        if entry is None:
+            raise ConfigError(
+                f"{self._rules.retains} evicts entry {eviction.entry_id}, which is not there: mend the rule."
+            )
+        self._apply(
+            Operation(
+                self._step,
+                "delete",
+                entry_id=entry.id,
+                before=entry.text,
+                actor=self._rules.retains,
+                reason=eviction.reason,
+                score=_number(eviction.score),
+            )
+        )
+
+    def _seen(self) -> StoreState:
+        """The store as rules see it now."""
+        state = self._state
+        seed = (self._seed, state.contents.position)
+        return StoreState(state.contents.entries, state.index, state.numbers, self._step, self._capacity, seed)
+
+
+def _number(score: float | None) -> float | None:
+    """A rule's score as JSON takes it: rules count in numpy."""
+    return None if score is None else float(score)

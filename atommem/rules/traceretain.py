@@ -1,0 +1,84 @@
+"""TraceRetain: a weighted sum of eleven features of a record (arXiv 2606.29178); its lowest goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from atommem.errors import ConfigError
+from atommem.memory.columns import Numbers
+from atommem.memory.retention import Eviction
+from atommem.memory.rules import Candidate, StoreState
+from atommem.rules.lru import last_used
+from atommem.rules.rule import lowest
+
+LINEAR = {
+    "success": 2.0,
+    "age": -0.5,
+    "gap": -0.5,
+    "frequency": 0.5,
+    "specificity": 0.5,
+    "redundancy": -1.0,
+    "efficiency": 0.5,
+    "utility": 1.0,
+    "confidence": 0.25,
+    "last_similarity": 0.25,
+    "mean_similarity": 0.25,
+}
+"""Weights of the linear rule. The paper gives signs only: the sizes are ours."""
+
+
+class TraceRetain:
+    """Give up the record with the lowest score. The formulas of the features are ours: the paper gives none.
+
+    Args:
+        weights: A JSON file with weights by feature, as the cross-entropy method finds them
+            (`atommem.experience.cross_entropy`); unset: `LINEAR`.
+        most_steps: Of a task: a record of so many has a step efficiency of 0.
+    """
+
+    def __init__(self, weights: str | None = None, most_steps: int = 50) -> None:
+        self._most_steps = most_steps
+        found = dict(LINEAR)
+        if weights is not None:
+            try:
+                found = json.loads(Path(weights).read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"traceretain: weights {weights!r} cannot be read ({error}).") from error
+            if not isinstance(found, dict) or found.keys() != LINEAR.keys():
+                raise ConfigError(f"traceretain: {weights} must have the weights {', '.join(LINEAR)}.")
+        self._weights = np.array([float(found[name]) for name in LINEAR])
+
+    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+        """The new record always comes in."""
+        chosen, score = lowest(store, (features(store, self._most_steps) @ self._weights).round(9))
+        return Eviction(chosen, f"score {score:.3g}", score)
+
+
+def features(store: StoreState, most_steps: int = 50) -> Numbers:
+    """The features of all records, shape (n, 11), in the order of `LINEAR`."""
+    now, size = max(1, store.step), len(store.ids)
+    shown, uses = store.column("shown"), store.column("uses")
+    total = store.vectors.sum(axis=0, dtype=np.float64)
+    mean_cosine = (store.vectors @ total - 1.0) / max(1, size - 1)
+    steps = np.array(
+        [(store.entries[i].details or {}).get("steps", most_steps) for i in store.ids.tolist()], dtype=float
+    )
+    return np.stack(
+        [
+            np.nan_to_num(store.column("outcome")),
+            (store.step - store.column("created")) / now,
+            (store.step - last_used(store)) / now,
+            np.log1p(shown) / np.log1p(now),
+            1.0 - mean_cosine,
+            np.maximum(store.nearest(), 0.0),
+            1.0 - steps / most_steps,
+            np.nan_to_num(store.column("mean_outcome"), nan=0.5),
+            uses / (uses + 3.0),
+            np.nan_to_num(store.column("last_similarity")),
+            np.nan_to_num(store.column("mean_similarity")),
+        ],
+        axis=1,
+    )

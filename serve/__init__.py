@@ -1,0 +1,1 @@
+"""Serving: a trained policy as a memory behind the API that clients already speak."""

@@ -1,0 +1,295 @@
+"""OpenAI's routes: conversations and their items, responses, chat completions, models."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse
+
+from atommem.episode import Step
+from atommem.errors import DataError
+from atommem.serve.conversation_log import ConversationLog, Event, NotFoundError
+from atommem.serve.conversations import Answered, Conversation, Conversations
+from atommem.serve.streaming import ChatEvents, ResponseEvents, Stream, while_there
+from atommem.serve.wire import (
+    Ask,
+    Chat,
+    ConversationId,
+    ConversationUpdate,
+    Message,
+    NewConversation,
+    NewItems,
+    conversation_object,
+    item_object,
+    new_item,
+    page,
+    response_object,
+    step_summary,
+)
+
+router = APIRouter(prefix="/v1")
+_LISTED = ("item", "ask", "answer")
+
+
+def owner_of(request: Request) -> str:
+    """Whose request it is: the owner of its key, and nothing that the client says."""
+    owner: str = request.state.owner
+    return owner
+
+
+def conversations_of(request: Request) -> Conversations:
+    """The server's conversations."""
+    found: Conversations = request.app.state.conversations
+    return found
+
+
+Owner = Annotated[str, Depends(owner_of)]
+Served = Annotated[Conversations, Depends(conversations_of)]
+
+
+@router.get("/models")
+def models(served: Served) -> dict[str, Any]:
+    """The one model."""
+    return {"object": "list", "data": [_model(served)]}
+
+
+@router.get("/models/{model:path}")
+def model(model: str, served: Served) -> dict[str, Any]:
+    """It, by its name."""
+    _check_model(served, model)
+    return _model(served)
+
+
+@router.post("/conversations")
+async def create_conversation(request: Request, body: NewConversation, owner: Owner, served: Served) -> dict[str, Any]:
+    """Create a conversation: an empty memory. Items, if any, are read before this returns."""
+    about = await served.in_thread(served.log.create, owner, body.metadata or {})
+    if body.items:
+        await while_there(request, _read(served, about.id, owner, body.items))
+    return conversation_object(about)
+
+
+@router.get("/conversations/{conversation}")
+async def retrieve_conversation(conversation: ConversationId, owner: Owner, served: Served) -> dict[str, Any]:
+    """What it is."""
+    return conversation_object(await served.in_thread(served.log.about, conversation, owner))
+
+
+@router.post("/conversations/{conversation}")
+async def update_conversation(
+    conversation: ConversationId, body: ConversationUpdate, owner: Owner, served: Served
+) -> dict[str, Any]:
+    """Replace its metadata; a new goal holds for items that come from now on."""
+    about = await served.in_thread(served.log.update, conversation, owner, body.metadata)
+    await served.forget(conversation, owner)
+    return conversation_object(about)
+
+
+@router.delete("/conversations/{conversation}")
+async def delete_conversation(conversation: ConversationId, owner: Owner, served: Served) -> dict[str, Any]:
+    """Erase it for good: log, texts, vectors, traces."""
+    await served.in_thread(served.log.erase, conversation, owner)
+    await served.forget(conversation, owner)
+    return {"id": conversation, "object": "conversation.deleted", "deleted": True}
+
+
+@router.post("/conversations/{conversation}/items")
+async def create_items(
+    request: Request, conversation: ConversationId, body: NewItems, owner: Owner, served: Served
+) -> dict[str, Any]:
+    """Give texts to be read. This returns when they have been read, one turn a chunk.
+
+    Should it not return, the items that had been taken are there (list them), and reading goes on with the next call.
+    """
+    done = await while_there(request, _read(served, conversation, owner, body.items))
+    return page([item_object(event) for event in done], False)
+
+
+@router.get("/conversations/{conversation}/items")
+async def list_items(
+    conversation: ConversationId,
+    owner: Owner,
+    served: Served,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
+    after: Annotated[str, Query(max_length=64)] = "",
+) -> dict[str, Any]:
+    """Texts, questions and answers, newest first unless ``order`` is asc."""
+    log = served.log
+
+    def found() -> dict[str, Any]:
+        log.about(conversation, owner)
+        unread, items = log.items(conversation, _LISTED)
+        items = items if order == "asc" else items[::-1]
+        objects = [item_object(event, unread) for event in items]
+        first = next((place for place, item in enumerate(objects, 1) if item["id"] == after), 0)
+        return page(objects[first : first + limit], len(objects) > first + limit)
+
+    return await served.in_thread(found)
+
+
+@router.get("/conversations/{conversation}/items/{item}")
+async def retrieve_item(conversation: ConversationId, item: str, owner: Owner, served: Served) -> dict[str, Any]:
+    """One of them."""
+
+    def found() -> dict[str, Any]:
+        served.log.about(conversation, owner)
+        unread, items = served.log.items(conversation, _LISTED)
+        for event in items:
+            shown = item_object(event, unread)
+            if shown["id"] == item:
+                return shown
+        raise NotFoundError(f"there is no item {item!r} in this conversation.")
+
+    return await served.in_thread(found)
+
+
+@router.post("/responses", response_model=None)
+async def create_response(request: Request, body: Ask, owner: Owner, served: Served) -> Any:
+    """Ask a conversation; without one, the input before the question is read into a memory for this call."""
+    _check_model(served, body.model)
+    before, question = _question(body.messages)
+    response, conversation = f"resp_{secrets.token_hex(16)}", body.conversation_id
+    name = served.policy.name
+    asking = _asking(served, owner, conversation, before, question, response)
+    if body.stream:
+        return await Stream(asking, ResponseEvents(response, name, conversation)).start(request)
+    summaries: list[str] = []
+
+    async def noted(step: Step) -> None:
+        summaries.append(step_summary(step))
+
+    answered = await while_there(request, asking(noted, None))
+    return response_object(response, name, conversation=conversation, answered=answered, summaries=summaries)
+
+
+@router.get("/responses/{response}")
+async def retrieve_response(response: str, owner: Owner, served: Served) -> dict[str, Any]:
+    """An answer of a conversation. A question that was taken and not answered is ``incomplete``."""
+    conversation, ask, answer = await served.in_thread(served.log.response, response, owner)
+    name, at = served.policy.name, ask.created_at
+    shown = response_object(
+        response,
+        name,
+        created_at=at,
+        conversation=conversation,
+        status="incomplete" if answer is None or answer.body["text"] is None else "completed",
+    )
+    if answer is not None:
+        shown["output"] = [item_object(answer)]
+    else:
+        shown["incomplete_details"] = {"reason": "interrupted"}
+    return shown
+
+
+@router.post("/chat/completions", response_model=None)
+async def chat(request: Request, body: Chat, owner: Owner, served: Served) -> Any:
+    """The last user message asks, what stands before it is read; with ``conversation``, into that memory."""
+    _check_model(served, body.model)
+    before, question = _question(body.messages)
+    response = f"resp_{secrets.token_hex(16)}"
+    head = {"id": response.replace("resp_", "chatcmpl-"), "created": int(time.time()), "model": served.policy.name}
+    asking = _asking(served, owner, body.conversation, before, question, response, resent=True)
+    if body.stream:
+        return await Stream(asking, ChatEvents(head)).start(request)
+    answered = await while_there(request, asking(None, None))
+    message = {"role": "assistant", "content": answered.text or "", "refusal": None}
+    tokens = [
+        sum(step.prompt_tokens for step in answered.steps),
+        sum(step.completion_tokens for step in answered.steps),
+    ]
+    usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+
+
+def _asking(
+    served: Conversations,
+    owner: str,
+    conversation: str | None,
+    before: Sequence[Message],
+    question: str,
+    response: str,
+    *,
+    resent: bool = False,
+) -> Callable[
+    [Callable[[Step], Awaitable[None]] | None, Callable[[], Awaitable[None]] | None], Coroutine[Any, Any, Answered]
+]:
+    """What takes the texts `before` a question, and asks it."""
+
+    async def ask(
+        on_step: Callable[[Step], Awaitable[None]] | None, on_taken: Callable[[], Awaitable[None]] | None
+    ) -> Answered:
+        held: AbstractAsyncContextManager[Conversation]
+        if conversation is None:
+            held = nullcontext(served.passing({"goal": question}))
+        else:
+            held = served.use(conversation, owner)
+        async with held as memory:
+            new = before
+            if resent and conversation is not None:
+                new = await served.in_thread(_not_read, served.log, conversation, before)
+            items = [new_item(message) for message in new if message.parts]
+            if items:
+                await memory.add(items)
+            return await memory.ask(question, response, on_step, on_taken)
+
+    return ask
+
+
+async def _read(served: Conversations, conversation: str, owner: str, items: Sequence[Message]) -> list[Event]:
+    new = [new_item(message) for message in items]
+    if not all(item["parts"] for item in new):
+        raise DataError("an item is blank: there is nothing to read.")
+    async with served.use(conversation, owner) as memory:
+        done = await memory.add(new)
+        await memory.read()
+        return done
+
+
+def _question(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+    """What is to be read, and the question: the last message, which must be a user's."""
+    last = messages[-1]
+    question = "\n".join(last.parts)
+    if last.role != "user" or not question:
+        raise DataError("the last message is no user's, or blank: it is what asks.")
+    return messages[:-1], question
+
+
+def _not_read(log: ConversationLog, conversation: str, messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages that follow on what the conversation holds: a chat's client sends all of them again."""
+    _, held = log.items(conversation, _LISTED)
+    known = [(shown["role"], [part["text"] for part in shown["content"]]) for shown in map(item_object, held)]
+    place = 0
+    for number, message in enumerate(messages):
+        raw = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
+        forms = ((message.role, raw), (message.role, message.parts))
+        found = next((at for at in range(place, len(known)) if known[at] in forms), None)
+        if found is None:
+            return messages[number:]
+        place = found + 1
+    return ()
+
+
+def _check_model(served: Conversations, name: str | None) -> None:
+    if name not in (None, served.policy.name):
+        raise NotFoundError(f"there is no model {name!r}: this server has {served.policy.name!r}.")
+
+
+def _model(served: Conversations) -> dict[str, Any]:
+    policy = served.policy
+    return {
+        "id": policy.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "atommem",
+        "checkpoint": policy.checkpoint,
+        "embedder": policy.agent.embedder.id,
+        "trained_for": None if policy.trained_for is None else asdict(policy.trained_for),
+    }

@@ -1,0 +1,171 @@
+"""``atommem serve``: a policy as a memory behind OpenAI's API; ``atommem serve keys``: who may use it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+from atommem.environment import DEFAULT_ENVIRONMENT
+from atommem.errors import ConfigError
+from atommem.face.flags import add_settings, given_settings
+from atommem.policy.opening import API_HELP
+
+DATABASE = "sqlite:///runs/serve/conversations.db"
+_DATABASE_HELP = (
+    f"Where conversations are kept: sqlite:///FILE, or postgresql://USER@HOST/NAME (default: {DATABASE}, or "
+    "ATOMMEM_DATABASE)."
+)
+_OWN = (
+    ("--host", str, "127.0.0.1", "Address to listen on; another than this machine's needs a key."),
+    ("--port", int, 8765, "Port to listen on."),
+    ("--active", int, 64, "Most turns at the same time."),
+    ("--waiting", int, 256, "Most turns that wait; more are refused (429)."),
+    ("--open_conversations", int, 500, "Most conversations held open."),
+    ("--open_mb", int, 1000, "Most megabytes that they take, roughly."),
+    ("--turn_seconds", float, 300.0, "How long a turn may take (503)."),
+    ("--requests_per_minute", int, 600, "Of a key without a rate of its own; 0 is unlimited."),
+    ("--max_body_bytes", int, 8_000_000, "Of a request."),
+    ("--drain_seconds", int, 30, "How long requests may go on after SIGTERM."),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of ``atommem serve``; returns 0 after SIGTERM or Ctrl-C.
+
+    Raises:
+        AtomMemError: A setting is wrong, or the policy or database cannot be opened.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["keys"]:
+        return _keys(argv[1:])
+    return _serve(_arguments(argv))
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    ahead = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ahead.add_argument("--environment", default=DEFAULT_ENVIRONMENT)
+    parser = argparse.ArgumentParser(
+        prog="atommem serve",
+        usage="atommem serve --policy POLICY [--db URL] [--port N] [settings]; atommem serve keys add|list|revoke",
+        description="Serve a policy as a memory: conversations, responses and chat completions of OpenAI's API, and "
+        "the memory's own log (docs/serving.md).",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        required=True,
+        help="A model folder, or a run with one in it (runs/demo); or the URLs of vLLM servers of one model, or of a "
+        "chat server (--api chat).",
+    )
+    parser.add_argument("--api", default=argparse.SUPPRESS, help=API_HELP)
+    parser.add_argument("--model", default=argparse.SUPPRESS, help="Name of the model (or LoRA adapter) on the server.")
+    parser.add_argument("--tokenizer", default=argparse.SUPPRESS, help="Folder of the checkpoint that a server serves.")
+    parser.add_argument("--name", default="", help="What clients call the model (default: the folder's name).")
+    parser.add_argument("--db", default=_database(), help=_DATABASE_HELP)
+    parser.add_argument("--hosts", nargs="*", default=[], help="Names that clients call this server by; * is any.")
+    for flag, kind, default, text in _OWN:
+        parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
+    parser.add_argument(
+        "--stdio", action="store_true", help="Speak MCP on standard input and output, in the place of HTTP."
+    )
+    add_settings(parser, ahead.parse_known_args(argv)[0].environment)
+    return parser.parse_args(argv)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    import uvicorn
+
+    from atommem.serve.api_keys import Keys
+    from atommem.serve.app import make_app
+    from atommem.serve.conversation_log import ConversationLog
+    from atommem.serve.conversations import Conversations
+    from atommem.serve.guard import LOGGER, LOOPBACK, JsonLines, Limits
+    from atommem.serve.schema import open_database
+    from atommem.serve.serve_metrics import Metrics
+    from atommem.serve.served_policy import ServedPolicy
+
+    log = ConversationLog(open_database(arguments.db))
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    if host not in LOOPBACK and not Keys(log).exist():
+        raise ConfigError(
+            f"host is {arguments.host} and there is no key: anybody on the network could read all memories. Make one "
+            f"with atommem serve keys add OWNER --db {arguments.db}, or listen on 127.0.0.1."
+        )
+    own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "name", "db", "hosts", "stdio"}
+    settings: dict[str, Any] = given_settings(arguments, tuple(own))
+    policy = ServedPolicy.open(arguments.policy, name=arguments.name, **settings)
+    conversations = Conversations(
+        policy,
+        log,
+        Metrics(),
+        active=arguments.active,
+        waiting=arguments.waiting,
+        open_count=arguments.open_conversations,
+        open_bytes=arguments.open_mb * 1_000_000,
+        turn_seconds=arguments.turn_seconds,
+    )
+    if arguments.stdio:
+        from atommem.serve.mcp_server import serve_stdio
+
+        print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
+        serve_stdio(conversations)
+        return 0
+    limits = Limits((*arguments.hosts, host), arguments.requests_per_minute or None, arguments.max_body_bytes)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonLines())
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    print(f"atommem serve: {policy.name} ({policy.checkpoint}) at http://{host}:{arguments.port}/v1", file=sys.stderr)
+    print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
+    uvicorn.run(
+        make_app(conversations, limits),
+        host=arguments.host,
+        port=arguments.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=arguments.drain_seconds,
+    )
+    return 0
+
+
+def _database() -> str:
+    return os.environ.get("ATOMMEM_DATABASE", DATABASE)
+
+
+def _keys(argv: list[str]) -> int:
+    """``atommem serve keys``."""
+    parser = argparse.ArgumentParser(prog="atommem serve keys", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("add", help="Make a key for an owner, and print it this once.")
+    add.add_argument("owner")
+    add.add_argument("--requests_per_minute", type=int)
+    add.add_argument("--max_body_bytes", type=int)
+    listed = commands.add_parser("list", help="All keys, without what they are made of.")
+    revoke = commands.add_parser("revoke", help="End a key, from the next request on.")
+    revoke.add_argument("id")
+    for command in (add, listed, revoke):
+        command.add_argument("--db", default=_database(), help=_DATABASE_HELP)
+    arguments = parser.parse_args(argv)
+
+    from atommem.serve.api_keys import Keys
+    from atommem.serve.conversation_log import ConversationLog
+    from atommem.serve.schema import open_database
+
+    keys = Keys(ConversationLog(open_database(arguments.db)))
+    if arguments.command == "add":
+        number, token = keys.add(arguments.owner, arguments.requests_per_minute, arguments.max_body_bytes)
+        print(token)
+        print(f"key {number} of {arguments.owner}: it is not shown again.", file=sys.stderr)
+    elif arguments.command == "revoke":
+        keys.revoke(arguments.id)
+    else:
+        for key in keys.listed():
+            made = time.strftime("%Y-%m-%d", time.gmtime(key["created_at"]))
+            print(f"{key['id']}  {key['owner']:<20} {made}  {'revoked' if key['revoked_at'] else 'valid'}")
+    return 0

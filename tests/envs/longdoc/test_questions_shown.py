@@ -1,0 +1,172 @@
+"""When questions are shown: while reading, only when they are asked, or in the middle of the text."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from atommem.actions import Action
+from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
+from atommem.environment import Turn
+from atommem.envs.longdoc.environment import LongDocEnvironments, needed_chunks
+from atommem.envs.longdoc.longdoc_config import LongDocConfig
+from atommem.envs.questions_shown import MODES, drawn_mode, trained_for
+from atommem.envs.task import Document, Question, Task
+from atommem.errors import ConfigError, DialectError
+from atommem.memory.entries import MemoryView
+from atommem.observation import Observation
+from atommem.prompts import PromptBuilder
+from tests.fakes import WordTokenizer
+
+TASK = Task(
+    "t",
+    (
+        Question("First?", ("Rome",), metadata={"documents": [0]}),
+        Question("Second?", ("42",), metadata={"documents": [1, 2]}),
+    ),
+    tuple(Document("", f"part {number}") for number in range(6)),
+)
+SETS = (("paper", "full"), ("released", "full"), ("paper", "compact"), ("memagent", "memagent"))
+
+
+def factory(**settings: Any) -> LongDocEnvironments:
+    return LongDocEnvironments(LongDocConfig(**{"chunking": "documents", **settings}), WordTokenizer())
+
+
+async def observations(task: Task = TASK, **settings: Any) -> list[Observation]:
+    """All of an episode in which every question is read for once and then answered with its text."""
+    env = factory(max_reads=1, **settings)()
+    seen = [await env.reset(task)]
+    while True:
+        now = seen[-1]
+        last = now.question is not None and max(now.values("reads_left")) == 0
+        given = [Action("answer", task.questions[now.asked.start].answers[0])] if last else [Action("read", "x")]
+        result = await env.step(Turn("", given))
+        if result.observation is None:
+            assert (await env.score()).reward == 1.0  # each answer counts for its own question, in whatever order
+            return seen
+        seen.append(result.observation)
+
+
+def shape(seen: list[Observation]) -> str:
+    """r: reading with questions, b: blind, ?: a question."""
+    return "".join(
+        "?" if one.question is not None else "r" if one.values("questions") or one.values("text") else "b"
+        for one in seen
+    )
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("reading", "rrrrrr????"), ("answering", "bbbbbb????")])
+async def test_questions_are_shown_while_reading_or_not(mode: str, expected: str) -> None:
+    seen = await observations(questions_shown=mode)
+    assert shape(seen) == expected
+    assert all(
+        piece.name in factory(questions_shown=mode).shown(LongDocConfig(questions_shown=[mode]))
+        for one in seen
+        for piece in one.pieces
+    )
+
+
+async def test_a_question_arrives_when_its_evidence_has_been_read_and_reading_goes_on() -> None:
+    seen_at: dict[int, set[int]] = {0: set(), 1: set()}
+    shapes = set()
+    for number in range(60):
+        task = Task(f"t{number}", TASK.questions, TASK.documents)
+        seen = await observations(task, questions_shown="arriving")
+        shapes.add(shape(seen))
+        assert shape(seen).endswith("??")  # what comes after the last question is not read: nothing would ask about it
+        assert shape(seen).count("?") == 4
+        for at, one in enumerate(seen):
+            if one.question is not None:
+                read = sum(item.question is None for item in seen[:at])
+                seen_at[one.question].add(read)
+                over = read == len(TASK.documents)
+                assert {piece.name for piece in one.closing} == ({"answering"} if over else {"asked", "asked_reads"})
+    assert seen_at == {0: {1, 2, 3, 4, 5, 6}, 1: {3, 4, 5, 6}}
+    assert len(shapes) > 10
+
+
+async def test_a_question_without_known_evidence_arrives_at_the_end() -> None:
+    task = Task("t", (Question("First?", ("Rome",)),), TASK.documents)
+    assert shape(await observations(task, questions_shown="arriving")) == "bbbbbb??"
+
+
+def test_the_chunks_that_a_question_needs() -> None:
+    assert needed_chunks(TASK, [document.text for document in TASK.documents]) == [1, 3]
+    assert needed_chunks(TASK, ["other", "text"]) == [2, 2]
+    whole = factory(chunking="tokens", chunk_tokens=4)
+    chunks = whole.chunks(TASK)
+    assert [" ".join(chunks[:end]).count("part") for end in needed_chunks(TASK, chunks)] == [2, 4]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_with_an_open_end_nothing_tells_how_long_the_text_is(mode: str) -> None:
+    seen = await observations(questions_shown=mode, open_ended=True)
+    told = {name for one in seen for piece in one.pieces for name, _ in piece.walk()}
+    assert not told & {"chunk_number", "chunk_count"}
+    assert "answering" not in {piece.name for one in seen for piece in one.pieces}
+
+
+def test_a_task_s_mode_is_its_own_and_comes_as_often_as_it_is_named() -> None:
+    modes = ["reading", "answering", "answering", "arriving"]
+    drawn = [drawn_mode(modes, f"task {number}") for number in range(2000)]
+    assert drawn == [drawn_mode(modes, f"task {number}") for number in range(2000)]
+    assert 0.45 < drawn.count("answering") / 2000 < 0.55
+    assert 0.2 < drawn.count("arriving") / 2000 < 0.3
+
+
+@pytest.mark.parametrize(("dialect", "templates"), SETS)
+async def test_every_dialect_words_it_so_that_the_prompts_differ(dialect: str, templates: str) -> None:
+    memory = MemoryConfig(dialect=dialect, templates=templates)
+    prompts = set()
+    kinds = 0
+    for mode, open_ended in itertools.product(MODES, [False, True]):
+        shared = factory(questions_shown=mode, open_ended=open_ended)
+        builder = PromptBuilder.of(WordTokenizer(), get_dialect(dialect, templates), memory, shared)
+        task = Task("t0", TASK.questions[:1], TASK.documents)
+        seen = await observations(task, questions_shown=mode, open_ended=open_ended)
+        prompts |= {(at, mode, open_ended, builder.text(one, MemoryView())) for at, one in enumerate(seen)}
+        kinds += len(seen)
+    assert len(prompts) == kinds
+    texts = {text for *_, text in prompts}
+    assert sum("First?" not in text for text in texts) > 6
+
+
+def test_templates_without_the_wording_are_refused(tmp_path: Any) -> None:
+    file = tmp_path / "own.yaml"
+    shared = (LongDocEnvironments.templates / "full.yaml").read_text()
+    body = "".join(f"    {line}\n" for line in shared.splitlines() if not line.startswith("  unasked"))
+    file.write_text(f"system: '{{introduction}}'\nscratchpad: 'S: {{text}}'\nenvironments:\n  longdoc:\n{body}")
+    with pytest.raises(DialectError, match="pieces lacks unasked"):
+        LongDocEnvironments.section(str(file), LongDocConfig(questions_shown="answering"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "flags"),
+    [
+        ({}, "with the questions in view", (True, False, False, False)),
+        ({"questions_shown": ["reading"]}, "give a goal", (True, False, False, False)),
+        ({"questions_shown": ["reading", "answering"]}, "with and without questions", (True, True, False, False)),
+        ({"questions_shown": "answering"}, "trained without questions", (False, True, False, False)),
+        (
+            {"questions_shown": ["reading", "arriving"], "open_ended": True},
+            "in the middle of it, on texts of unknown length",
+            (True, True, True, True),
+        ),
+    ],
+)
+def test_what_a_checkpoint_was_trained_for(settings: dict[str, Any], said: str, flags: tuple[bool, ...]) -> None:
+    found = trained_for(settings)
+    assert (found.shown, found.blind, found.between, found.open_ended) == flags
+    assert said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [("never", "questions_shown is 'never'"), ([], "questions_shown is empty")]
+)
+def test_a_wrong_mode_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LongDocConfig(questions_shown=given)
