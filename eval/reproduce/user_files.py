@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from atommem.embedding.embedder import Vectors
+from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError, DataError
 from atommem.shipped import find_file
 
@@ -92,3 +92,27 @@ def embed_all(texts: Sequence[str], model: str | None, cache: Path) -> Vectors:
     np.save(partial, vectors)
     partial.replace(path)
     return vectors
+
+
+class KeptVectors:
+    """An embedder of texts that were embedded before (`embed_all`): for banks of them.
+
+    Args:
+        texts: All that it will be asked for.
+        vectors: Theirs: shape (n, dim).
+    """
+
+    id = "kept"
+
+    def __init__(self, texts: Sequence[str], vectors: Vectors) -> None:
+        self._places = {text: place for place, text in enumerate(texts)}
+        self._vectors = vectors
+        self.dim = vectors.shape[1]
+
+    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
+        """Their rows; KeyError for another text."""
+        rows: Vectors = self._vectors[[self._places[text] for text in texts]]
+        return rows
+
+    async def close(self) -> None:
+        """Nothing to free."""

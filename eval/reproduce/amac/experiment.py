@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from atommem.eval.reproduce.amac.decisions import Decisions, Flags, best_threshold, decided, f1
-from atommem.eval.reproduce.amac.factors import Array, confidences, content_type, type_priors
+from atommem.eval.reproduce.amac.factors import Array, confidences, type_priors
 from atommem.eval.reproduce.amac.whole_conversations import leave_one_out
 from atommem.eval.reproduce.locomo_turns import Conversation, read_conversations
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.user_files import add_data_flag, add_embedder_flags, embed_all, published_tables
+from atommem.rules.type_prior import kind_of
 
 FACTORS = ("utility", "confidence", "novelty", "recency", "type_prior")
 CONSTANTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -61,7 +62,7 @@ def published_rows(
     random.Random(42).shuffle(order)
     sheet.check("the code's split tests first on", order[8] == paper["test"], order[8], paper["test"])
     sheet.check("positives", int(needed.sum()) == paper["positives"], f"{needed.sum()} of {len(texts)}", "36 of 100")
-    types = [content_type(text) for text in texts]
+    types = [kind_of(text) for text in texts]
     sheet.tables.append(
         Grid(
             "Types that the patterns find in these turns",

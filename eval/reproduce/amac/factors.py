@@ -15,19 +15,10 @@ import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.porter import stem
+from atommem.rules.type_prior import PRIORS, kind_of
 
 Array = npt.NDArray[np.float64]
 
-PRIORS = {"preference": 0.9, "identity": 0.9, "fact": 0.7, "plan": 0.5, "goal": 0.5, "temporary": 0.2, "unknown": 0.5}
-"""How long what is of a type lasts, as published."""
-_KEYWORDS = {
-    "preference": "prefer|like|dislike|hate|love|favorite|enjoy|appreciate|avoid|want|wish",
-    "identity": "i am|i'm|my name is|called|live in|from|work as|job|profession|nationality|age",
-    "fact": "is|are|was|were|always|never|true|false|known|established|defined",
-    "plan": "will|going to|plan to|intend to|scheduled|planning|upcoming|future|tomorrow|next",
-    "goal": "want to|hope to|aim to|goal|objective|target|aspire|strive",
-    "temporary": "currently|right now|at the moment|today|this morning|this afternoon|temporarily",
-}
 _DATE = re.compile(
     r"\d|\b(?:yesterday|today|tomorrow|week|month|year|last|next|ago|monday|tuesday|wednesday|thursday|friday|saturday"
     r"|sunday|january|february|march|april|may|june|july|august|september|october|november|december)\b",
@@ -35,17 +26,9 @@ _DATE = re.compile(
 )
 
 
-def content_type(text: str) -> str:
-    """The type with most of its keywords in the text, as substrings ("age" is in "manager"); of several the first."""
-    lowered = text.lower()
-    counts = {name: sum(word in lowered for word in words.split("|")) for name, words in _KEYWORDS.items()}
-    best = max(counts, key=counts.__getitem__)
-    return best if counts[best] else "unknown"
-
-
 def type_priors(texts: Sequence[str]) -> Array:
     """T of each text."""
-    return np.array([PRIORS[content_type(text)] for text in texts])
+    return np.array([PRIORS[kind_of(text)] for text in texts])
 
 
 def rouge_l(candidate: Sequence[str], reference: Sequence[str]) -> float:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from atommem.embedding.embedder import Vectors
-from atommem.eval.reproduce.memobank.bank import Bank, fill, top_positives
-from atommem.eval.reproduce.memobank.cases import Case, is_valid_negative, read_cases, read_questions
+from atommem.eval.reproduce.memobank.cases import read_cases, read_questions
+from atommem.eval.reproduce.memobank.filling import HERE, Filled, fill, top_positives
 from atommem.eval.reproduce.sheet import Grid, Sheet
-from atommem.eval.reproduce.user_files import add_data_flag, add_embedder_flags, embed_all, published_tables
+from atommem.eval.reproduce.user_files import (
+    KeptVectors,
+    add_data_flag,
+    add_embedder_flags,
+    embed_all,
+    published_tables,
+)
+from atommem.experience.evaluators import Experience
+from atommem.rules.memobank import broken_failure
 
 SEEDS = (0, 1, 2)
+SHUFFLED, UNPRUNED = "MemoBankRL, labels shuffled", "  these labels, nothing forgotten"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 class Stream:
     """The cases with their vectors, and the questions that are asked of a bank."""
 
-    cases: Sequence[Case]
+    cases: Sequence[Experience]
     vectors: Vectors
     questions: Vectors
     uncontaminated: Vectors
@@ -38,7 +48,25 @@ class Stream:
     @property
     def positive(self) -> list[bool]:
         """Their labels."""
-        return [case.positive for case in self.cases]
+        return [bool(case.outcome) for case in self.cases]
+
+    def shuffled(self, seed: int) -> Stream:
+        """The same cases with each other's labels."""
+        labels = np.random.default_rng(seed).permutation(np.array(self.positive))
+        cases = [replace(case, outcome=float(label)) for case, label in zip(self.cases, labels, strict=True)]
+        return replace(self, cases=cases)
+
+    def filled(
+        self, paper: Mapping[str, Any], pruning: str | None = None, *, count_retrievals: bool = False
+    ) -> list[Filled]:
+        """A bank of these cases for each seed; by default pruned as published."""
+        if pruning is None:
+            pruning = f"memobank(keep={paper['keep']}, least_positive={paper['min_positives']})"
+        kept = KeptVectors([case.query for case in self.cases], self.vectors)
+        return [
+            asyncio.run(fill(self.cases, kept, paper, seed, pruning, count_retrievals=count_retrievals))
+            for seed in SEEDS
+        ]
 
 
 def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
@@ -56,7 +84,7 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
     sheet = Sheet("memobank", paper["source"])
     contamination(sheet, paper, cases, questions, first, len(fresh))
     tell("memobank: three seeds and the controls")
-    method = [fill(stream.vectors, stream.positive, paper, seed) for seed in SEEDS]
+    method = stream.filled(paper)
     table_3(sheet, paper, stream, method)
     controls(sheet, paper, stream, method)
     return sheet
@@ -65,7 +93,7 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
 def contamination(
     sheet: Sheet,
     paper: Mapping[str, Any],
-    cases: Sequence[Case],
+    cases: Sequence[Experience],
     questions: Sequence[tuple[str, tuple[str, ...]]],
     first: Sequence[str],
     fresh: int,
@@ -74,17 +102,17 @@ def contamination(
     exact, bank = {case.query for case in cases}, {case.query.strip() for case in cases}
     answers = {text.strip(): options for text, options in questions}
     told = sum(
-        any(re.search(rf"\b{re.escape(option)}\b", case.plan, re.IGNORECASE) for option in options if option)
+        any(re.search(rf"\b{re.escape(option)}\b", case.execution, re.IGNORECASE) for option in options if option)
         for case in cases
         if (options := answers.get(case.query.strip()))
     )
-    negatives = [case for case in cases if not case.positive]
-    invalid = sum(not is_valid_negative(case) for case in negatives)
+    negatives = [case for case in cases if not case.outcome]
+    invalid = sum(bool(broken_failure(case.query, {"execution": case.execution})) for case in negatives)
     inside = sum(text.strip() in bank for text in first)
     to_the_letter = sum(text in exact for text in first)
     of_questions = sum(case.query.strip() in answers for case in cases)
     rows: list[list[Any]] = [
-        ["cases, positive", f"{len(cases)}, {sum(case.positive for case in cases)}"],
+        ["cases, positive", f"{len(cases)}, {sum(bool(case.outcome) for case in cases)}"],
         ["negatives that Algorithm 2 rejects", f"{invalid} of {len(negatives)}"],
         ["cases that are questions of the test's file", of_questions],
         [
@@ -96,7 +124,7 @@ def contamination(
     ]
     sheet.tables.append(Grid("The data", ["", "found"], rows))
     wanted = (paper["cases"], paper["positive"])
-    found = (len(cases), sum(case.positive for case in cases))
+    found = (len(cases), sum(bool(case.outcome) for case in cases))
     sheet.check("cases, positive", found == wanted, found, wanted)
     sheet.check("negative validation rejects", invalid == 0, invalid, 0)
     sheet.notes.append(
@@ -105,7 +133,7 @@ def contamination(
     )
 
 
-def table_3(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequence[Bank]) -> None:
+def table_3(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequence[Filled]) -> None:
     """Sizes, share of positives, and what the questions retrieve."""
     rows: list[list[Any]] = []
     asked = paper["top"] * len(stream.questions)
@@ -129,62 +157,53 @@ def table_3(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequ
     sheet.check("retrieval on every seed, points", set(points) == {25.67}, points, "+25.67 exactly")
 
 
-def controls(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequence[Bank]) -> None:
+def controls(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequence[Filled]) -> None:
     """The same sizes without the method, and the method without meaning."""
-    vectors, positive = stream.vectors, stream.positive
-    by_label = [fill(vectors, positive, paper, seed, "label") for seed in SEEDS]
+    by_label = stream.filled(paper, f"{HERE}:ByLabel(least_positive={paper['min_positives']})")
     same = [one.kept == other.kept for one, other in zip(method, by_label, strict=True)]
     sheet.check("'sort by label' keeps the same cases", all(same), same, "on every seed")
-    shuffled = [np.random.default_rng(100 + seed).permutation(positive).tolist() for seed in SEEDS]
-    mixed = [fill(vectors, labels, paper, seed) for seed, labels in zip(SEEDS, shuffled, strict=True)]
-    arms: list[tuple[str, Sequence[Bank], Sequence[Sequence[bool]]]] = [
-        ("nothing forgotten (whole file)", [Bank(list(range(len(vectors))))] * 3, [positive] * 3),
-        ("duplicates at the door only", [fill(vectors, positive, paper, s, "none") for s in SEEDS], [positive] * 3),
-        ("MemoBankRL", method, [positive] * 3),
-        ("sort by label in its place", by_label, [positive] * 3),
+    mixed = [stream.shuffled(100 + seed) for seed in SEEDS]
+    whole = [Filled(list(range(len(stream.cases)))) for _ in SEEDS]
+    own = [stream] * len(SEEDS)
+    options = f"keep={paper['keep']}, least_positive={paper['min_positives']}"
+    arms: list[tuple[str, Sequence[Filled], Sequence[Stream]]] = [
+        ("nothing forgotten (whole file)", whole, own),
+        ("duplicates at the door only", stream.filled(paper, ""), own),
+        ("MemoBankRL", method, own),
+        ("sort by label in its place", by_label, own),
+        ("MemoBankRL, newer wins ties", stream.filled(paper, f"memobank({options}, newest_first=true)"), own),
         (
-            "MemoBankRL, newer wins ties",
-            [fill(vectors, positive, paper, s, newest_wins=True) for s in SEEDS],
-            [positive] * 3,
+            "MemoBankRL, the lowest goes one at a time",
+            stream.filled(paper, f"memobank({options}, prune_above=true)"),
+            own,
         ),
-        (
-            "MemoBankRL, retrievals counted",
-            [fill(vectors, positive, paper, s, count_retrievals=True) for s in SEEDS],
-            [positive] * 3,
-        ),
-        ("MemoBankRL, labels shuffled", mixed, shuffled),
-        ("  these labels, nothing forgotten", [Bank(list(range(len(vectors))))] * 3, shuffled),
-        ("keep the newest", [fill(vectors, positive, paper, s, "newest") for s in SEEDS], [positive] * 3),
-        ("keep random ones", [fill(vectors, positive, paper, s, "random") for s in SEEDS], [positive] * 3),
+        ("MemoBankRL, retrievals counted", stream.filled(paper, count_retrievals=True), own),
+        (SHUFFLED, [one.filled(paper)[i] for i, one in enumerate(mixed)], mixed),
+        (UNPRUNED, whole, mixed),
+        ("keep the newest", stream.filled(paper, f"{HERE}:Newest(least_positive=0)"), own),
+        ("keep random ones", stream.filled(paper, f"{HERE}:AtRandom(least_positive=0)"), own),
+        ("failures first, then the oldest", stream.filled(paper, "failures_first"), own),
     ]
     rows: list[list[Any]] = []
     found: dict[str, list[float]] = {}
-    for name, banks, labels in arms:
-        shares = {
-            kind: [
-                top_positives(queries, vectors, label, bank.kept, paper["top"]) / (paper["top"] * max(1, len(queries)))
-                for bank, label in zip(banks, labels, strict=True)
-            ]
-            for kind, queries in (("first", stream.questions), ("fresh", stream.uncontaminated))
-        }
-        found[name] = shares["first"]
-        own = [fmean(label[i] for i in bank.kept) for bank, label in zip(banks, labels, strict=True)]
-        rows.append(
+    for name, banks, streams in arms:
+        first, fresh = (
             [
-                name,
-                _spread([len(bank.kept) for bank in banks], 0),
-                _spread(own),
-                _spread(shares["first"]),
-                _spread(shares["fresh"]),
+                top_positives(queries, one.vectors, one.positive, bank.kept, paper["top"])
+                / (paper["top"] * len(queries))
+                for bank, one in zip(banks, streams, strict=True)
+                if len(queries)
             ]
+            for queries in (stream.questions, stream.uncontaminated)
         )
+        found[name] = first
+        shares = [fmean(one.positive[i] for i in bank.kept) for bank, one in zip(banks, streams, strict=True)]
+        rows.append([name, _spread([len(bank.kept) for bank in banks], 0), *map(_spread, (shares, first, fresh))])
     columns = ["bank", "cases", "positive", "positives in top 3, first 100", "the same, questions not in the bank"]
     sheet.tables.append(Grid("Controls, lowest to highest of three seeds", columns, rows))
-    noise = min(
-        a - b
-        for a, b in zip(found["MemoBankRL, labels shuffled"], found["  these labels, nothing forgotten"], strict=True)
-    )
-    near = int(sum((np.tril(vectors @ vectors.T, -1).max(axis=1, initial=-1.0)) > paper["dedup"]))
+    noise = min(a - b for a, b in zip(found[SHUFFLED], found[UNPRUNED], strict=True))
+    earlier = np.tril(stream.vectors @ stream.vectors.T, -1).max(axis=1, initial=-1.0)
+    near = int((earlier > paper["dedup"]).sum())
     sheet.notes += [
         f"With labels that mean nothing the same measure still rises, by {100 * noise:.1f} points or more: it says "
         "that positives were kept, not that they help.",
@@ -204,5 +223,7 @@ def _positives(queries: Vectors, stream: Stream, kept: Sequence[int], paper: Map
 
 
 def _spread(values: Sequence[float], digits: int = 3) -> str:
+    if not values:
+        return "-"
     low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
     return low if low == high else f"{low} to {high}"

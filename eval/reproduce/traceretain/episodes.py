@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from atommem.eval.reproduce.traceretain.agent import Hint, Played, play
 from atommem.eval.reproduce.traceretain.engine import Engine
 from atommem.eval.reproduce.traceretain.games import Game
-from atommem.eval.reproduce.traceretain.trajectories import Bank
+from atommem.experience.bank import Bank
+from atommem.experience.evaluators import Experience
 
 _VERSION = "1"
 """Of the agent: outcomes of another one are not taken over."""
@@ -29,16 +31,15 @@ class Player:
     """
 
     def __init__(self, engine: Callable[[], Engine], path: Path, limit: int, tell: Callable[[str], None]) -> None:
-        self._open, self._engine, self._limit, self._tell = engine, None, limit, tell
-        self._path = path
+        self._open, self._path, self._tell = engine, path, tell
+        self._engine: Engine | None = None
+        self.limit = limit
         self._known: dict[str, list[object]] = {}
         self.played = 0
         if path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
                 key, value = json.loads(line)
                 self._known[key] = value
-
-    _engine: Engine | None
 
     def engine(self) -> Engine:
         """The process."""
@@ -62,7 +63,7 @@ class Player:
         """One episode."""
 
         def ask() -> list[object]:
-            found = play(self.engine(), game, hint, self._limit)
+            found = play(self.engine(), game, hint, self.limit)
             return [found.won, found.steps, found.found]
 
         won, steps, found = self._remember(game, json.dumps(hint), ask)
@@ -70,7 +71,7 @@ class Player:
         return Played(bool(won), int(str(steps)), tuple((what, kind) for what, kind in found))
 
     def _remember(self, game: Game, what: str, ask: Callable[[], list[object]]) -> list[object]:
-        parts = "\0".join([_VERSION, str(self._limit), game.problem, *game.receptacles, what])
+        parts = "\0".join([_VERSION, str(self.limit), game.problem, *game.receptacles, what])
         key = hashlib.sha256(parts.encode()).hexdigest()[:24]
         if key not in self._known:
             self._known[key] = ask()
@@ -103,41 +104,53 @@ class Stream:
         return fmean(self.won) + 0.5 * (1 - fmean(self.steps) / 50) + 0.5 * fmean(self.precision)
 
 
-def run_tasks(
+async def run_tasks(
     player: Player,
-    games: Sequence[tuple[int, Game]],
+    games: Sequence[Game],
     bank: Bank | None,
     *,
     retrieved: int,
     failures: int = 0,
     write: bool = True,
-    first: int = 1,
 ) -> Stream:
     """Play the games in order.
 
     Args:
         player: Of the episodes.
-        games: Each with the number of its task's text.
+        games: The stream.
         bank: None is an agent without memory.
         retrieved: Records that a task is shown.
         failures: Failed records with the same task that follow each real one (the noisy writes).
         write: Whether the bank is written to.
-        first: Number of the first episode.
     """
     stream = Stream()
-    for episode, (text, game) in enumerate(games, first):
-        shown = [] if bank is None else bank.retrieve(text, retrieved)
-        hint = next((record.found for record, _ in shown if record.success), ())
+    for game in games:
+        shown = [] if bank is None else await bank.retrieve(game.task, retrieved)
+        records = [(record, record.details or {}) for record, _ in shown]
+        hint = next((_hint(details) for record, details in records if record.outcome == 1), ())
         played = player.play(game, hint)
         stream.won.append(played.won)
         stream.steps.append(played.steps)
-        stream.precision.append(fmean(r.relevant_to(game.signature) for r, _ in shown) if shown else 0.0)
+        relevant = [record.outcome == 1 and is_relevant(details["signature"], game) for record, details in records]
+        stream.precision.append(fmean(relevant) if relevant else 0.0)
         stream.similarity.append(fmean(similarity for _, similarity in shown) if shown else 0.0)
-        if bank is None:
-            continue
-        if write:
-            bank.observe(shown, played.won, episode)
-            bank.write(text, game.signature, played.won, played.steps, played.found, episode)
-            for _ in range(failures):
-                bank.write(text, game.signature, False, bank.steps, (), episode)
+        if bank is not None and write:
+            await bank.end(_experience(game, played))
+            await bank.fill([_experience(game, Played(False, player.limit, ()))] * failures)
     return stream
+
+
+def is_relevant(signature: Sequence[str], game: Game) -> bool:
+    """A record of that signature is of the game's family, with its object or its receptacle."""
+    family, thing, _, receptacle = game.signature
+    return signature[0] == family and (signature[1] == thing or signature[3] == receptacle)
+
+
+def _experience(game: Game, played: Played) -> Experience:
+    details = {"steps": played.steps, "signature": list(game.signature), "found": [list(pair) for pair in played.found]}
+    told = ", ".join(f"{what} in {kind}" for what, kind in played.found)
+    return Experience(game.task, f"{'done' if played.won else 'failed'}: {told}", float(played.won), details)
+
+
+def _hint(details: Mapping[str, Any]) -> Hint:
+    return tuple((what, kind) for what, kind in details["found"])

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from math import comb
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.errors import ConfigError
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.traceretain.engine import Engine, engine_python
 from atommem.eval.reproduce.traceretain.episodes import Player, Stream, run_tasks
 from atommem.eval.reproduce.traceretain.games import Game, make_games
-from atommem.eval.reproduce.traceretain.trajectories import RULES, Bank, Scores, Ties, linear_weights, weighted
-from atommem.eval.reproduce.traceretain.tuning import cross_entropy
-from atommem.eval.reproduce.user_files import add_embedder_flags, embed_all, published_tables
+from atommem.eval.reproduce.user_files import KeptVectors, add_embedder_flags, embed_all, published_tables
+from atommem.experience.bank import Bank
+from atommem.experience.cross_entropy import cross_entropy
+from atommem.memory.columns import Numbers
+from atommem.rules.traceretain import LINEAR
 
 FIRST_SEED = 42
 _POOL, _TUNING = 4200, 7
-Arm = tuple[Scores | None, bool, Ties]
-"""Which goes, whether there is a limit, and which of equally similar records is shown first."""
+FAILURES_FIRST = "failures first"
+Arm = tuple[str, bool, bool] | None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +61,8 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
     try:
         solvable(sheet, player, [*pool, *tuning], tell)
         texts = sorted({game.task for game in [*pool, *tuning]})
-        vectors = embed_all(texts, arguments.embedder_model, arguments.cache)
-        numbered = {text: i for i, text in enumerate(texts)}
-        bench = Bench(paper, player, vectors, numbered, pool, tasks, tell)
+        vectors = KeptVectors(texts, embed_all(texts, arguments.embedder_model, arguments.cache))
+        bench = Bench(paper, player, vectors, pool, tasks, arguments.cache / "cem.json", tell)
         bench.tune(tuning)
         compare(sheet, bench, [FIRST_SEED + i for i in range(arguments.seeds)])
         sheet.notes.append(f"{player.played} episodes were played on the engine now, the others were kept from before.")
@@ -85,77 +89,84 @@ def solvable(sheet: Sheet, player: Player, games: Sequence[Game], tell: Callable
 
 
 class Bench:
-    """Runs one rule on one stream."""
+    """Runs one rule on one stream.
+
+    Args:
+        paper: ``configs/reproduce/traceretain.yaml``.
+        player: Of the episodes.
+        vectors: Of all tasks' texts.
+        pool: Games that streams are drawn from.
+        tasks: Length of a stream.
+        weights: File that the method's weights are written to.
+        tell: Gets progress.
+
+    Attributes:
+        arms: By name, a retention rule, whether there is a limit, and whether of equal records the newer comes first.
+    """
 
     def __init__(
         self,
         paper: Mapping[str, Any],
         player: Player,
-        vectors: Vectors,
-        numbered: Mapping[str, int],
+        vectors: KeptVectors,
         pool: Sequence[Game],
         tasks: int,
+        weights: Path,
         tell: Callable[[str], None],
     ) -> None:
-        self.paper, self.player, self.vectors, self.numbered = paper, player, vectors, numbered
+        self.paper, self.player, self.vectors, self.weights = paper, player, vectors, weights
         self.pool, self.tasks, self.tell = pool, tasks, tell
-        linear = weighted(linear_weights(paper["linear"]))
+        limited = ("fifo", "lru", "lfu", "random", "ebbinghaus")
         self.arms: dict[str, Arm] = {
-            "none": (None, False, "older"),
-            "unbounded": (RULES["fifo"], False, "older"),
-            "unbounded, newer first": (RULES["fifo"], False, "newer"),
-            **{name: (scores, True, "older") for name, scores in RULES.items()},
-            "failures first, newer first": (RULES["failures first"], True, "newer"),
-            "traceretain linear": (linear, True, "older"),
+            "none": None,
+            "unbounded": ("reject", False, False),
+            "unbounded, newer first": ("reject", False, True),
+            **{name: (name, True, False) for name in limited},
+            FAILURES_FIRST: ("failures_first", True, False),
+            f"{FAILURES_FIRST}, newer first": ("failures_first", True, True),
+            "traceretain linear": ("traceretain", True, False),
         }
 
     def tune(self, games: Sequence[Game]) -> None:
         """Weights by the cross-entropy method, on games that are never tested."""
         self.tell("traceretain: cross-entropy method on games of its own")
-        stream = self._numbered(games)
-        failures = self.paper["failures_per_write"]
+        settings = self.paper["cem"]
+        rule = f"traceretain(weights={self.weights})"
 
-        def value(weights: Any) -> float:
-            return run_tasks(
-                self.player,
-                stream,
-                self._bank((weighted(weights), True, "older")),
-                retrieved=self.paper["retrieved"],
-                failures=failures,
-            ).value
+        def objective(weights: Numbers) -> float:
+            self._write(weights)
+            bank = self._bank((rule, True, False))
+            failures = self.paper["failures_per_write"]
+            return self._run(games, bank, failures=failures).value
 
-        weights = cross_entropy(value, linear_weights(self.paper["linear"]), self.paper["cem"], seed=0)
-        self.arms["traceretain cem"] = (weighted(weights), True, "older")
-        self.arms["traceretain cem, newer first"] = (weighted(weights), True, "newer")
+        sizes = {name: settings[name] for name in ("population", "elite", "iterations")}
+        best, _ = cross_entropy(objective, np.array(list(LINEAR.values())), **sizes)
+        self._write(best)
+        self.arms["traceretain cem"] = (rule, True, False)
+        self.arms["traceretain cem, newer first"] = (rule, True, True)
 
     def run(self, arm: str, seed: int, noisy: bool) -> tuple[Stream, Stream]:
         """The stream, and then games that it did not have, without writing."""
         order = list(self.pool)
         random.Random(seed).shuffle(order)
-        bank = self._bank(self.arms[arm])
-        retrieved = self.paper["retrieved"]
-        failures = self.paper["failures_per_write"] if noisy else 0
-        stream = run_tasks(
-            self.player, self._numbered(order[: self.tasks]), bank, retrieved=retrieved, failures=failures
-        )
-        after = run_tasks(
-            self.player,
-            self._numbered(order[self.tasks :]),
-            bank,
-            retrieved=retrieved,
-            write=False,
-            first=self.tasks + 1,
-        )
-        return stream, after
+        bank = self._bank(self.arms[arm], seed)
+        stream = self._run(order[: self.tasks], bank, failures=self.paper["failures_per_write"] if noisy else 0)
+        return stream, self._run(order[self.tasks :], bank, write=False)
 
-    def _bank(self, arm: Arm) -> Bank | None:
-        scores, limited, ties = arm
-        if scores is None:
+    def _run(self, games: Sequence[Game], bank: Bank | None, failures: int = 0, write: bool = True) -> Stream:
+        played = run_tasks(self.player, games, bank, retrieved=self.paper["retrieved"], failures=failures, write=write)
+        return asyncio.run(played)
+
+    def _bank(self, arm: Arm, seed: int = 0) -> Bank | None:
+        if arm is None:
             return None
-        return Bank(self.vectors, self.paper["capacity"] if limited else None, scores, ties, self.paper["steps"])
+        rule, limited, newest_first = arm
+        capacity = self.paper["capacity"] if limited else None
+        return Bank(self.vectors, capacity=capacity, retention=rule, seed=seed, newest_first=newest_first)
 
-    def _numbered(self, games: Sequence[Game]) -> list[tuple[int, Game]]:
-        return [(self.numbered[game.task], game) for game in games]
+    def _write(self, weights: Numbers) -> None:
+        found = dict(zip(LINEAR, map(float, weights), strict=True))
+        self.weights.write_text(json.dumps(found), encoding="utf-8")
 
 
 def compare(sheet: Sheet, bench: Bench, seeds: Sequence[int]) -> None:
@@ -173,7 +184,7 @@ def compare(sheet: Sheet, bench: Bench, seeds: Sequence[int]) -> None:
     for arm in ("traceretain linear", "traceretain cem"):
         sheet.check(f"noisy over clean P@5, {arm}", ratios[arm] >= 0.9, f"{ratios[arm]:.3f}", "at least .90")
     sheet.notes += [
-        f"Failures first, one line, keeps {ratios['failures first']:.2f} of its clean P@5; unbounded keeps "
+        f"Failures first, one line, keeps {ratios[FAILURES_FIRST]:.2f} of its clean P@5; unbounded keeps "
         f"{ratios['unbounded']:.2f} when the older of equally similar records is shown first, "
         f"{ratios['unbounded, newer first']:.2f} when the newer: the failures have the same text as the success.",
         "Rooms and tasks are generated by us, the agent is a program that searches where a retrieved success found its "
@@ -218,7 +229,7 @@ def outcomes(sheet: Sheet, paper: Mapping[str, Any], streams: Mapping[str, Strea
                 f"{won} of {n} [{100 * low:.0f}, {100 * high:.0f}]",
                 fmean(stream.steps),
                 sign_test(stream, streams["none"]),
-                sign_test(stream, streams["failures first"]),
+                sign_test(stream, streams[FAILURES_FIRST]),
             ]
         )
     columns = ["rule", "published of 100", "won [95%]", "steps", "against none", "against failures first"]
@@ -258,9 +269,8 @@ def transfer(sheet: Sheet, paper: Mapping[str, Any], runs: Mapping[str, Sequence
 
 def sign_test(one: Stream, other: Stream) -> str:
     """Wins, losses, and the exact two-sided p-value of the paired sign test."""
-    from scipy.stats import binomtest
-
     wins = int(np.sum([a and not b for a, b in zip(one.won, other.won, strict=True)]))
     losses = int(np.sum([b and not a for a, b in zip(one.won, other.won, strict=True)]))
-    p = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    n, fewer = wins + losses, min(wins, losses)
+    p = min(1.0, 2 * sum(comb(n, i) for i in range(fewer + 1)) / 2**n)
     return f"+{wins}/-{losses}, p {p:.3g}"
