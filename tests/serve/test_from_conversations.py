@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.envs.data_cli import main as data
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task_files import load_tasks
 from atommem.serve.conversations import Conversations
@@ -19,6 +18,7 @@ from atommem.serve.transfer import exported, imported
 from atommem.serve.wire import Message, new_item
 from atommem.trace import read_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
+from tests.fakes import command
 from tests.serve.servers import make_conversations
 
 TEXTS = ("Ann lives in Rome.", "Bob lives in Oslo.")
@@ -47,8 +47,8 @@ def conversations(tmp_path: Path) -> Conversations:
 
 
 def run(tmp_path: Path, *more: str) -> int:
-    command = ["from-conversations", "--db", f"sqlite:///{tmp_path / 'log.db'}", "--out", str(tmp_path / "out")]
-    return data([*command, *more])
+    given = ["from-conversations", "--db", f"sqlite:///{tmp_path / 'log.db'}", "--out", str(tmp_path / "out")]
+    return command("data")([*given, *more])
 
 
 def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, conversations: Conversations) -> None:
