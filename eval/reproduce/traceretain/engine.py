@@ -61,7 +61,7 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # what it did not read when it ended is written once more
+            with suppress(BrokenPipeError):
                 self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
