@@ -22,7 +22,6 @@ import argparse
 import asyncio
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+from peak_memory import peak_megabytes
 from quick import add_quick
 from simulated_server import SimulatedServer, Simulation
 from transformers import AutoTokenizer
@@ -143,7 +143,7 @@ async def measure(url: str, options: argparse.Namespace, tasks: Sequence[Task], 
     return {
         "cpu": cpu,
         "embedding": embedding[0],
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "memory": peak_megabytes() * 2**20,
         "prompt_tokens": sum(record.prompt_tokens for record in result.records),
         "completion_tokens": sum(record.completion_tokens for record in result.records),
     }

@@ -29,7 +29,7 @@ from typing import Any
 
 import httpcore
 from hostile_web import HostileWeb
-from web_engine import peak_megabytes
+from peak_memory import peak_megabytes
 
 from atommem.environment import environment_config
 from atommem.envs.web.net.guard import Address
@@ -152,7 +152,7 @@ async def run(quick: bool) -> dict[str, Any]:
             stalls.append(time.perf_counter() - before - 0.001)
 
     todo = cases(web)[:: 12 if quick else 1]
-    through, slow, after, slowest, largest = [], [], [], 0.0, 0
+    through, slow, after, slowest, largest = [], [], [], 0.0, 0.0
     try:
         assert not (await visit(fine, None)).is_error
         grown = peak_megabytes()
@@ -171,7 +171,7 @@ async def run(quick: bool) -> dict[str, Any]:
             if "root:" in result.text:
                 through.append(name)
             reading = reader._extraction._idle.queue[0]
-            largest = max(largest, 0 if reading is None else peak_megabytes(reading.pid))
+            largest = max(largest, 0.0 if reading is None else peak_megabytes(reading.pid))
             if (await visit(fine, None)).is_error:
                 after.append(name)
             print(f"{seconds:6.2f} s  {name}: {'refused: ' if result.is_error else ''}{result.text[:90]!r}", flush=True)
@@ -188,8 +188,8 @@ async def run(quick: bool) -> dict[str, Any]:
         "too_slow": slow,
         "nothing_read_after": after,
         "slowest_seconds": round(slowest, 2),
-        "growth_mb": grown,
-        "largest_reader_mb": largest,
+        "growth_mb": round(grown),
+        "largest_reader_mb": round(largest),
         "largest_stall_ms": round(1000 * max(stalls), 1),
         "holds": len(todo) >= 80
         and not through

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import replace
 from itertools import chain
 
 import numpy as np
+from peak_memory import peak_megabytes
 from quick import add_quick
 from scipy import stats
 from toy_training import WORLD, toy_trainer
@@ -60,7 +60,7 @@ def measure(documents: int, updates: int) -> None:
         trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry][1:]
     seconds = [(entry["seconds/rollout"] + entry["seconds/train"]) / GROUP for entry in logged]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_megabytes()
     found = {"seconds": seconds, "peak_mb": peak, "steps": logged[-1]["steps"]}
     print(json.dumps(found))
 

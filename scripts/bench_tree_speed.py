@@ -25,7 +25,6 @@ import argparse
 import inspect
 import json
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from peak_memory import peak_megabytes
 from quick import add_quick
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer
@@ -136,9 +136,9 @@ def measure_memory(shape: Shape, arm: str, size: int) -> None:
     model = make_model()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_megabytes()
     passes(model, shape.make(), arm, size)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(peak_megabytes() - before)
 
 
 def time_all(model: Any, shape: Shape, sizes: dict[str, list[int]], rounds: int) -> tuple[dict[str, Any], float]:

@@ -25,8 +25,9 @@ from typing import Any
 import models
 import web_engine
 from bench_loop import EngineDouble, pretend_vllm, watched
+from peak_memory import peak_megabytes
 from transformers import AutoTokenizer
-from web_engine import make_agent, make_tasks, peak_megabytes, start
+from web_engine import make_agent, make_tasks, start
 
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.vllm_engine import VllmEnginePolicy
@@ -121,7 +122,12 @@ def main() -> int:
     )
     result: dict[str, Any] = {"episodes": episodes, "load_average": round(os.getloadavg()[0], 1)}
     result |= {name: [one[name] for one in found] for name in found[0]}
-    result |= {"largest_stall_ms": largest, "megabytes_before": before, "megabytes": megabytes, "holds": holds}
+    result |= {
+        "largest_stall_ms": largest,
+        "megabytes_before": round(before),
+        "megabytes": round(megabytes),
+        "holds": holds,
+    }
     print(json.dumps(result))
     return 0 if holds else 1
 

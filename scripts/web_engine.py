@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 from atommem.config import MemoryConfig
@@ -55,6 +54,8 @@ class Engine:
 
             def do_GET(self) -> None:  # the name that http.server calls
                 name = self.path.strip("/")
+                if name == "health":
+                    return self._say(200, {"version": "1"})
                 with engine._lock:
                     engine.asked[name] += 1
                 links = "".join(f'<a href="/{name}-{number}">{name} {number}</a> ' for number in range(9))
@@ -207,16 +208,6 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     """Another process with a script; what it prints can be read."""
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, script, *arguments], stdin=pipe, stdout=pipe, text=True)
-
-
-def peak_megabytes(process: int | str = "self") -> int:
-    """The highest resident set of a process, MB; 0 if it is gone. Unlike getrusage's, it begins anew with a program."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return 0
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return 0 if found is None else int(found[1]) >> 10
 
 
 def main() -> None:

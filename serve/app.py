@@ -13,11 +13,12 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from atommem.errors import AtomMemError, ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
-from atommem.serve import memory_routes, openai_routes
+from atommem.serve import memory_routes, openai_routes, recall
 from atommem.serve.conversation import MovedError
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import Guard, Limits
 from atommem.serve.log_rows import NotFoundError
+from atommem.serve.mcp_server import make_mcp, mcp_routes
 from atommem.serve.streaming import GoneError
 from atommem.serve.turns import BusyError
 from atommem.serve.wire import error_response
@@ -39,12 +40,14 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
 
 def make_app(conversations: Conversations, limits: Limits | None = None) -> FastAPI:
     """The server of `conversations`, which are closed when it ends."""
+    mcp = make_mcp(conversations)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.ready = True
-        yield
-        app.state.ready = False
+        async with mcp.session_manager.run():
+            app.state.ready = True
+            yield
+            app.state.ready = False
         await conversations.close()
 
     app = FastAPI(title="AtomMem", version=version("atommem"), lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -52,6 +55,8 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
     app.state.ready = False
     app.include_router(openai_routes.router)
     app.include_router(memory_routes.router)
+    app.include_router(recall.router)
+    app.router.routes.extend(mcp_routes(mcp))
     app.include_router(memory_routes.imports)
 
     @app.get("/health")
