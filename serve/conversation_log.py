@@ -138,6 +138,8 @@ class ConversationLog:
                     new_vectors = self._insert(vectors).on_conflict_do_nothing()
                     connection.execute(new_vectors, vector_rows(conversation, cached))
                 if snapshot is not None:
+                    of_it = (snapshots.c.conversation == conversation, snapshots.c.seq == seq + len(rows))
+                    connection.execute(snapshots.delete().where(*of_it))  # of another embedder
                     values = {"conversation": conversation, "seq": seq + len(rows), "body": snapshot.to_json()}
                     connection.execute(snapshots.insert().values(values))
         except sa.exc.IntegrityError as error:
