@@ -10,10 +10,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from atommem import plugins
 from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
 from atommem.envs.task import Task
 from atommem.envs.task_files import iter_tasks
 from atommem.errors import AtomMemError
+
+GROUP = "atommem.data"
+"""Entry points of further commands."""
+_MORE = {"from-conversations": "atommem.serve.from_conversations:main"}
+"""Ours of rooms above this one."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,6 +29,8 @@ def main(argv: list[str] | None = None) -> int:
         if argv[:1] == ["build"]:
             environment, arguments = _environment(argv[1:])
             return find_environment(environment).build(arguments)
+        if argv[:1] and argv[0] in plugins.names(GROUP, _MORE):
+            return int(plugins.find(GROUP, argv[0], _MORE)(argv[1:]))
         args = _parser(argv).parse_args(argv)
         status = int(args.run(args))
         sys.stdout.flush()
@@ -55,6 +63,9 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         "convert", help="write a task file of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
     )
     synthetic = commands.add_parser("synthetic", help="generate tasks of the synthetic world")
+    told = {"from-conversations": "served conversations as tasks and traces, where their owners agree"}
+    for name in plugins.names(GROUP, _MORE):
+        commands.add_parser(name, help=told.get(name))
     if argv[:1] == ["convert"]:
         from atommem.envs import convert_cli
 

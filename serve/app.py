@@ -17,6 +17,7 @@ from atommem.serve import memory_routes, openai_routes
 from atommem.serve.conversation_log import NotFoundError
 from atommem.serve.conversations import BusyError, Conversations, MovedError
 from atommem.serve.guard import Guard, Limits
+from atommem.serve.mcp_server import make_mcp, mcp_routes
 from atommem.serve.streaming import GoneError
 from atommem.serve.wire import error_response
 from atommem.session import TurnTimeoutError
@@ -37,12 +38,14 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
 
 def make_app(conversations: Conversations, limits: Limits | None = None) -> FastAPI:
     """The server of `conversations`, which are closed when it ends."""
+    mcp = make_mcp(conversations)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.ready = True
-        yield
-        app.state.ready = False
+        async with mcp.session_manager.run():
+            app.state.ready = True
+            yield
+            app.state.ready = False
         await conversations.close()
 
     app = FastAPI(title="AtomMem", version=version("atommem"), lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -50,6 +53,7 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
     app.state.ready = False
     app.include_router(openai_routes.router)
     app.include_router(memory_routes.router)
+    app.router.routes.extend(mcp_routes(mcp))
 
     @app.get("/health")
     async def health() -> dict[str, str]:

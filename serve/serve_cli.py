@@ -70,6 +70,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--hosts", nargs="*", default=[], help="Names that clients call this server by; * is any.")
     for flag, kind, default, text in _OWN:
         parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
+    parser.add_argument(
+        "--stdio", action="store_true", help="Speak MCP on standard input and output, in the place of HTTP."
+    )
     add_settings(parser, ahead.parse_known_args(argv)[0].environment)
     return parser.parse_args(argv)
 
@@ -93,7 +96,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             f"host is {arguments.host} and there is no key: anybody on the network could read all memories. Make one "
             f"with atommem serve keys add OWNER --db {arguments.db}, or listen on 127.0.0.1."
         )
-    own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "name", "db", "hosts"}
+    own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "name", "db", "hosts", "stdio"}
     settings: dict[str, Any] = given_settings(arguments, tuple(own))
     policy = ServedPolicy.open(arguments.policy, name=arguments.name, **settings)
     conversations = Conversations(
@@ -106,6 +109,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         open_bytes=arguments.open_mb * 1_000_000,
         turn_seconds=arguments.turn_seconds,
     )
+    if arguments.stdio:
+        from atommem.serve.mcp_server import serve_stdio
+
+        print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
+        serve_stdio(conversations)
+        return 0
     limits = Limits((*arguments.hosts, host), arguments.requests_per_minute or None, arguments.max_body_bytes)
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonLines())

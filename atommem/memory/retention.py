@@ -53,6 +53,8 @@ OURS = (
     ("novelty", "atommem.rules.novelty:Novelty"),
     ("length", "atommem.rules.length:Length"),
     ("type_prior", "atommem.rules.type_prior:TypePrior"),
+    ("linear", "atommem.rules.linear:Linear"),
+    ("oracle", "atommem.rules.oracle:GreedyOracle"),
     ("failures_first", "atommem.rules.failures_first:FailuresFirst"),
     ("periodic", "atommem.rules.periodic:Periodic"),
     ("history", "atommem.rules.history:History"),

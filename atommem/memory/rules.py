@@ -94,7 +94,11 @@ class StoreState:
 
     def nearest(self) -> Vectors:
         """The highest cosine of each entry to another: shape (n,), -1 where there is no other; rounded as `cosines`."""
-        return self._columns().nearest().round(_DIGITS)
+        return self._columns().neighbours.nearest().round(_DIGITS)
+
+    def mean_cosines(self) -> Numbers:
+        """The mean cosine of each entry to the others: shape (n,), 0 where there is no other; rounded as `cosines`."""
+        return self._columns().neighbours.mean().round(_DIGITS)
 
     def cosines(self, vector: Vectors) -> Vectors:
         """The cosine of a vector (dim,) to every entry: shape (n,), rounded: last bits depend on the order of rows."""

@@ -53,32 +53,31 @@ class TraceRetain:
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         """The new record always comes in."""
-        chosen, score = lowest(store, (features(store, self._most_steps) @ self._weights).round(9))
+        chosen, score = lowest(store, (self._weights @ features(store, self._most_steps)).round(9))
         return Eviction(chosen, f"score {score:.3g}", score)
 
 
 def features(store: StoreState, most_steps: int = 50) -> Numbers:
-    """The features of all records, shape (n, 11), in the order of `LINEAR`."""
-    now, size = max(1, store.step), len(store.ids)
+    """The features of all records, shape (11, n), in the order of `LINEAR`."""
+    now = max(1, store.step)
     shown, uses = store.column("shown"), store.column("uses")
-    total = store.vectors.sum(axis=0, dtype=np.float64)
-    mean_cosine = (store.vectors @ total - 1.0) / max(1, size - 1)
-    steps = np.array(
-        [(store.entries[i].details or {}).get("steps", most_steps) for i in store.ids.tolist()], dtype=float
-    )
+    steps = store.column("steps")
     return np.stack(
         [
-            np.nan_to_num(store.column("outcome")),
+            _filled(store.column("outcome")),
             (store.step - store.column("created")) / now,
             (store.step - last_used(store)) / now,
             np.log1p(shown) / np.log1p(now),
-            1.0 - mean_cosine,
+            1.0 - store.mean_cosines(),
             np.maximum(store.nearest(), 0.0),
-            1.0 - steps / most_steps,
-            np.nan_to_num(store.column("mean_outcome"), nan=0.5),
+            _filled(1.0 - steps / most_steps),
+            _filled(store.column("mean_outcome"), 0.5),
             uses / (uses + 3.0),
-            np.nan_to_num(store.column("last_similarity")),
-            np.nan_to_num(store.column("mean_similarity")),
-        ],
-        axis=1,
+            _filled(store.column("last_similarity")),
+            _filled(store.column("mean_similarity")),
+        ]
     )
+
+
+def _filled(numbers: Numbers, unknown: float = 0.0) -> Numbers:
+    return np.where(np.isnan(numbers), unknown, numbers)

@@ -11,6 +11,7 @@ import pytest
 
 from atommem.actions import Action
 from atommem.errors import ConfigError
+from atommem.memory import neighbours
 from atommem.memory.admission import Accepted, Admission
 from atommem.memory.columns import Columns
 from atommem.memory.operations import operation_from_json, to_json
@@ -120,16 +121,20 @@ class Watch(Rule):
         fresh = Columns(store.entries, index)
         for name in fresh.names:
             np.testing.assert_array_equal(store.column(name), fresh.column(name))
-        np.testing.assert_allclose(store.nearest(), fresh.nearest(), atol=1e-5)
+        np.testing.assert_allclose(store.nearest(), fresh.neighbours.nearest(), atol=2e-5)
         if len(store.ids) > 1:
             cosines = store.vectors @ store.vectors.T
+            np.testing.assert_allclose(store.mean_cosines(), (cosines.sum(axis=0) - 1) / (len(cosines) - 1), atol=2e-5)
             np.fill_diagonal(cosines, -1)
-            np.testing.assert_allclose(store.nearest(), cosines.max(axis=0), atol=1e-5)
+            np.testing.assert_allclose(store.nearest(), cosines.max(axis=0), atol=2e-5)
         self.looked.append(len(store.ids))
         return ()
 
 
-async def test_numbers_follow_the_store() -> None:
+@pytest.mark.parametrize("most_held", [2048, 5])
+async def test_numbers_follow_the_store(most_held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the store becomes too large for all cosines to be held."""
+    monkeypatch.setattr(neighbours, "_MOST_HELD", most_held)
     Watch.looked.clear()
     m = memory(retention=f"{HERE}:Watch", retrieve_k=3)
     rng = np.random.default_rng(0)

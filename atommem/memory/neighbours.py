@@ -1,0 +1,131 @@
+"""How like each other the vectors of a store are, kept up to date one change at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from atommem.embedding.embedder import Vectors
+from atommem.memory.index import VectorIndex
+
+_FIRST_ROWS = 16
+_ROWS_AT_ONCE = 512
+_MOST_HELD = 2048
+"""Rows up to which all cosines are held (16 MiB): a vector that goes then costs no product."""
+
+
+class Neighbours:
+    """For each row of an index the most similar other one, and its mean cosine to the others.
+
+    A new vector costs a product with all rows. One that goes costs, in a store too large to hold all cosines, a product
+    for every row that it was nearest to.
+    """
+
+    def __init__(self, index: VectorIndex) -> None:
+        self._index = index
+        self._size = size = len(index)
+        room = max(_FIRST_ROWS, size)
+        self._cosines = np.full(room, -1, dtype=np.float32)
+        self._ids = np.zeros(room, dtype=np.int64)
+        self._sums = np.zeros(room)
+        self._all = _square(room) if size <= _MOST_HELD else None
+        for first in range(0, size, _ROWS_AT_ONCE):
+            places = np.arange(first, min(size, first + _ROWS_AT_ONCE))
+            found = index.products(index.vectors(index.ids[places].tolist()))
+            if self._all is not None:
+                self._all[places, :size] = found
+            self._sums[places] = found.sum(axis=1, dtype=np.float64) - found[np.arange(len(places)), places]
+            self._note(places, found)
+
+    def nearest(self) -> Vectors:
+        """The highest cosine of each row to another, shape (n,); -1 where there is no other."""
+        return self._cosines[: self._size]
+
+    def mean(self) -> npt.NDArray[np.float64]:
+        """The mean cosine of each row to the others, shape (n,); 0 where there is no other."""
+        if self._all is None:
+            total = self._index.rows().sum(axis=0)
+            return (self._index.cosines(total) - 1.0) / max(1, self._size - 1)
+        mean: npt.NDArray[np.float64] = self._sums[: self._size] / max(1, self._size - 1)
+        return mean
+
+    def follow(self, entry_id: int) -> None:
+        """A vector is new, changed or gone: the index has it already."""
+        index = self._index
+        if entry_id not in index:
+            self._remove(entry_id)
+            return
+        place = index.place(entry_id)
+        found = index.cosines(index.vector(entry_id))
+        if place < self._size:  # changed: as if it had gone
+            self._forget(place, entry_id)
+        else:
+            self._size += 1
+            self._make_room()
+        own = found[place]
+        if self._all is not None:
+            self._all[place, : self._size] = self._all[: self._size, place] = found
+            self._sums[: self._size] += found
+            self._sums[place] = float(found.sum(dtype=np.float64)) - float(own)
+        found[place] = -1
+        nearer = np.flatnonzero(found > self._cosines[: self._size])
+        self._cosines[nearer], self._ids[nearer] = found[nearer], entry_id
+        found[place] = own
+        self._note(np.array([place]), found[None])
+
+    def _remove(self, entry_id: int) -> None:
+        """The index has filled the row of a vector that is gone with its last one."""
+        place = self._index.hole
+        self._size -= 1
+        last = self._size
+        if self._all is not None:
+            self._sums[: last + 1] -= self._all[place, : last + 1]
+            self._all[place, : last + 1] = self._all[last, : last + 1]
+            self._all[: last + 1, place] = self._all[: last + 1, last]
+            self._all[place, place] = self._all[last, last]
+        for values in (self._cosines, self._ids, self._sums):
+            values[place] = values[last]
+        self._search(np.flatnonzero(self._ids[:last] == entry_id))
+
+    def _forget(self, place: int, entry_id: int) -> None:
+        """Take what a row said out of the others."""
+        size = self._size
+        if self._all is not None:
+            self._sums[:size] -= self._all[place, :size]
+            self._all[place, :size] = self._all[:size, place] = 0.0
+        self._search(np.flatnonzero(self._ids[:size] == entry_id))
+
+    def _make_room(self) -> None:
+        if self._size > len(self._ids):
+            twice = 2 * len(self._ids)
+            for name, fill in (("_cosines", -1), ("_ids", 0), ("_sums", 0)):
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.full_like(old, fill)]))
+            if self._all is not None and self._size <= _MOST_HELD:
+                held, size = _square(twice), len(self._all)
+                held[:size, :size] = self._all[:, :size]
+                self._all = held
+        if self._size > _MOST_HELD:
+            self._all = None
+
+    def _search(self, places: npt.NDArray[np.int64]) -> None:
+        """Look the nearest of some rows up among all."""
+        if len(places) and self._all is not None:
+            self._note(places, self._all[places, : self._size])
+        elif len(places):
+            self._note(places, self._index.products(self._index.vectors(self._index.ids[places].tolist())))
+
+    def _note(self, places: npt.NDArray[np.int64], found: Vectors) -> None:
+        """The nearest of some rows, from their cosines to all, shape (len(places), n)."""
+        rows = np.arange(len(places))
+        own = found[rows, places]
+        found[rows, places] = -1
+        best = found.argmax(axis=1)
+        self._cosines[places] = found[rows, best]
+        self._ids[places] = self._index.ids[best] if found.shape[1] > 1 else 0
+        found[rows, places] = own
+
+
+def _square(size: int) -> Vectors:
+    """Room for the cosines of `size` rows; a few columns more, for numbers a power of two apart are slow to reach."""
+    return np.zeros((size, size + _FIRST_ROWS), dtype=np.float32)

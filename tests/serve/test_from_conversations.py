@@ -1,0 +1,104 @@
+"""Served conversations become tasks and demonstrations: those whose owners agree, and what was rated."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.config import MemoryConfig
+from atommem.envs.data_cli import main as data
+from atommem.envs.longdoc.longdoc_config import LongDocConfig
+from atommem.envs.task_files import load_tasks
+from atommem.serve.conversation_log import Event
+from atommem.serve.conversations import Conversations
+from atommem.serve.wire import Message, new_item
+from atommem.trace import read_trace
+from atommem.train.loops.demonstrations import trace_demonstrations
+from tests.serve.servers import make_conversations
+
+TEXTS = ("Ann lives in Rome.", "Bob lives in Oslo.")
+YES = {"training": "yes"}
+
+
+async def served(
+    conversations: Conversations,
+    metadata: dict[str, str],
+    *ratings: dict[str, Any] | None,
+    deleted: bool = False,
+) -> str:
+    """A conversation that reads two texts, and answers a question for each rating."""
+    about = conversations.log.create("ann", metadata)
+    async with conversations.use(about.id, "ann") as memory:
+        items = await memory.add([new_item(Message(content=text, name=text.split()[0])) for text in TEXTS])
+        await memory.read()
+        if deleted:
+            await memory.note(Event("deleted", of=items[0].version))
+        for number, rating in enumerate(ratings):
+            response = f"resp_{about.id}_{number}"
+            await memory.ask(f"Where does {TEXTS[number].split()[0]} live?", response)
+            if rating is not None:
+                _, ask, _ = conversations.log.response(response, "ann")
+                await memory.note(Event("feedback", rating, of=ask.version))
+    return about.id
+
+
+@pytest.fixture
+def conversations(tmp_path: Path) -> Conversations:
+    return make_conversations(tmp_path / "log.db")
+
+
+def run(tmp_path: Path, *more: str) -> int:
+    command = ["from-conversations", "--db", f"sqlite:///{tmp_path / 'log.db'}", "--out", str(tmp_path / "out")]
+    return data([*command, *more])
+
+
+def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, conversations: Conversations) -> None:
+    rated = asyncio.run(served(conversations, YES, {"reward": 1.0}, {"reward": 0.0, "answer": "Oslo"}))
+    asyncio.run(served(conversations, YES, None))
+    asyncio.run(conversations.close())
+    assert run(tmp_path) == 0
+    (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
+    assert [(question.text, question.answers) for question in task.questions] == [
+        ("Where does Ann live?", ("Ann lives in Rome.",)),  # rated right
+        ("Where does Bob live?", ("Oslo",)),  # set right
+    ]
+    assert [(document.title, document.text) for document in task.documents] == [("Ann", TEXTS[0]), ("Bob", TEXTS[1])]
+    (file,) = (tmp_path / "out" / "traces").iterdir()
+    episode = read_trace(file).episode
+    assert (file.stem, episode.reward, episode.answers) == (rated, 0.5, ("Ann lives in Rome.", "Bob lives in Oslo."))
+    steps = [event.body for event in conversations.log.events(rated, ("step",))]
+    assert [step.token_ids for step in episode.steps] == [step["token_ids"] for step in steps]
+    assert all(step.token_ids and step.prompt_ids for step in episode.steps)
+    assert [operation.after for operation in episode.steps[0].operations] == [TEXTS[0]]
+    tokenizer = conversations.policy.agent.tokenizer
+    rows = trace_demonstrations(tmp_path / "out" / "traces", tokenizer, MemoryConfig(), LongDocConfig(), 0.5)
+    # What is learned from is what was served: prompts too, token by token.
+    assert rows == [(step["prompt_ids"], step["token_ids"]) for step in steps]
+
+
+def test_without_consent_nothing_is_taken(
+    tmp_path: Path, conversations: Conversations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for metadata in ({}, {"training": "no"}, {"training": ""}):
+        asyncio.run(served(conversations, metadata, {"reward": 1.0}))
+    agreed = asyncio.run(served(conversations, YES, {"reward": 1.0}))
+    assert run(tmp_path) == 0
+    assert [file.stem for file in (tmp_path / "out" / "traces").iterdir()] == [agreed]
+    conversations.log.update(agreed, "ann", {})  # taken back
+    asyncio.run(conversations.close())
+    assert run(tmp_path, "--owner", "ann") == 2
+    assert "0 conversations may be trained on" in capsys.readouterr().err
+
+
+def test_what_was_deleted_and_what_came_before_is_left_out(tmp_path: Path, conversations: Conversations) -> None:
+    asyncio.run(served(conversations, YES, {"reward": 1.0}, {"reward": 1.0}, deleted=True))
+    asyncio.run(conversations.close())
+    assert run(tmp_path) == 0
+    (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
+    assert [document.text for document in task.documents] == [TEXTS[1]]
+    (file,) = (tmp_path / "out" / "traces").iterdir()
+    phases = {step.observation.phase for step in read_trace(file).episode.steps}
+    assert phases == {"answering"}
