@@ -159,7 +159,7 @@ async function showStep(where) {
   $("#previous").disabled = !of.step || of.step.index === 0;
   $("#next").disabled = !data.length;
   const openEntry = (id) => { $("#search").value = `entry ${id}`; showEntries(); $(`#entry-${id}`)?.focus(); };
-  if (of.step) $("#step").replaceChildren(...stepShown(of.step, openEntry)); else $("#step").replaceChildren(el("p", { className: "empty" }, "No step yet."));
+  if (of.step) $("#step").replaceChildren(...stepShown(of.step, of.operations.filter((item) => item.version === of.step.version), openEntry)); else $("#step").replaceChildren(el("p", { className: "empty" }, "No step yet."));
 }
 const stepBy = (direction) => open?.step && attempt(() => showStep(direction > 0 ? `after=${open.step.version}` : `before=${open.step.version}`));
 

@@ -89,12 +89,12 @@ function written(step) {
 }
 
 // A step as the report shows it: what stood in front of the policy, what it wrote, what came of it.
-export function stepShown(step, open) {
+export function stepShown(step, done, open) {
   const { observation, view } = step;
   const pieces = [...observation.stream, ...observation.task].flatMap((piece) => [...strings(piece)]);
   const retrieved = view.retrieved.flatMap((item) => [el("div", { className: "soft" }, `Memory ${item.handle} · `, button(`entry ${item.entry_id}`, () => open(item.entry_id), "link"), ` · score ${item.score.toFixed(3)}`), box(item.text)]);
   const heading = (text) => el("h5", {}, text);
-  const operations = step.operations.map((item) => el("div", {}, el("div", { className: "soft" }, said(item), " ", source(item.source)), item.kind !== "retrieve" && (item.before || item.after) ? changed(item.before, item.after) : null));
+  const operations = done.map((item) => el("div", {}, el("div", { className: "soft" }, said(item), " ", source(item.source)), item.kind !== "retrieve" && (item.before || item.after) ? changed(item.before, item.after) : null));
   return [
     el("p", { className: "note" }, `Step ${step.index}: ${[observation.phase, observation.label, observation.origin && short(observation.origin)].filter(Boolean).join(", ")}; ${step.prompt_tokens} tokens shown, ${step.token_ids?.length ?? "?"} written, ended by ${step.finish_reason}; ${step.store_size} in the store afterwards · checkpoint ${step.checkpoint}`),
     el("div", { className: "columns" },
