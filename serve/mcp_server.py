@@ -21,14 +21,14 @@ from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import BaseModel, Field
 from starlette.routing import BaseRoute
 
-from atommem.actions import READ, Action
 from atommem.episode import Step
 from atommem.errors import AtomMemError
 from atommem.memory.operations import Operation
 from atommem.serve.api_keys import LOCAL
-from atommem.serve.conversation_log import Event, NotFoundError
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import LOGGER
+from atommem.serve.log_rows import Event, NotFoundError
+from atommem.serve.recall import recalled
 from atommem.serve.wire import ConversationId, Message, Name, Text, entry_object, new_item
 from atommem.session import Session
 
@@ -128,13 +128,9 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
     ) -> list[Recalled]:
         """The entries that fit a query best, as the policy would be shown them. No model is asked, nothing changes."""
         async with _told(), served.use(conversation, owner_of(context)) as memory:
-            twin = memory.session.memory.fork()
-            await twin.apply([Action(READ, query)], memory.session.turns)
-            held = twin.contents.entries
-            found = [(held[item.entry_id], item.score) for item in twin.view().retrieved]
             return [
                 Recalled(id=entry.id, text=entry.text, score=score, source=entry.source.piece if entry.source else None)
-                for entry, score in found
+                for entry, score in await recalled(memory, query)
             ]
 
     @server.tool()

@@ -31,10 +31,11 @@ class NewText(BaseModel):
 
 
 class Feedback(BaseModel):
-    """``POST .../feedback``: how good an answer was, in [0, 1], and whether it may be trained on."""
+    """``POST .../feedback``: how good an answer was, in [0, 1], the right one, and whether it may be trained on."""
 
     response: Name
     reward: Annotated[float, Field(ge=0, le=1)]
+    answer: Annotated[Text, Field(max_length=4000)] = ""
     text: Annotated[Text, Field(max_length=4000)] = ""
     consent: bool = False
 

@@ -142,7 +142,7 @@ def item_object(event: Event, unread: Mapping[int, int] | None = None) -> dict[s
     if event.kind == "item":
         status = "in_progress" if unread and event.version in unread else "completed"
         content = [{"type": "input_text", "text": text} for text in body["parts"]]
-        extra = {"name": body["name"]} if body["name"] else {}
+        extra = {"created_at": event.created_at} | ({"name": body["name"]} if body["name"] else {})
         return {
             "id": body["id"],
             "type": "message",

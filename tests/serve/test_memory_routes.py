@@ -135,7 +135,7 @@ def test_what_is_no_export_is_refused_whole(http: httpx.Client, damage: Any) -> 
 def test_feedback_is_kept_with_its_answer(http: httpx.Client, server: Running) -> None:
     path, other = made(http), made(http)
     response = ask(http, path, "Where does Bob live?")["id"]
-    body = {"response": response, "reward": 1.0, "text": "right", "consent": True}
+    body = {"response": response, "reward": 1.0, "answer": "Oslo", "text": "right", "consent": True}
     assert http.post(f"{path}/feedback", json=body).raise_for_status().json()["reward"] == 1.0
     (event,) = server.conversations.log.events(path.rpartition("/")[2], ("feedback",))
     assert event.body == body
