@@ -2,7 +2,7 @@
 import { get, hasKey, post, remove, setKey, stream } from "./api.js";
 import { $, box, button, el, history, said, source, sourceName, stepShown, time, twice } from "./rendering.js";
 
-const MOST = 200;  // entries on the page at once; the search finds the others
+const NEWEST = 2 ** 31 - 1, MOST = 200;  // entries on the page at once; the search finds the others
 let model = null, open = null;  // what is open: id, operations, memory, at (null is now), step, expanded entries
 
 const path = (rest = "") => `conversations/${open.id}${rest}`;
@@ -63,7 +63,7 @@ async function route() {
   for (const id of ["#step", "#fields", "#entries", "#items", "#steps-said"]) $(id).replaceChildren();
   $("#watch").hidden = true;
   $("#search").value = "";
-  await attempt(async () => { await Promise.all([items(), refresh()]); await showStep(`before=${2 ** 31 - 1}`); });
+  await attempt(async () => { await Promise.all([items(), refresh()]); await showStep(`before=${NEWEST}`); });
   $("#main").focus({ preventScroll: true });
 }
 
@@ -108,10 +108,10 @@ async function showMemory() {
   showEntries();
 }
 
-function showEntries() {
+function showEntries(found = null) {
   const wanted = $("#search").value.toLowerCase(), { entries, shown } = open.memory, scores = new Map(shown.map((item) => [item.entry, item.score]));
-  const fits = entries.filter((entry) => `${entry.text} ${entry.source?.piece ?? ""} entry ${entry.id}`.toLowerCase().includes(wanted));
-  $("#count").textContent = `${fits.length} of ${entries.length} entries${fits.length > MOST ? `, the first ${MOST} here` : ""}`;
+  const fits = found ?? entries.filter((entry) => `${entry.text} ${entry.source?.piece ?? ""} entry ${entry.id}`.toLowerCase().includes(wanted));
+  $("#count").textContent = `${fits.length} of ${entries.length} entries${found ? " fit best" : ""}${fits.length > MOST ? `, the first ${MOST} here` : ""}`;
   $("#entries").replaceChildren(...fits.slice(0, MOST).map((entry) => entryShown(entry, scores.get(entry.id))));
 }
 
@@ -134,7 +134,7 @@ function entryShown(entry, score) {
 
 function edit(entry, content) {
   const area = el("textarea", { value: entry.text, rows: 4, ariaLabel: `Text of entry ${entry.id}` });
-  const form = el("form", { onsubmit: (event) => { event.preventDefault(); change(() => post(path(`/entries/${entry.id}`), { text: area.value })); } }, area, el("div", { className: "tools" }, el("button", {}, "Save"), button("Cancel", showEntries)));
+  const form = el("form", { onsubmit: (event) => { event.preventDefault(); change(() => post(path(`/entries/${entry.id}`), { text: area.value })); } }, area, el("div", { className: "tools" }, el("button", {}, "Save"), button("Cancel", () => showEntries())));
   area.onkeydown = (event) => { if (event.key === "Escape") showEntries(); };
   content.replaceChildren(form);
   area.focus();
@@ -172,13 +172,17 @@ async function working(form, told, work) {
   $("#steps-said").replaceChildren();
   of.at = null;
   const poll = setInterval(() => { if (of === open) refresh().catch(() => {}); }, 700);
-  const done = await attempt(async () => { await work(of); return true; });
-  clearInterval(poll);
+  const done = await attempt(async () => {
+    try { await work(of); } finally {
+      clearInterval(poll);
+      if (of === open) { await Promise.all([items(), refresh()]); await showStep(`before=${NEWEST}`); }
+    }
+    return true;
+  });
   parts.forEach((part) => { part.disabled = false; });
   if (of !== open) return;
   $("#doing").textContent = done ? "Done" : "Not done";
   if (done) form.reset();
-  await attempt(async () => { await Promise.all([items(), refresh()]); await showStep(`before=${2 ** 31 - 1}`); });
 }
 
 async function ask(of, question) {
@@ -220,7 +224,15 @@ $("#at").oninput = (event) => goTo(Number(event.target.value));
 $("#earlier").onclick = () => goTo((open.at ?? open.operations.length) - 1);
 $("#later").onclick = () => goTo((open.at ?? open.operations.length) + 1);
 $("#now").onclick = () => goTo(Infinity);
-$("#search").oninput = showEntries;
+$("#search").oninput = () => showEntries();
+// Enter looks by meaning: the entries that the policy would be shown for these words, best first.
+submit("#find", (form) => attempt(async () => {
+  if (!form.query.value.trim()) return;
+  open.at = null;
+  const { data } = await get(path(`/recall?query=${encodeURIComponent(form.query.value)}`));
+  await showMemory();
+  showEntries(data);
+}));
 $("#fork").onclick = () => attempt(async () => { const about = await post(path(`/fork${open.at === null ? "" : `?at=${open.at}`}`)); await list(); location.hash = about.id; });
 $("#previous").onclick = () => stepBy(-1);
 $("#next").onclick = () => stepBy(1);

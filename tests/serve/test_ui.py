@@ -48,10 +48,9 @@ def test_nothing_is_in_line_or_from_elsewhere(server: Running) -> None:
 
 def test_there_are_no_other_files(server: Running) -> None:
     with server.http() as http:
-        assert http.get("/ui/").url.path == "/ui/"
+        assert http.get("/ui/", follow_redirects=True).url.path == "/ui"
         for name in ("..%2fguard.py", "ui_routes.py", "%2e%2e/app.py", "x"):
-            answer = http.get(f"/ui/{name}")
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+            assert http.get(f"/ui/{name}").status_code == 404
 
 
 def test_the_page_needs_no_key_and_the_list_does(server: Running, tmp_path_factory: pytest.TempPathFactory) -> None:
