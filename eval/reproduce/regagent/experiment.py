@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
         "no statement is made about them. Its chain of Table 1 is a property of copying: see the curve.",
         "n is 'more than' (formula; the text says 'at least', the code >=); beta 'at most'. A record younger than a "
         "period is not deleted by it (code). AgentDriver's code deletes one record a step: see the variants.",
-        "What the follower does not show: in the paper's Tables 5 and 6 success falls with K, with beta above .5 and with "
-        "shorter periods; here they change little. Under a limit, 'failures' are what the evaluator of the row failed "
+        "What the follower does not show: in the paper's Tables 5 and 6 success falls with K, with beta above .5 and "
+        "with shorter periods; here they change little. Under a limit, 'failures' are what the evaluator of the row failed "
         "(add all has none: the true success), as is the utility that the constrained rule goes by.",
     ]
     return sheet

@@ -17,9 +17,9 @@ from atommem.policy.contract import Sampling
 from atommem.policy.opening import API_HELP, PolicyChoice, open_policy
 from atommem.prompts import render_chat
 
-_PROMPT = """A number y depends on six numbers x1 to x6 by a fixed linear rule, y = w1 x1 + ... + w6 x6. You do not \
-know w1 to w6. Below are earlier inputs, each with what somebody predicted for it; any prediction may be off. Predict y \
-for the last input. Answer as the examples do, with Guess: \\boxed{{number}} and nothing else.
+_PROMPT = """A number y depends on six numbers x1 to x6 by a fixed linear rule, y = w1 x1 + ... + w6 x6.
+You do not know w1 to w6. Below are earlier inputs, each with what somebody predicted for it; any prediction may be off.
+Predict y for the last input. Answer as the examples do, with Guess: \\boxed{{number}} and nothing else.
 
 {examples}
 Input: {x}
