@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
         "n is 'more than' (formula; the text says 'at least', the code >=); beta 'at most'. A record younger than a "
         "period is not deleted by it (code). AgentDriver's code deletes one record a step: see the variants.",
         "What the follower does not show: in the paper's Tables 5 and 6 success falls with K, with beta above .5 and "
-        "with shorter periods; here they change little. Under a limit, 'failures' are what the evaluator of the row failed "
+        "with shorter periods; here they change little. Under a limit, 'failures' are what the row's evaluator failed "
         "(add all has none: the true success), as is the utility that the constrained rule goes by.",
     ]
     return sheet
