@@ -21,8 +21,7 @@ from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.charts import Chart
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.fates import Fate, Losses, knows_facts
-from atommem.eval.reporting.inspection import AnswerTrail, Inspection, answer_trails
+from atommem.eval.reporting.inspection import AnswerTrail, Fate, Inspection, answer_trails
 from atommem.eval.reporting.results import Cell, column_name
 from atommem.eval.reporting.scores import label
 from atommem.eval.reporting.tables import incomplete_note, make_tables
@@ -43,7 +42,7 @@ class PageData:
     """Collects what the page shows of episodes while each trace is read once.
 
     Args:
-        cells: From `make_cells`; they get `Cell.inspection` and `Cell.losses`.
+        cells: From `make_cells`; they get `Cell.inspection`.
         max_episodes: Most episodes to embed.
         max_characters: Most characters that they may take together.
         efficiency: Show how many seconds an episode took.
@@ -69,24 +68,19 @@ class PageData:
         evaluations = [evaluation for cell in cells for evaluation in cell.evaluations]
         chosen = dict(zip(map(id, evaluations), choose_episodes(evaluations, max_episodes), strict=True))
         # One way to tell for a whole column: its rows are looked at side by side.
-        by_words = {cell.column for cell in cells if not all(knows_facts(item.records) for item in cell.evaluations)}
+        by_words = {cell.column for cell in cells if not all(_knows_facts(item.records) for item in cell.evaluations)}
         for cell in cells:
-            cell.inspection = Inspection()
-            cell.losses = Losses("words" if cell.column in by_words else "facts")
+            cell.inspection = Inspection("words" if cell.column in by_words else "facts")
             # Traces are read one at a time, and only those that are embedded are kept, until their cell is through.
             shown = [
                 (evaluation, looked)
                 for evaluation in cell.evaluations
-                for looked in self._look(evaluation, cell.inspection, cell.losses, chosen[id(evaluation)])
+                for looked in self._look(evaluation, cell.inspection, chosen[id(evaluation)])
             ]
-            if cell.inspection.only_retrieves:
-                cell.losses.written_beforehand()
             for evaluation, looked in shown:
                 self._embed(cell, evaluation, looked, beforehand=cell.inspection.only_retrieves)
 
-    def _look(
-        self, evaluation: Evaluation, inspection: Inspection, losses: Losses, chosen: set[tuple[str, int]]
-    ) -> Iterator[Looked]:
+    def _look(self, evaluation: Evaluation, inspection: Inspection, chosen: set[tuple[str, int]]) -> Iterator[Looked]:
         for record in evaluation.records:
             self.total += 1
             path = evaluation.trace(record)
@@ -101,9 +95,8 @@ class PageData:
                 inspection.add(episode, record)
             fates: list[Fate | None] = [None] * len(record.questions)
             if not record.overflowed:  # in no score, and so in no count of what became of it
-                fates = [losses.fate(question, trail) for question, trail in zip(record.questions, trails, strict=True)]
-                for fate in fates:
-                    losses.add(fate)
+                fates = [inspection.fate(*asked) for asked in zip(record.questions, trails, strict=True)]
+                inspection.fates.update(fates)
             if record.key in chosen:
                 yield record, episode, trails, fates
 
@@ -174,6 +167,12 @@ class PageData:
                 if words:
                     parts.append(Markup(f"<{tag}>{{}}</{tag}>").format(" ".join(words)))
         return Markup("<pre>{}</pre>").format(Markup(" ").join(parts))
+
+
+def _knows_facts(records: Sequence[EpisodeRecord]) -> bool:
+    """Whether supporting-fact recall was scored in these records; so it was if they hold no question at all."""
+    questions = [question for record in records for question in record.questions]
+    return not questions or any("fact_entered" in question.metrics for question in questions)
 
 
 def _shortened(text: str) -> str:

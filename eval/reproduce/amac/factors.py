@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.porter import stem
+from atommem.rules.rouge import rouge_l
 from atommem.rules.type_prior import PRIORS, kind_of
 
 Array = npt.NDArray[np.float64]
@@ -29,23 +30,6 @@ _DATE = re.compile(
 def type_priors(texts: Sequence[str]) -> Array:
     """T of each text."""
     return np.array([PRIORS[kind_of(text)] for text in texts])
-
-
-def rouge_l(candidate: Sequence[str], reference: Sequence[str]) -> float:
-    """F of the longest common subsequence of two lists of words (Lin 2004), 0 where one is empty.
-
-    The subsequence's length by bits (Hyyro 2004): a bit of `rows` is unset for each of its words.
-    """
-    if not candidate or not reference:
-        return 0.0
-    places: dict[str, int] = {}
-    for i, word in enumerate(candidate):
-        places[word] = places.get(word, 0) | 1 << i
-    rows = full = (1 << len(candidate)) - 1
-    for word in reference:
-        matches = rows & places.get(word, 0)
-        rows = ((rows + matches) | (rows - matches)) & full
-    return 2 * (len(candidate) - rows.bit_count()) / (len(candidate) + len(reference))
 
 
 def rouge_words(text: str) -> list[str]:

@@ -23,6 +23,7 @@ from atommem.eval.reproduce.amac.whole_conversations import leave_one_out
 from atommem.eval.reproduce.locomo_turns import read_conversations
 from atommem.eval.reproduce.sheet import Sheet
 from atommem.eval.reproduce.user_files import published_tables
+from atommem.rules.rouge import rouge_l
 from atommem.rules.type_prior import kind_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,11 +48,9 @@ def test_types_are_those_of_substrings(text: str, kind: str) -> None:
 
 def test_rouge_l_is_f_of_the_longest_common_subsequence() -> None:
     # "the cat ... mat" is common: 3 words of 4 and of 5.
-    assert factors.rouge_l(["the", "cat", "on", "mat"], ["the", "black", "cat", "found", "mat"]) == pytest.approx(
-        2 * 3 / 9
-    )
-    assert factors.rouge_l([], ["a"]) == 0
-    assert factors.rouge_l(["a", "b"] * 40, ["b", "a"] * 40) == pytest.approx(2 * 79 / 160)
+    assert rouge_l(["the", "cat", "on", "mat"], ["the", "black", "cat", "found", "mat"]) == pytest.approx(2 * 3 / 9)
+    assert rouge_l([], ["a"]) == 0
+    assert rouge_l(["a", "b"] * 40, ["b", "a"] * 40) == pytest.approx(2 * 79 / 160)
     assert factors.rouge_words("She's RUNNING, 3 dogs run") == ["she", "s", "run", "3", "dog", "run"]
 
 
