@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,10 +39,6 @@ class Limits:
     hosts: tuple[str, ...] = ()
     requests_per_minute: int | None = 600
     max_body_bytes: int = 8_000_000
-
-
-class TooLargeError(Exception):
-    """A body beyond its bound, however it is sent."""
 
 
 class Rates:
@@ -99,9 +96,6 @@ class Guard:
                 await self._app(scope, _bounded(receive, most), noted)
             else:
                 await refused(scope, receive, noted)
-        except TooLargeError:
-            if not begun:
-                await _refusal(413, "too_large", "the request's body is too large.")(scope, receive, noted)
         except Exception as raised:
             error = raised
             if not begun:
@@ -141,7 +135,7 @@ def _bounded(receive: Receive, most: int) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > most:
-            raise TooLargeError
+            raise HTTPException(413, "the request's body is too large.")
         return message
 
     return bounded
