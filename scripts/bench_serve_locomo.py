@@ -79,13 +79,13 @@ def conversation_of(path: Path, number: int) -> tuple[Task, list[tuple[str, list
 
 
 @contextmanager
-def gateway(engine: str, model: Path, embedder: Path, out: Path) -> Iterator[str]:
-    """`atommem serve` in a process of its own; its URL."""
-    port = free_port()
-    command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", engine, "--tokenizer", str(model)]
-    command += ["--db", f"sqlite:///{out / 'conversations.db'}", "--port", str(port), "--name", "smollm2"]
-    command += ["--embedder", "sentence_transformer", "--embedder_model", str(embedder)]
-    command += [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
+def gateway(flags: Sequence[str], out: Path) -> Iterator[str]:
+    """`atommem serve` in a process of its own, over a new database in `out`; its URL."""
+    port, db = free_port(), out / "conversations.db"
+    for file in out.glob(f"{db.name}*"):
+        file.unlink()
+    command = [sys.executable, "-m", "atommem.cli", "serve", "--db", f"sqlite:///{db}", "--port", str(port)]
+    command += ["--requests_per_minute", "0", *flags]
     with (out / "serve.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
     url = f"http://127.0.0.1:{port}"
@@ -130,7 +130,7 @@ def ask(client: openai.OpenAI, conversation: str, questions: Sequence[Question])
 
 def scores(task: Task, answers: Sequence[str | None]) -> dict[str, Any]:
     """EM and F1 as `atommem eval` has them, and F1 by category."""
-    score = asyncio.run(score_answers(task, answers, "f1"))
+    score = asyncio.run(score_answers(task, answers, "em"))
     by_category: dict[str, list[float]] = {}
     for question, metrics in zip(task.questions, score.question_metrics, strict=True):
         by_category.setdefault(str(question.metadata["category"]), []).append(metrics["f1"])
@@ -160,9 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     sessions = sessions[: given.sessions]
     model = models.smollm2()
     flags = ("--max-model-len", str(CONTEXT))
+    served = ["--tokenizer", str(model), "--name", "smollm2"]
+    served += ["--embedder", "sentence_transformer", "--embedder_model", str(models.minilm())]
+    served += [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
     with (
         vllm_server(model, given.out / "vllm.log", *flags) as engine,
-        gateway(engine, model, models.minilm(), given.out) as url,
+        gateway(["--policy", engine, *served], given.out) as url,
     ):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=900)
         conversation = client.conversations.create(metadata={"conversation": task.id}).id

@@ -7,10 +7,11 @@ argument of every tool, and `remember` makes one where none is given.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -79,10 +80,8 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         served: The conversations.
         owner: Of all that is asked (stdio); unset, the owner of the request's key, as the guard found it.
     """
-    # Its log would hold what users say: crashes are logged here, by their place.
-    server: MCPServer[Any] = MCPServer(
-        "atommem", instructions=_INSTRUCTIONS, version=version("atommem"), log_level="CRITICAL"
-    )
+    with _without_its_log():
+        server: MCPServer[Any] = MCPServer("atommem", instructions=_INSTRUCTIONS, version=version("atommem"))
 
     def owner_of(context: Context[Any, Any]) -> str:
         if owner is not None:
@@ -201,6 +200,17 @@ def serve_stdio(served: Conversations) -> None:
             await served.close()
 
     anyio.run(run)
+
+
+@contextmanager
+def _without_its_log() -> Iterator[None]:
+    """The package gives the process's root logger a handler, and writes what users say: crashes are logged here."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 
 @asynccontextmanager
