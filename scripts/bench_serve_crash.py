@@ -72,13 +72,14 @@ class Clients:
             if http.post(f"/v1/conversations/{name}/items", json=body).status_code == 200:
                 self.texts.append((name, text))
             return
-        body = {"conversation": name, "input": f"Which {text}?", "stream": rng.random() < 0.5}
-        if not body["stream"]:
-            answer = http.post("/v1/responses", json=body)
+        streamed = rng.random() < 0.5
+        ask = {"conversation": name, "input": f"Which {text}?", "stream": streamed}
+        if not streamed:
+            answer = http.post("/v1/responses", json=ask)
             if answer.status_code == 200:
                 self.answers.append((answer.json()["id"], answer.json()["status"]))
             return
-        with http.stream("POST", "/v1/responses", json=body) as answer:
+        with http.stream("POST", "/v1/responses", json=ask) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     self._note(name, json.loads(line.removeprefix("data: ")))
@@ -100,7 +101,7 @@ def faults(url: str, gateway: Gateway, names: list[str], seen: list[Clients]) ->
         operations = log.load(name, "local", "none", True).operations
         rows = log.operations(name, 0)
         texts[name] = Counter(item.after for item in operations if item.kind == "create")
-        steps[name] = {event.step for event in events if event.kind == "step"}
+        steps[name] = {event.step or 0 for event in events if event.kind == "step"}
         try:
             replay(operations)
         except Exception:

@@ -144,14 +144,24 @@ def postgres(folder: Path) -> Iterator[str]:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     folder.mkdir(parents=True)
-    as_user = []
+    as_user: list[str | Path] = []
     if os.geteuid() == 0:  # it refuses to run as root
         shutil.chown(folder, "postgres")
         as_user = ["runuser", "-u", "postgres", "--"]
     data = folder / "data"
-    make = [programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"]
+    make: list[str | Path] = [programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"]
     subprocess.run([*as_user, *make], check=True, stdout=subprocess.DEVNULL, cwd=folder)
-    command = [programs / "postgres", "-D", data, "-p", str(port), "-k", folder, "-c", "listen_addresses=127.0.0.1"]
+    command: list[str | Path] = [
+        programs / "postgres",
+        "-D",
+        data,
+        "-p",
+        str(port),
+        "-k",
+        folder,
+        "-c",
+        "listen_addresses=127.0.0.1",
+    ]
     log = (folder / "server.log").open("w")
     process = subprocess.Popen([*as_user, *command], cwd=folder, stdout=log, stderr=log, start_new_session=True)
     try:
