@@ -108,6 +108,11 @@ class Conversations:
                 return
             del self._open[idle]
 
+    def waiting(self, conversation: str, owner: str) -> int:
+        """Requests that use a conversation, or wait to."""
+        held = self._open.get((conversation, owner))
+        return 0 if held is None else held.waiting
+
     @property
     def open_count(self) -> int:
         """Conversations that are held open."""

@@ -213,5 +213,5 @@ async def policy_identity(settings: PolicySettings, policy: Any) -> dict[str, An
         if path.is_file():
             status = path.stat()
             digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    commit = getattr(policy.model.config, "_commit_hash", None)
+    commit = getattr(getattr(getattr(policy, "model", None), "config", None), "_commit_hash", None)
     return {"path": name.rstrip("/"), "files_sha256": digest.hexdigest(), **({"commit": commit} if commit else {})}

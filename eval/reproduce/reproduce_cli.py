@@ -18,6 +18,7 @@ EXPERIMENTS = {
         "atommem.eval.reproduce.regagent.experiment",
         "addition and deletion of experience (arXiv 2505.16067)",
     ),
+    "streams": ("atommem.eval.reproduce.streams.experiment", "the same rules on a stream and an agent of yours"),
     "traceretain": ("atommem.eval.reproduce.traceretain.experiment", "retention of trajectories (arXiv 2606.29178)"),
 }
 

@@ -94,7 +94,7 @@ def run_stream(world: World, follower: Follower, rules: Rules, success: float = 
         records.used(rows, float(error <= tolerance))
         if error <= rules.tolerance:
             output, wrong = (truth, 0.0) if rules.truth else (guess, error)
-            records.add(x, output, wrong, step, error <= success)
+            records.add(x, output, wrong, step, error <= tolerance)
         deleted += _delete(records, rules, step, rows)
         if rules.limit is not None:
             deleted += _limit(records, rules, rng)

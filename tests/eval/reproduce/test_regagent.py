@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from atommem.errors import ConfigError
+from atommem.eval.reproduce import asking
 from atommem.eval.reproduce.regagent import experiment
 from atommem.eval.reproduce.regagent.followers import copying_follower, ridge_follower, similarity_follower
+from atommem.eval.reproduce.regagent.language_model import read_guess
 from atommem.eval.reproduce.regagent.records import Records
 from atommem.eval.reproduce.regagent.runs import Runs, errors, size, success
 from atommem.eval.reproduce.regagent.stream import Rules, frozen_success, run_stream
@@ -18,6 +20,7 @@ from atommem.eval.reproduce.regagent.world import make_world
 from atommem.eval.reproduce.user_files import KeptVectors, published_tables
 from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
+from atommem.policy.contract import Completion, Sampling
 
 PAPER = published_tables("regagent")
 FOLLOWER = similarity_follower(PAPER["follower"])
@@ -127,12 +130,43 @@ def test_the_ends_of_the_chain_on_a_short_stream() -> None:
 
 def test_every_table_is_made_and_a_short_stream_holds_nothing() -> None:
     told: list[str] = []
-    sheet = experiment.run(argparse.Namespace(seeds=[0], tasks=60), told.append)
+    sheet = experiment.run(argparse.Namespace(seeds=[0], tasks=60, policy=None), told.append)
     assert len(sheet.tables) >= 9
     assert not sheet.holds
     assert told
     with pytest.raises(ConfigError, match="tasks is 0"):
-        experiment.run(argparse.Namespace(seeds=[0], tasks=0), told.append)
+        experiment.run(argparse.Namespace(seeds=[0], tasks=0, policy=None), told.append)
+
+
+@pytest.mark.parametrize(
+    ("text", "guess"),
+    [("Guess: \\boxed{-1.25}", -1.25), ("about .5, or 3", 0.5), ("\\boxed{ 2 } of 7", 2.0), ("no idea", None)],
+)
+def test_guesses_are_read(text: str, guess: float | None) -> None:
+    assert read_guess(text) == guess
+
+
+def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    class Model:
+        speaks_chat = True
+
+        async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
+            heard.append(messages[0]["content"])
+            last = heard[-1].rpartition("boxed{")[2].partition("}")[0]  # the most alike stands last
+            return Completion([], [], f"Guess: \\boxed{{{last}}}" if len(heard) > 1 else "?", "stop")
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(asking, "open_policy", lambda choice: Model())
+    arguments = argparse.Namespace(
+        seeds=[0], tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None
+    )
+    sheet = experiment.run(arguments, lambda text: None)
+    assert len(heard) == 100
+    assert "1 of 100 answers had no number" in sheet.notes[0]
+    assert sheet.tables[0].rows[1][2] == 120
 
 
 def test_published_sizes_are_those_of_the_identities() -> None:
