@@ -25,6 +25,7 @@ _SUMMARIES = {
     "eval": "evaluate a checkpoint or a server on a task file, or run a suite",
     "judge": "hold a judge of answers against labels, and against itself",
     "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
+    "reproduce": "published experiments on bounded memory, by their own protocol and with controls",
     "report": "evaluations as tables, plots and a page for the browser",
     "trace": "replay an episode step by step in the terminal",
     "env": "list environments, or check that one keeps its promises",
@@ -107,7 +108,7 @@ def _load(entry: EntryPoint) -> Any:
 
 
 def _usage(commands: dict[str, EntryPoint]) -> str:
-    lines = [f"  {name:<8} {_SUMMARIES.get(name, _origin(entry))}".rstrip() for name, entry in commands.items()]
+    lines = [f"  {name:<9} {_SUMMARIES.get(name, _origin(entry))}".rstrip() for name, entry in commands.items()]
     return (
         "usage: atommem COMMAND ...    or: atommem --version\n\ncommands:\n"
         + "\n".join(lines)

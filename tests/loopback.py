@@ -100,7 +100,7 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
             """A client that has gone away is none."""
 
     listening = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{listening.server_port}"
