@@ -38,7 +38,7 @@ class Store:
 
 
 def read_store(path: str | Path) -> Store:
-    """A session's file or an experience bank of ours, a folder or SQLite file of mem0 (its local Qdrant), or JSON Lines.
+    """A session's file or an experience bank of ours, a folder or file of mem0's local Qdrant, or JSON Lines.
 
     Rows of JSON Lines have a ``text`` (or memory, content, data, query); ``shown`` counts uses where it is there.
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from atommem.eval.retention.fitting import features_of, fit, save
 from atommem.eval.retention.keeping import Embedded, Scores, kept, score
+from atommem.memory.columns import Numbers
 from atommem.rules.linear import FEATURES
 from atommem.rules.oracle import GreedyOracle
 
@@ -20,10 +21,12 @@ RULES = ("fifo", "reject", "random", "type_prior", "redundancy", "novelty", "len
 LEARNED: dict[str, dict[str, Any]] = {
     "linear": {},
     "linear + embedding": {"embedding": True},
-    "linear + embedding, standardised": {"embedding": True, "standardise": True, "ridge": 100.0},
 }
 """Scorers and how they are fitted."""
-ORACLE, READ, UNLIMITED = "oracle", "novelty to all read", "unlimited"
+ORACLE, UNLIMITED = "oracle", "unlimited"
+ALL_READ = "novelty of all read", "linear + embedding, of all read"
+"""Rankings of all texts at the end, with their novelty to everything before, kept or not: a store cannot know that."""
+_PENALTY = 60.0
 SEEDS = 5
 """Of the random keeper, whose row is their mean."""
 
@@ -103,17 +106,29 @@ async def fill(
                         run.append(score(given, await kept(given, rule, capacity, seed=seed)))
                     runs.append(run)
                 table[name][str(capacity)] = cell(runs)
-    table[READ] = {}
-    for capacity in capacities:
-        table[READ][str(capacity)] = cell([[_most_novel(given, capacity) for given in streams]])
+    for name, worth in zip(ALL_READ, (_novelty, _fitted), strict=True):
+        ranked = [np.argsort(-worth(given, streams), kind="stable") for given in streams]
+        table[name] = {}
+        for capacity in capacities:
+            run = [score(given, order[:capacity].tolist()) for given, order in zip(streams, ranked, strict=True)]
+            table[name][str(capacity)] = cell([run])
     table[UNLIMITED] = {"all": cell([[score(given, range(len(given.stream.texts))) for given in streams]])}
     return table
 
 
-def _most_novel(given: Embedded, capacity: int) -> Scores:
-    """What the texts are good for that were least like anything before, kept or not: a store cannot know that."""
-    novelty = features_of(given)[:, FEATURES.index("novelty")]
-    return score(given, np.lexsort((np.arange(len(novelty)), -novelty))[:capacity].tolist())
+def _novelty(given: Embedded, streams: Sequence[Embedded]) -> Numbers:
+    return features_of(given)[:, FEATURES.index("novelty")]
+
+
+def _fitted(given: Embedded, streams: Sequence[Embedded]) -> Numbers:
+    """Scores of a scorer with standardised vectors, fitted on the other streams; nothing to fit on: 0."""
+    others = [other for other in streams if other.stream.name != given.stream.name]
+    if not others:
+        return np.zeros(len(given.texts))
+    found = fit(others, embedding=True, standardise=True, ridge=_PENALTY)
+    weights = np.array([found["weights"][name] for name in FEATURES])
+    scores: Numbers = features_of(given) @ weights + given.texts @ np.array(found["vector"])
+    return scores
 
 
 def markdown(table: dict[str, dict[str, Cell]]) -> str:
