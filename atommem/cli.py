@@ -6,6 +6,8 @@ The core knows none of them by import: the rooms above it (and third parties) br
 from __future__ import annotations
 
 import io
+import os
+import select
 import sys
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
@@ -23,6 +25,7 @@ _SUMMARIES = {
     "eval": "evaluate a checkpoint or a server on a task file, or run a suite",
     "judge": "hold a judge of answers against labels, and against itself",
     "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
+    "reproduce": "published experiments on bounded memory, by their own protocol and with controls",
     "report": "evaluations as tables, plots and a page for the browser",
     "trace": "replay an episode step by step in the terminal",
     "env": "list environments, or check that one keeps its promises",
@@ -47,7 +50,13 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         command = _load(commands[argv[0]])
-        return int(command(argv[1:]) or 0)
+        status = int(command(argv[1:]) or 0)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        return 0
     except ModuleNotFoundError as error:
         # A missing module of ours is a bug and keeps its traceback; a missing extra is a matter of installing.
         if error.name is None or error.name.split(".")[0] == "atommem":
@@ -60,6 +69,17 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\natommem {argv[0]}: interrupted", file=sys.stderr)
         return 130
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads what is printed any more (data show | head), which is no error."""
+    printed = select.poll()
+    printed.register(sys.stdout.fileno(), 0)
+    if not printed.poll(0):
+        return False
+    # What Python would flush at exit has nowhere to go.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _commands() -> dict[str, EntryPoint]:
@@ -88,7 +108,7 @@ def _load(entry: EntryPoint) -> Any:
 
 
 def _usage(commands: dict[str, EntryPoint]) -> str:
-    lines = [f"  {name:<8} {_SUMMARIES.get(name, _origin(entry))}".rstrip() for name, entry in commands.items()]
+    lines = [f"  {name:<9} {_SUMMARIES.get(name, _origin(entry))}".rstrip() for name, entry in commands.items()]
     return (
         "usage: atommem COMMAND ...    or: atommem --version\n\ncommands:\n"
         + "\n".join(lines)

@@ -74,7 +74,8 @@ class EmbedderConfig:
         default="sentence_transformer", metadata={"help": "sentence_transformer, http, hashing or random."}
     )
     embedder_model: str = field(
-        default="Qwen/Qwen3-Embedding-0.6B", metadata={"help": "Model name or folder (sentence_transformer, http)."}
+        default="Qwen/Qwen3-Embedding-0.6B",
+        metadata={"help": "Folder or hub name (NAME, NAME@REVISION); with http, the model's name on the server."},
     )
     embedder_url: str | None = field(
         default=None, metadata={"help": "Base URL of an OpenAI-compatible /v1/embeddings server (http)."}
@@ -85,6 +86,11 @@ class EmbedderConfig:
         check_choice("embedder", self.embedder, EMBEDDERS)
         if self.embedder == "http" and not self.embedder_url:
             raise ConfigError("embedder is http but embedder_url is not set: give the server's base URL.")
+
+    @property
+    def name(self) -> str:
+        """For people: the model, or the kind where there is none."""
+        return self.embedder_model if self.embedder in ("sentence_transformer", "http") else self.embedder
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -140,6 +146,20 @@ def is_loopback(url: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def hub_name(name: str) -> tuple[str, str | None]:
+    """Name and revision of ``Qwen/Qwen3-8B@REVISION``, as the hub's own paths (``hf://``) write it; a folder as it is.
+
+    Raises:
+        ConfigError: Nothing follows the ``@``.
+    """
+    model, at, revision = name.partition("@")
+    if not at or Path(name).exists():
+        return name, None
+    if not revision:
+        raise ConfigError(f"{name!r} names no revision after its @: give a commit, branch or tag.")
+    return model, revision
 
 
 def fields_of(config_class: type, values: dict[str, Any]) -> dict[str, Any]:

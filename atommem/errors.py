@@ -41,7 +41,14 @@ class OutageError(AtomMemError):
     """Something outside the policy failed (server gone, time-out) and its retries are used up.
 
     The episode loop turns it into a failed episode: counted and reported, never scored 0.
+
+    Attributes:
+        status: HTTP's, where a server answered with one.
     """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class BudgetSpentError(AtomMemError):

@@ -24,6 +24,8 @@ _MEMORY = "memory."
 """Before the names of memory's own pieces: an environment may use the same names."""
 _MEMORY_PIECES = ("scratchpad", "query", "memory", "entry", "capacity_notice")
 _NO_NOTICE = f"{_MEMORY}unlimited"
+_USERS = ("Question:\nWho?", " a  b", "\n\nc", "\u00e9\u4e2d\U0001f600", "1 \t<b>")
+"""What a user may say, for `PromptGuard.learn_head`."""
 
 
 class PromptBuilder:
@@ -118,6 +120,7 @@ class PromptBuilder:
         # None where the pieces themselves hold control tokens: then it depends on which are shown.
         bare = not any(self._guard.controls(self._encoded(words)) for words in self._words.values())
         self._controls = self._guard.controls(self._encoded(frame)) if bare else None
+        self._guard.learn_head([self._rendered(self._messages(user, self._system)) for user in _USERS])
 
     @classmethod
     def of(

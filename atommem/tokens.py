@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -24,6 +24,29 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any:
         """Render chat messages."""
         ...
+
+
+def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Text to token ids, as `Tokenizer.encode` without special tokens does.
+
+    Of a tokenizer of the library ``tokenizers`` it leaves out the spans, which take a fifth of the time.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+
+    def slowly(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def quickly(text: str) -> list[int]:
+        if backend.truncation is not None or backend.padding is not None:  # as somebody else's call has left it
+            return slowly(text)
+        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    # A class of transformers may do more than its library: then it does so with this, too.
+    return quickly if hasattr(backend, "encode_batch_fast") and quickly(_PROBE) == slowly(_PROBE) else slowly
+
+
+_PROBE = "  A probe,\n\tof 12 words & \u00e9, \u4e2d; \U0001f600 it's <s> <|x|> "
 
 
 def token_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:

@@ -24,8 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     if args.updates is not None and args.updates < 1:
         raise ConfigError(f"updates is {args.updates}: give at least 1.")
-    world = next((f"_{name}" for name in ("web", "limited", "blind") if getattr(args, name)), "")
-    out = args.out or Path(f"runs/demo{world}")
+    out = args.out or Path("runs") / "_".join(filter(None, ("demo", args.world)))
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out is {out}, which is a file: give a folder.")
     started = time.perf_counter()
@@ -35,10 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     # Torch's threads spin while they wait for each other; with another busy process beside them that costs threefold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Torch and TRL take seconds to import: not for --help.
-    from atommem.demo.recipe import FULL, LIMITED, MIXED, WEB, quick
+    from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, quick
     from atommem.demo.run import run_demo
 
-    recipe = {"_web": WEB, "_limited": LIMITED, "_blind": MIXED, "": FULL}[world]
+    recipe = {"": FULL, "limited": LIMITED, "web": WEB, "injected": INJECTED, "blind": MIXED}[args.world]
     if args.quick:
         recipe = quick(recipe)
     if args.updates is not None:
@@ -56,23 +55,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         type=Path,
-        help="where to write; replaces an earlier demo (default: runs/demo, with --limited runs/demo_limited, ...)",
+        help="where to write; replaces an earlier demo (default: runs/demo, runs/demo_limited, ...)",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--web", action="store_true", help="a site to browse: pages are visited by their links, and only memory stays"
-    )
-    which.add_argument(
-        "--limited",
-        action="store_true",
-        help="a store of three entries in a world with more facts: the policy has to learn to delete as well",
-    )
-    which.add_argument(
-        "--blind",
-        action="store_true",
-        help="half of the tasks show their question only when the text is over: the policy has to learn what to keep "
-        "without knowing what for",
-    )
+    for world, described in (
+        ("web", "a site to browse: pages are visited by their links, and only memory stays"),
+        ("injected", "that site with instructions of strangers on its pages, which the policy has to learn to ignore"),
+        ("limited", "a store of three entries in a world with more facts: the policy has to learn to delete as well"),
+        (
+            "blind",
+            "half of the tasks show their question only when the text is over: the policy has to learn what to keep "
+            "without knowing what for",
+        ),
+    ):
+        which.add_argument(f"--{world}", dest="world", action="store_const", const=world, default="", help=described)
     parser.add_argument("--seed", type=int, default=0, help="of weights, tasks and sampling (%(default)s)")
     parser.add_argument("--updates", type=int, help="updates of GRPO (default: what the recipe says)")
     parser.add_argument("--quick", action="store_true", help="run every part for a few seconds; teaches nothing")

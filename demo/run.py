@@ -141,9 +141,10 @@ class Demo:
         self.heldout = self.tasks(_HELDOUT, recipe.heldout)
         save_tasks(self.heldout, out / HELDOUT_FILE)
 
-    def tasks(self, stream: int, count: int) -> list[Task]:
-        """`count` tasks of one stream of this run."""
-        return list(world_of(self.recipe.world).generate(self.recipe.world, count, 10 * self.seed + stream))
+    def tasks(self, stream: int, count: int, world: Any = None) -> list[Task]:
+        """`count` tasks of one stream of this run, of the recipe's world or another of its kind."""
+        world = world or self.recipe.world
+        return list(world_of(world).generate(world, count, 10 * self.seed + stream))
 
     def learn_to_copy(self) -> None:
         """Pretraining: the ability to look something up in the context."""
@@ -197,6 +198,8 @@ class Demo:
         tasks = self.heldout
         if name == "tools_off":
             tasks = [replace(task, documents=(), metadata={}) for task in tasks]
+        elif name == "injected_off":
+            tasks = self.tasks(_HELDOUT, len(tasks), replace(self.recipe.world, injected=0.0))
 
         async def run() -> EvalResult:
             try:
@@ -209,8 +212,10 @@ class Demo:
         self.console.print(f"held-out EM, {LABELS[name].strip()}: {result.em:.3f}")
         return result
 
-    def grpo(self) -> None:
-        """Reinforcement learning: whole episodes, one terminal reward, group-relative advantages."""
+    def grpo(self, world: Any = None) -> None:
+        """Reinforcement learning: whole episodes, one terminal reward, group-relative advantages; on tasks of the
+        recipe's world, or another of its kind.
+        """
         settings = self.settings
         args = settings.train
         size = args.num_generations or 1
@@ -219,7 +224,7 @@ class Demo:
             trainer = MemoryGRPOTrainer(
                 self.model,
                 args,
-                self.tasks(_TRAINING, groups * args.max_steps),
+                self.tasks(_TRAINING, groups * args.max_steps, world),
                 self.tokenizer,
                 local_backend(Rollouts(args, self.tokenizer, self.embedder, settings.memory, settings.environment)),
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from itertools import islice
@@ -14,7 +13,6 @@ from atommem import plugins
 from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
 from atommem.envs.task import Task
 from atommem.envs.task_files import iter_tasks
-from atommem.errors import AtomMemError
 
 GROUP = "atommem.data"
 """Entry points of further commands."""
@@ -23,25 +21,19 @@ _MORE = {"from-conversations": "atommem.serve.from_conversations:main"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem data ...``; returns the exit status (2: an `AtomMemError`, printed to stderr)."""
+    """Run ``atommem data ...``; returns the exit status.
+
+    Raises:
+        AtomMemError: A setting is wrong, or a file is missing or damaged.
+    """
     argv = sys.argv[1:] if argv is None else argv
-    try:
-        if argv[:1] == ["build"]:
-            environment, arguments = _environment(argv[1:])
-            return find_environment(environment).build(arguments)
-        if argv[:1] and argv[0] in plugins.names(GROUP, _MORE):
-            return int(plugins.find(GROUP, argv[0], _MORE)(argv[1:]))
-        args = _parser(argv).parse_args(argv)
-        status = int(args.run(args))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # The reader has seen enough (data show | head); what Python would flush at exit has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except AtomMemError as error:
-        print(f"atommem data: {error}", file=sys.stderr)
-        return 2
+    if argv[:1] == ["build"]:
+        environment, arguments = _environment(argv[1:])
+        return find_environment(environment).build(arguments)
+    if argv[:1] and argv[0] in plugins.names(GROUP, _MORE):
+        return int(plugins.find(GROUP, argv[0], _MORE)(argv[1:]))
+    args = _parser(argv).parse_args(argv)
+    return int(args.run(args))
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -68,7 +68,7 @@ def trained(name: str, seed: int, out: Path, short: bool) -> Path:
     return folder / "grpo"
 
 
-async def measure(folder: Path, n: int, seed: int) -> dict[str, EvalResult]:
+async def measure(folder: Path, n: int, seed: int, temperature: float = 1.0) -> dict[str, EvalResult]:
     """The policy in `folder` on `n` tasks, with the questions in view while it reads and without."""
     saved = load_config(folder)
     policy = LocalPolicy.from_pretrained(folder)
@@ -83,7 +83,7 @@ async def measure(folder: Path, n: int, seed: int) -> dict[str, EvalResult]:
             tokenizer=policy.tokenizer,
             environments=make_environments(config, policy.tokenizer),
             memory=MemoryConfig(**fields_of(MemoryConfig, saved)),
-            sampling=Sampling(1.0, max_tokens=saved["max_tokens"], seed=seed),
+            sampling=Sampling(temperature, max_tokens=saved["max_tokens"], seed=seed),
         )
         results[way] = await evaluate(tasks, EpisodeRunner(agent), progress=False)
     await policy.close()

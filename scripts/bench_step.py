@@ -20,10 +20,12 @@ both: a scratchpad, an entry and a query of random words, `--notes` tokens each 
 favourable to us, for they are nobody's shared prefix.
 
 The limit is what the ratio would be if a token cost the same everywhere: tokens that went through the model, those of
-training counted three times. Beside the seconds on the clock stand those of the processor, of all processes together:
-on a machine that others use too, they are what can be compared. With `--trained_steps` only the rows of these steps
-are trained on, and the seconds are scaled by the tokens of all. The last line is one JSON object; "holds" is true for
-a ratio of at least 5 on the bar's shape.
+training counted three times. It does not: a token attends to all that stand before it, shared or not, and the head has
+a row for every completion token, however rows are packed. ``training_limit`` is the ratio of the passes' FLOPs, both
+counted: what packing can reach in training. Beside the seconds on the clock stand those of the processor, of all
+processes together: on a machine that others use too, they are what can be compared. With `--trained_steps` only the
+rows of these steps are trained on, and the seconds are scaled by the tokens of all. The last line is one JSON object;
+"holds" is true for a ratio of at least 5 on the bar's shape.
 """
 
 from __future__ import annotations
@@ -49,17 +51,22 @@ from bench_embedding import embedding_server
 from bench_rollout import ONE_LAYER, WORDS, Measured, Wrapped, long_task, rollout, serve
 from quick import add_quick
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import ModelConfig
 from trl.trainer.utils import add_fused_lm_head
 
 from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.embedding.http import HttpEmbedder
 from atommem.policy.contract import Completion, Policy, Sampling
+from atommem.train.dry_run.architecture import measure
+from atommem.train.dry_run.timeline import forward_flops
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep
 from atommem.train.objective.loss import Objective
 from atommem.train.objective.sequences import Row, episode_rows
 from atommem.train.packing.padding import pad_rows
+from atommem.train.packing.planning import lexicographic
+from atommem.train.packing.trie import shared_prefixes
 
 GROUP, CHUNK, STEPS, RETRIEVE_K = 16, 900, 8, 6
 LEAST_RATIO = 5.0
@@ -137,6 +144,7 @@ class Bench:
         self.server = server
         self.embeddings = embeddings
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.shape = measure(ModelConfig(model_name_or_path=str(folder)))
         # On --quick the server has one layer and random weights: it is shown that things run, not how fast.
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
         self.model.config.use_cache = False
@@ -209,6 +217,15 @@ class Bench:
         seconds["training"] = clock.read() - seconds["reference"]
         return seconds, computed
 
+    def flops(self, rows: list[Row], ours: bool) -> float:
+        """Of one forward pass over `rows`, attention and head included."""
+        ordered = lexicographic(rows)
+        shared = shared_prefixes(ordered) if ours else [0] * len(rows)
+        ends = zip(map(len, ordered), shared, strict=True)
+        pairs = sum(length * (length + 1) - common * (common + 1) for length, common in ends) / 2
+        tokens = sum(map(len, rows)) - sum(shared)
+        return forward_flops(self.shape, tokens, sum(len(row.completion_ids) for row in rows), pairs / tokens)
+
     def rows(self, measured: Measured) -> tuple[list[Row], float]:
         """The rows that are trained on, and how many times as many tokens all rows have."""
         advantages = [1.0 if index % 2 else -1.0 for index in range(len(measured.episodes))]
@@ -244,7 +261,7 @@ def main() -> int:
     folder = options.model or models.smollm2()
     window = options.chunk + 1500
     phases: dict[str, dict[str, np.ndarray]] = {}
-    passes, tokens, calls = {}, {}, {}
+    passes, tokens, calls, flops = {}, {}, {}, {}
     with (
         embedding_server(options.minilm or models.minilm()) as embeddings,
         serve(folder, options.out / "server.log", window, *(ONE_LAYER if options.quick else ())) as server,
@@ -256,6 +273,7 @@ def main() -> int:
             completions[name] = [step.token_ids for episode in measured.episodes for step in episode.steps]
             rows, scale = bench.rows(measured)
             trained, computed = bench.train(rows, ours)
+            flops[name] = bench.flops(rows, ours)
             phases[name] = {"rollout": seconds, **{phase: scale * value for phase, value in trained.items()}}
             tokens[name] = scale * computed
             forwards = (1 if ours else 2) + TRAINING
@@ -284,6 +302,7 @@ def main() -> int:
         },
         "tokens": {"raw": round(tokens["theirs"]), "unique": round(tokens["ours"])},
         "token_ratio": round(tokens["theirs"] / tokens["ours"], 2),
+        "training_limit": round(flops["theirs"] / flops["ours"], 2),
         "embedder_calls": calls,
         "limit": round(limit, 2),
         "share_of_limit": round(float(ratio[0]) / limit, 2),

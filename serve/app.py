@@ -13,12 +13,14 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from atommem.errors import AtomMemError, ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
-from atommem.serve import memory_routes, openai_routes
-from atommem.serve.conversation_log import NotFoundError
-from atommem.serve.conversations import BusyError, Conversations, MovedError
+from atommem.serve import conversation_list, memory_routes, openai_routes, recall, ui_routes
+from atommem.serve.conversation import MovedError
+from atommem.serve.conversations import Conversations
 from atommem.serve.guard import Guard, Limits
+from atommem.serve.log_rows import NotFoundError
 from atommem.serve.mcp_server import make_mcp, mcp_routes
 from atommem.serve.streaming import GoneError
+from atommem.serve.turns import BusyError
 from atommem.serve.wire import error_response
 from atommem.session import TurnTimeoutError
 
@@ -52,8 +54,12 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
     app.state.conversations = conversations
     app.state.ready = False
     app.include_router(openai_routes.router)
+    app.include_router(conversation_list.router)
     app.include_router(memory_routes.router)
+    app.include_router(recall.router)
     app.router.routes.extend(mcp_routes(mcp))
+    app.include_router(memory_routes.imports)
+    app.include_router(ui_routes.router)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

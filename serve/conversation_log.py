@@ -2,87 +2,42 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from atommem.errors import AtomMemError
 from atommem.memory.contents import Contents, Snapshot, replay
-from atommem.memory.operations import Operation, operation_from_json, to_json
+from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
+from atommem.serve.log_rows import (
+    About,
+    ConflictError,
+    Event,
+    Loaded,
+    NotFoundError,
+    Transaction,
+    append_events,
+    event_of,
+    find_about,
+    log_length,
+    new_conversation,
+    newest_snapshot,
+    operations_between,
+    row_of,
+    text_vectors,
+    unread_items,
+    vector_rows,
+)
 from atommem.serve.schema import conversations, events, operations, snapshots, vectors
 
 SNAPSHOT_EVERY = 256
 """Operations between two snapshots."""
+KINDS = ("item", "ask", "step", "answer", "stopped", "edit", "deleted", "moved", "fork", "feedback")
 _OF_A_CONVERSATION = (events, operations, snapshots, vectors)
-_OPERATION_FIELDS = tuple(item.name for item in fields(Operation) if item.name in operations.c)
-_REST = tuple(item.name for item in fields(Operation) if item.name not in operations.c)
-
-
-class NotFoundError(AtomMemError):
-    """There is no such thing, or it is another owner's: nobody can tell which."""
-
-
-class ConflictError(AtomMemError):
-    """Another writer committed this version of the conversation first. Nothing of this commit is there."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """A line of a conversation; see `atommem.serve.schema.events`. Its version is unset until it is committed."""
-
-    kind: str
-    body: Mapping[str, Any] = field(default_factory=dict)
-    step: int | None = None
-    of: int | None = None
-    chunks: int | None = None
-    tokens: int | None = None
-    response: str | None = None
-    version: int = 0
-    created_at: int = 0
-    checkpoint: str = ""
-
-
-@dataclass(frozen=True)
-class About:
-    """What a conversation is, its log apart."""
-
-    id: str
-    owner: str
-    created_at: int
-    metadata: dict[str, str]
-
-
-@dataclass
-class Loaded:
-    """All that is needed to go on with a conversation.
-
-    Attributes:
-        version, seq: Of its newest event, and how many operations there are.
-        turns, sampled: As of `atommem.session.SessionState`.
-        checkpoint, embedder: What its newest event and operation were made with; None where there is none.
-        start: The newest snapshot, None where there is none; `operations` are those since.
-        unread: Items that have not been read to their end: version, and how many chunks of it have been.
-    """
-
-    about: About
-    version: int
-    seq: int
-    turns: int
-    sampled: int
-    checkpoint: str | None
-    embedder: str | None
-    start: Snapshot | None
-    operations: list[Operation]
-    vectors: TextVectors | None
-    unread: list[tuple[int, int]]
 
 
 class ConversationLog:
@@ -99,16 +54,14 @@ class ConversationLog:
         # SQLite has one writer: threads that wait for each other here need not poll it.
         self._lock = threading.Lock() if engine.dialect.name == "sqlite" else None
 
-    def write(self) -> _Transaction:
+    def write(self) -> Transaction:
         """A transaction; what it wrote is there when its block has ended, and otherwise nothing of it."""
-        return _Transaction(self._writing, self._lock)
+        return Transaction(self._writing, self._lock)
 
     def create(self, owner: str, metadata: Mapping[str, str]) -> About:
         """A new conversation."""
-        about = About(f"conv_{secrets.token_hex(16)}", owner, int(time.time()), dict(metadata))
         with self.write() as connection:
-            connection.execute(conversations.insert().values(vars(about)))
-        return about
+            return new_conversation(connection, owner, metadata)
 
     def about(self, conversation: str, owner: str) -> About:
         """What it is.
@@ -117,20 +70,20 @@ class ConversationLog:
             NotFoundError: `owner` has none of this id.
         """
         with self.engine.begin() as connection:
-            return _about(connection, conversation, owner)
+            return find_about(connection, conversation, owner)
 
     def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> About:
         """Replace its metadata. Raises as `about`."""
         with self.write() as connection:
-            _about(connection, conversation, owner)
+            find_about(connection, conversation, owner)
             of_it = conversations.update().where(conversations.c.id == conversation)
             connection.execute(of_it.values(metadata=dict(metadata)))
-            return _about(connection, conversation, owner)
+            return find_about(connection, conversation, owner)
 
     def erase(self, conversation: str, owner: str) -> None:
         """Everything of it, for good. Raises as `about`."""
         with self.write() as connection:
-            _about(connection, conversation, owner, lock=True)  # whoever commits to it waits, and finds it gone
+            find_about(connection, conversation, owner, lock=True)  # whoever commits to it waits, and finds it gone
             for table in _OF_A_CONVERSATION:
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
@@ -168,30 +121,22 @@ class ConversationLog:
         Raises:
             ConflictError: It has gone on since, or is gone.
         """
-        now, last = int(time.time()), version + len(new)
-        lines = [
-            {
-                **vars(event),
-                "version": number,
-                "conversation": conversation,
-                "created_at": now,
-                "checkpoint": checkpoint,
-            }
-            for number, event in enumerate(new, version + 1)
-        ]
+        last = version + len(new)
+        lines = [replace(event, version=number) for number, event in enumerate(new, version + 1)]
         rows = [
-            _row_of(operation)
+            row_of(operation)
             | {"conversation": conversation, "seq": number, "version": last}
             | {"checkpoint": checkpoint, "embedder": embedder}
             for number, operation in enumerate(written, seq)
         ]
         try:
             with self.write() as connection:
-                connection.execute(events.insert(), lines)
+                append_events(connection, conversation, lines, checkpoint)
                 if rows:
                     connection.execute(operations.insert(), rows)
                 if cached is not None and len(cached.digests):
-                    connection.execute(self._insert(vectors).on_conflict_do_nothing(), _rows_of(conversation, cached))
+                    new_vectors = self._insert(vectors).on_conflict_do_nothing()
+                    connection.execute(new_vectors, vector_rows(conversation, cached))
                 if snapshot is not None:
                     values = {"conversation": conversation, "seq": seq + len(rows), "body": snapshot.to_json()}
                     connection.execute(snapshots.insert().values(values))
@@ -207,7 +152,7 @@ class ConversationLog:
             whole: With its whole log, from no snapshot on.
         """
         with self.engine.begin() as connection:
-            about = _about(connection, conversation, owner)
+            about = find_about(connection, conversation, owner)
             of_it = events.c.conversation == conversation
             counts = sa.select(sa.func.max(events.c.version), sa.func.max(events.c.step), sa.func.sum(events.c.tokens))
             version, step, sampled = connection.execute(counts.where(of_it)).one()
@@ -221,8 +166,8 @@ class ConversationLog:
                 .limit(1)
             ).one_or_none()
             seq = 0 if last is None else last.seq + 1
-            start = None if whole else _snapshot(connection, conversation, seq)
-            since = _operations(connection, conversation, 0 if start is None else start.contents.position, seq)
+            start = None if whole else newest_snapshot(connection, conversation, seq)
+            since = operations_between(connection, conversation, 0 if start is None else start.contents.position, seq)
             found = sa.select(vectors.c.digest, vectors.c.row)
             cached = connection.execute(
                 found.where(vectors.c.conversation == conversation, vectors.c.embedder == embedder)
@@ -237,8 +182,8 @@ class ConversationLog:
                 None if last is None else last.embedder,
                 start,
                 since,
-                _vectors(embedder, cached) if cached else None,
-                _unread(connection, conversation),
+                text_vectors(embedder, cached) if cached else None,
+                unread_items(connection, conversation),
             )
 
     def events(
@@ -261,15 +206,76 @@ class ConversationLog:
             query = query.order_by(events.c.version).where(events.c.version > after)
         with self.engine.begin() as connection:
             rows = connection.execute(query).mappings().all()
-        return [_event(row) for row in rows]
+        return [event_of(row) for row in rows]
 
     def items(self, conversation: str, kinds: Sequence[str]) -> tuple[dict[int, int], list[Event]]:
         """Events of these kinds, oldest first, without deleted items; and how far those unread have been read."""
         found = self.events(conversation, (*kinds, "deleted"))
         gone = {event.of for event in found if event.kind == "deleted"}
         with self.engine.begin() as connection:
-            unread = dict(_unread(connection, conversation))
+            unread = dict(unread_items(connection, conversation))
         return unread, [event for event in found if event.kind != "deleted" and event.version not in gone]
+
+    def item(self, conversation: str, item: str) -> Event:
+        """A text by its id.
+
+        Raises:
+            NotFoundError: There is none, or it was deleted.
+        """
+        found = [event for event in self.items(conversation, ("item",))[1] if event.body["id"] == item]
+        if not found:
+            raise NotFoundError(f"there is no item {item!r} in this conversation.")
+        return found[0]
+
+    def fork(self, conversation: str, owner: str, at: int | None) -> About:
+        """A conversation that is another one as `at` operations had left it (unset: all); it has nothing unread."""
+        with self.write() as connection:
+            source = find_about(connection, conversation, owner)
+            length = log_length(connection, conversation)
+            at = length if at is None else at
+            about = new_conversation(connection, owner, source.metadata)
+            last = sa.select(operations.c.version).where(
+                operations.c.conversation == conversation, operations.c.seq == at - 1
+            )
+            newest = sa.select(sa.func.max(events.c.version)).where(events.c.conversation == conversation)
+            version = int(connection.scalar(newest if at == length else last) or 0)
+            bounds = {events: events.c.version <= version, operations: operations.c.seq < at}
+            bounds |= {snapshots: snapshots.c.seq <= at, vectors: sa.true()}
+            for table, bound in bounds.items():
+                # A response is its own conversation's.
+                other = {"conversation": sa.literal(about.id), "response": sa.null()}
+                columns = [other.get(column.name, column) for column in table.c]
+                rows = sa.select(*columns).where(table.c.conversation == conversation, bound)
+                connection.execute(table.insert().from_select([column.name for column in table.c], rows))
+            made = sa.select(events.c.checkpoint).where(events.c.conversation == about.id)
+            checkpoint = connection.scalar(made.order_by(events.c.version.desc()).limit(1))
+            if checkpoint is not None:
+                body = {"conversation": conversation, "at": at}
+                append_events(connection, about.id, [Event("fork", body, version=version + 1)], checkpoint)
+        return about
+
+    def restore(
+        self,
+        owner: str,
+        metadata: Mapping[str, str],
+        past: Sequence[Event],
+        written: Sequence[Operation],
+        made: Sequence[tuple[int, str, str]],
+    ) -> About:
+        """A new conversation with this past; `made` has the version, checkpoint and embedder of each operation."""
+        with self.write() as connection:
+            about = new_conversation(connection, owner, metadata)
+            last = Event("fork", {}, version=len(past) + 1, checkpoint=past[-1].checkpoint if past else "")
+            for event in (*past, *([last] if past else ())):
+                append_events(connection, about.id, [event], event.checkpoint, event.created_at or None)
+            rows = [
+                {**row_of(operation), "conversation": about.id, "seq": seq}
+                | {"version": version, "checkpoint": checkpoint, "embedder": embedder}
+                for seq, (operation, (version, checkpoint, embedder)) in enumerate(zip(written, made, strict=True))
+            ]
+            if rows:
+                connection.execute(operations.insert(), rows)
+        return about
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """The conversation, question and answer of a response; None where it was not answered.
@@ -283,7 +289,7 @@ class ConversationLog:
             rows = connection.execute(query).mappings().all()
         if not rows:
             raise NotFoundError(f"there is no response {response!r}.")
-        return rows[0]["conversation"], _event(rows[0]), _event(rows[1]) if len(rows) > 1 else None
+        return rows[0]["conversation"], event_of(rows[0]), event_of(rows[1]) if len(rows) > 1 else None
 
     def operations(self, conversation: str, first: int, limit: int | None = None) -> list[Mapping[str, Any]]:
         """Its operations from number `first` on, as JSON values with their numbers, checkpoints and embedders."""
@@ -299,107 +305,12 @@ class ConversationLog:
     def length(self, conversation: str) -> int:
         """How many operations it has."""
         with self.engine.begin() as connection:
-            return _length(connection, conversation)
+            return log_length(connection, conversation)
 
     def memory_at(self, conversation: str, seq: int | None = None) -> Contents:
         """Its memory as `seq` operations had left it (unset: all); replayed, without an embedding."""
         with self.engine.begin() as connection:
-            seq = _length(connection, conversation) if seq is None else seq
-            start = _snapshot(connection, conversation, seq)
+            seq = log_length(connection, conversation) if seq is None else seq
+            start = newest_snapshot(connection, conversation, seq)
             first = 0 if start is None else start.contents.position
-            return replay(_operations(connection, conversation, first, seq), start)
-
-
-class _Transaction:
-    """A writer's transaction, under the lock that threads of this process take turns by."""
-
-    def __init__(self, engine: sa.Engine, lock: threading.Lock | None) -> None:
-        self._begun, self._lock = engine.begin(), lock
-
-    def __enter__(self) -> sa.Connection:
-        if self._lock is not None:
-            self._lock.acquire()
-        try:
-            return self._begun.__enter__()
-        except BaseException:
-            self._release()
-            raise
-
-    def __exit__(self, *exception: Any) -> None:
-        try:
-            self._begun.__exit__(*exception)
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-
-
-def _event(row: sa.RowMapping) -> Event:
-    return Event(**{str(name): value for name, value in row.items() if name != "conversation"})
-
-
-def _about(connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False) -> About:
-    query = sa.select(conversations).where(conversations.c.id == conversation, conversations.c.owner == owner)
-    row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
-    if row is None:
-        raise NotFoundError(f"there is no conversation {conversation!r}.")
-    return About(**row)
-
-
-def _length(connection: sa.Connection, conversation: str) -> int:
-    last = connection.scalar(sa.select(sa.func.max(operations.c.seq)).where(operations.c.conversation == conversation))
-    return 0 if last is None else int(last) + 1
-
-
-def _snapshot(connection: sa.Connection, conversation: str, seq: int) -> Snapshot | None:
-    """The newest that is not after `seq`."""
-    query = sa.select(snapshots.c.body).where(snapshots.c.conversation == conversation, snapshots.c.seq <= seq)
-    body = connection.scalar(query.order_by(snapshots.c.seq.desc()).limit(1))
-    return None if body is None else Snapshot.from_json(body)
-
-
-def _operations(connection: sa.Connection, conversation: str, first: int, last: int) -> list[Operation]:
-    columns = [operations.c[name] for name in (*_OPERATION_FIELDS, "rest")]
-    query = sa.select(*columns).where(operations.c.conversation == conversation)
-    query = query.where(operations.c.seq >= first, operations.c.seq < last).order_by(operations.c.seq)
-    return list(_restored(connection.execute(query).mappings()))
-
-
-def _row_of(operation: Operation) -> dict[str, Any]:
-    values = to_json(operation)
-    rest = {name: values.pop(name) for name in _REST if name in values}
-    return {**dict.fromkeys(_OPERATION_FIELDS), **values, "rest": rest or None}
-
-
-def _restored(rows: Iterable[sa.RowMapping]) -> Iterator[Operation]:
-    for row in rows:
-        values = {str(name): value for name, value in row.items() if value is not None}
-        yield operation_from_json(values | values.pop("rest", {}))
-
-
-def _unread(connection: sa.Connection, conversation: str) -> list[tuple[int, int]]:
-    """Items with chunks that have not been read: only those at the end can have any."""
-    of_it = events.c.conversation == conversation
-    items = sa.select(events.c.version, events.c.chunks).where(of_it, events.c.kind == "item")
-    ended = sa.select(events.c.of, events.c.kind).where(of_it, events.c.kind.in_(("step", "stopped")))
-    read: dict[int, float] = {}
-    for of, kind in connection.execute(ended):
-        read[of] = read.get(of, 0) + (1 if kind == "step" else float("inf"))
-    found = connection.execute(items.order_by(events.c.version)).all()
-    return [(version, int(read.get(version, 0))) for version, chunks in found if read.get(version, 0) < chunks]
-
-
-def _rows_of(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
-    digests, rows = cached.digests.view(np.int64).tolist(), cached.rows.astype(np.float16)
-    return [
-        {"conversation": conversation, "embedder": cached.embedder, "digest": digest, "row": row.tobytes()}
-        for digest, row in dict(zip(digests, rows, strict=True)).items()
-    ]
-
-
-def _vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:
-    digests = np.array([row.digest for row in rows], dtype=np.int64).view(np.uint64)
-    halves = np.stack([np.frombuffer(row.row, dtype=np.float16) for row in rows])
-    return TextVectors(embedder, digests, halves.astype(np.float32))
+            return replay(operations_between(connection, conversation, first, seq), start)

@@ -1,14 +1,15 @@
 """``atommem data from-conversations``: what was served and rated becomes tasks to train on, and traces to begin with.
 
-A conversation takes part if its owner says so: ``training: yes`` in its metadata, looked up when this runs. Its rated
-answers (``POST /v1/conversations/{id}/feedback``) are the reward. Two things come of it:
+An answer takes part if its owner says so: ``consent`` in the last feedback on it (``POST
+/v1/conversations/{id}/feedback``), whose ``reward`` counts. Two things come of a conversation with such answers:
 
-- a trace, with the token ids that were sampled and what the policy was shown, for ``atommem train sft``: all of its
-  steps, with the mean of its ratings as the episode's reward;
+- a trace, with the token ids that were sampled and what the policy was shown, for ``atommem train sft``: the steps that
+  read, and those of these answers; the mean of their ratings is the episode's reward;
 - a task, for ``atommem train grpo``: its texts as documents, and the questions whose answer is known, because the
   feedback says it or the answer was rated 1.
 
-What an owner deleted is in neither, and no step from before: it may have been shown there.
+What an owner deleted is in neither, and no step from before: it may have been shown there. No step or rating is taken
+from before an import: anybody could have written them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -31,12 +32,11 @@ from atommem.episode import Episode
 from atommem.errors import DataError
 from atommem.memory.operations import Operation
 from atommem.observation import StopReason
-from atommem.serve.conversation_log import About, ConversationLog, Event
+from atommem.serve.conversation_log import ConversationLog
+from atommem.serve.log_rows import Event
 from atommem.serve.schema import conversations, open_database
 from atommem.trace import step_of, write_trace
 
-CONSENT = "training"
-"""The key of a conversation's metadata that is ``yes`` where its owner lets it be trained on."""
 SOURCE = "conversation"
 _OPERATION = tuple(Operation.__dataclass_fields__)
 
@@ -71,87 +71,84 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--policy", help="the checkpoint's folder: traces then say which settings they were made with")
     given = parser.parse_args(sys.argv[1:] if argv is None else argv)
     log = ConversationLog(open_database(given.db))
-    agreed = list(with_consent(log, given.owner))
     config = {} if given.policy is None else {"memory": load_config(given.policy)}
-    tasks, steps, traces = [], 0, 0
-    for about in agreed:
-        task, episode = taken_from(log, about)
+    tasks, count, steps, traces = [], 0, 0, 0
+    for count, conversation in enumerate(_conversations(log, given.owner), 1):  # noqa: B007  (counted)
+        task, episode = taken_from(log, conversation)
         if episode is None:
             continue
         described = describe_task(task).to_json()
-        write_trace(given.out / "traces" / f"{about.id}.jsonl", episode, described, config, tokens=True)
+        write_trace(given.out / "traces" / f"{conversation}.jsonl", episode, described, config, tokens=True)
         steps, traces = steps + len(episode.steps), traces + 1
         tasks += [task] if task.questions else []
     if not traces:
         raise DataError(
-            f"{len(agreed)} conversations may be trained on ({CONSENT}: yes in their metadata), and none of them has "
-            "feedback: POST /v1/conversations/ID/feedback."
+            f"none of {count} conversations has an answer that may be trained on: its owner says so with consent in "
+            "the feedback on it (POST /v1/conversations/ID/feedback)."
         )
     if tasks:
         save_tasks(tasks, given.out / "tasks.jsonl")
-    print(f"{len(agreed)} conversations may be used; {traces} are rated: traces with {steps} steps, {len(tasks)} tasks")
+    print(f"{traces} of {count} conversations may be used: traces with {steps} steps, {len(tasks)} tasks")
     print(f"atommem train sft --data {given.out / 'traces'} --min_reward 1 ...")
     return 0
 
 
-def with_consent(log: ConversationLog, owner: str | None = None) -> Iterator[About]:
-    """The conversations whose owners let them be used, oldest first."""
-    query = sa.select(conversations).order_by(conversations.c.created_at, conversations.c.id)
+def _conversations(log: ConversationLog, owner: str | None) -> list[str]:
+    """Ids, oldest first."""
+    query = sa.select(conversations.c.id).order_by(conversations.c.created_at, conversations.c.id)
     if owner is not None:
         query = query.where(conversations.c.owner == owner)
     with log.engine.begin() as connection:
-        rows = connection.execute(query).mappings().all()
-    return (About(**row) for row in rows if row["metadata"].get(CONSENT) == "yes")
+        return list(connection.scalars(query))
 
 
-def taken_from(log: ConversationLog, about: About) -> tuple[Task, Episode | None]:
-    """A conversation as a task, and as an episode; None where nothing has been rated."""
-    events = log.events(about.id)
+def taken_from(log: ConversationLog, conversation: str) -> tuple[Task, Episode | None]:
+    """A conversation as a task, and as an episode; None where no answer may be used."""
+    events, written = log.events(conversation), _operations(log, conversation)
     gone = {event.of for event in events if event.kind == "deleted"}
-    begins = max((event.version for event in events if _takes_out(event)), default=0)
-    rated = _rated(events)
-    items = [event.body for event in events if event.kind == "item" and event.version not in gone]
+    brought = max((event.version for event in events if event.kind == "fork" and not event.body), default=0)
+    rated = _rated([event for event in events if event.version > brought])
+    begins = max((event.version for event in events if _takes_out(event, written)), default=brought)
+    items = {event.version: event.body for event in events if event.kind == "item" and event.version not in gone}
     questions = [
-        Question(item.question, (item.gold,), id=f"{about.id}-{number}")
-        for number, item in enumerate(rated)
+        Question(item.question, (item.gold,), id=f"{conversation}-{number}")
+        for number, item in enumerate(rated.values())
         if item.gold is not None
     ]
-    documents = tuple(Document(item.get("name", ""), "\n\n".join(item["parts"])) for item in items)
-    task = Task(about.id, tuple(questions), documents, source=SOURCE)
+    documents = tuple(Document(item["name"], "\n\n".join(item["parts"])) for item in items.values())
+    task = Task(conversation, tuple(questions), documents, source=SOURCE)
     if not rated:
         return task, None
-    written = _operations(log, about.id)
     steps = [
         step_of({**event.body, "operations": written.get(event.version, [])})
         for event in events
-        if event.kind == "step" and event.version > begins and event.of not in gone
+        if event.kind == "step" and event.version > begins and event.of in {*items, *rated}
     ]
-    reward = fmean(item.reward for item in rated)
-    episode = Episode(about.id, 0, steps, tuple(item.answer for item in rated), reward, {"feedback": reward})
-    episode.stop_reason = StopReason.ANSWERED
+    reward = fmean(item.reward for item in rated.values())
+    answers = tuple(item.answer for item in rated.values())
+    episode = Episode(conversation, 0, steps, answers, reward, {"feedback": reward}, stop_reason=StopReason.ANSWERED)
     return task, episode
 
 
-def _takes_out(event: Event) -> bool:
+def _takes_out(event: Event, written: Mapping[int, Sequence[Mapping[str, Any]]]) -> bool:
     """Whether its owner wanted something gone."""
-    return event.kind == "deleted" or (event.kind == "edit" and event.body.get("text") is None)
+    return event.kind == "deleted" or (
+        event.kind == "edit" and any(operation["kind"] != "update" for operation in written.get(event.version, ()))
+    )
 
 
-def _rated(events: Sequence[Event]) -> list[Rated]:
-    """The questions that have feedback; the last word on each counts."""
-    asked = {event.version: event for event in events if event.kind == "ask"}
+def _rated(events: Sequence[Event]) -> dict[int, Rated]:
+    """The answers that may be used, by the version of their question; the last word on each counts."""
     answers = {event.of: event.body["text"] for event in events if event.kind == "answer"}
-    said: Mapping[int | None, Event] = {event.of: event for event in events if event.kind == "feedback"}
-    return [
-        Rated(
-            ask.body["question"],
-            answers.get(version),
-            float(said[version].body["reward"]),
-            said[version].body.get("answer"),
-        )
-        for version, ask in asked.items()
-        if version in said
-    ]
+    said = {event.body["response"]: event.body for event in events if event.kind == "feedback"}
+    rated = {}
+    for event in events:
+        feedback = said.get(event.response) if event.kind == "ask" else None
+        if feedback is not None and feedback["consent"]:
+            right = feedback.get("answer") or None
+            answer = answers.get(event.version)
+            rated[event.version] = Rated(event.body["question"], answer, float(feedback["reward"]), right)
+    return rated
 
 
 def _operations(log: ConversationLog, conversation: str) -> dict[int, list[dict[str, Any]]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,8 +22,8 @@ from atommem.serve.wire import error_response
 
 LOGGER = logging.getLogger("atommem.serve")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-_OPEN = ("/health", "/ready")
-"""Asked by who runs the server, without a key."""
+_OPEN = ("/health", "/ready", "/ui")
+"""Asked without a key: by who runs the server, and for the page, which asks for the key itself."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,6 @@ class Limits:
     hosts: tuple[str, ...] = ()
     requests_per_minute: int | None = 600
     max_body_bytes: int = 8_000_000
-
-
-class TooLargeError(Exception):
-    """A body beyond its bound, however it is sent."""
 
 
 class Rates:
@@ -99,9 +96,6 @@ class Guard:
                 await self._app(scope, _bounded(receive, most), noted)
             else:
                 await refused(scope, receive, noted)
-        except TooLargeError:
-            if not begun:
-                await _refusal(413, "too_large", "the request's body is too large.")(scope, receive, noted)
         except Exception as raised:
             error = raised
             if not begun:
@@ -120,7 +114,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host:
             return _refusal(403, "wrong_origin", "pages of other sites may not ask this server."), None
-        if scope["path"] in _OPEN:
+        if scope["path"] in _OPEN or scope["path"].startswith("/ui/"):
             return None, Key("none", "")
         kind, _, token = headers.get("authorization", "").partition(" ")
         token = token if kind.lower() == "bearer" else ""
@@ -141,7 +135,7 @@ def _bounded(receive: Receive, most: int) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > most:
-            raise TooLargeError
+            raise HTTPException(413, "the request's body is too large.")
         return message
 
     return bounded

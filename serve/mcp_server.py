@@ -7,10 +7,11 @@ argument of every tool, and `remember` makes one where none is given.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -21,14 +22,14 @@ from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import BaseModel, Field
 from starlette.routing import BaseRoute
 
-from atommem.actions import READ, Action
 from atommem.episode import Step
 from atommem.errors import AtomMemError
 from atommem.memory.operations import Operation
 from atommem.serve.api_keys import LOCAL
-from atommem.serve.conversation_log import Event, NotFoundError
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import LOGGER
+from atommem.serve.log_rows import Event, NotFoundError
+from atommem.serve.recall import recalled
 from atommem.serve.wire import ConversationId, Message, Name, Text, entry_object, new_item
 from atommem.session import Session
 
@@ -79,10 +80,8 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         served: The conversations.
         owner: Of all that is asked (stdio); unset, the owner of the request's key, as the guard found it.
     """
-    # Its log would hold what users say: crashes are logged here, by their place.
-    server: MCPServer[Any] = MCPServer(
-        "atommem", instructions=_INSTRUCTIONS, version=version("atommem"), log_level="CRITICAL"
-    )
+    with _without_its_log():
+        server: MCPServer[Any] = MCPServer("atommem", instructions=_INSTRUCTIONS, version=version("atommem"))
 
     def owner_of(context: Context[Any, Any]) -> str:
         if owner is not None:
@@ -128,13 +127,9 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
     ) -> list[Recalled]:
         """The entries that fit a query best, as the policy would be shown them. No model is asked, nothing changes."""
         async with _told(), served.use(conversation, owner_of(context)) as memory:
-            twin = memory.session.memory.fork()
-            await twin.apply([Action(READ, query)], memory.session.turns)
-            held = twin.contents.entries
-            found = [(held[item.entry_id], item.score) for item in twin.view().retrieved]
             return [
                 Recalled(id=entry.id, text=entry.text, score=score, source=entry.source.piece if entry.source else None)
-                for entry, score in found
+                for entry, score in await recalled(memory, query)
             ]
 
     @server.tool()
@@ -205,6 +200,17 @@ def serve_stdio(served: Conversations) -> None:
             await served.close()
 
     anyio.run(run)
+
+
+@contextmanager
+def _without_its_log() -> Iterator[None]:
+    """The package gives the process's root logger a handler, and writes what users say: crashes are logged here."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 
 @asynccontextmanager

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, Field
 
 from atommem.errors import DataError
+from atommem.memory.operations import Operation, to_json
+from atommem.serve.log_rows import Event
 from atommem.serve.openai_routes import Owner, Served
-from atommem.serve.wire import ConversationId, Number, entry_object
+from atommem.serve.transfer import exported, imported
+from atommem.serve.wire import ConversationId, Name, Number, Text, conversation_object, entry_object
+from atommem.session import Session
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
+imports = APIRouter(prefix="/v1")
 At = Annotated[Number | None, Query(description="After so many operations; unset is now.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+class NewText(BaseModel):
+    """``POST .../entries/{entry}``."""
+
+    text: Annotated[Text, Field(min_length=1)]
+
+
+class Feedback(BaseModel):
+    """``POST .../feedback``: how good an answer was, in [0, 1], the right one, and whether it may be trained on."""
+
+    response: Name
+    reward: Annotated[float, Field(ge=0, le=1)]
+    answer: Annotated[Text, Field(max_length=4000)] = ""
+    text: Annotated[Text, Field(max_length=4000)] = ""
+    consent: bool = False
 
 
 @router.get("/memory")
@@ -21,9 +46,7 @@ async def memory(conversation: ConversationId, owner: Owner, served: Served, at:
 
     def found() -> dict[str, Any]:
         served.log.about(conversation, owner)
-        length = served.log.length(conversation)
-        if at is not None and at > length:
-            raise DataError(f"at is {at}: this conversation has {length} operations.")
+        length = _checked(served.log.length(conversation), at)
         contents = served.log.memory_at(conversation, at)
         return {
             "object": "memory",
@@ -44,13 +67,9 @@ async def operations(
     conversation: ConversationId, owner: Owner, served: Served, after: Number = 0, limit: Limit = 100
 ) -> dict[str, Any]:
     """The operation log from number ``after`` on."""
-
-    def found() -> dict[str, Any]:
-        served.log.about(conversation, owner)
-        rows = served.log.operations(conversation, after, limit + 1)
-        return {"object": "list", "data": rows[:limit], "has_more": len(rows) > limit}
-
-    return await served.in_thread(found)
+    return await _listed(
+        served, conversation, owner, limit, lambda: served.log.operations(conversation, after, limit + 1)
+    )
 
 
 @router.get("/steps")
@@ -59,14 +78,136 @@ async def steps(
     owner: Owner,
     served: Served,
     after: Number = 0,
+    before: Annotated[Number, Query(description="A version: then the steps before it, newest first.")] = 0,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
     """The steps: what was shown of text and memory, what the policy wrote, token by token."""
 
+    def found() -> list[dict[str, Any]]:
+        newest = before > 0
+        at = before if newest else after
+        events = served.log.events(conversation, ("step",), after=at, limit=limit + 1, newest=newest)
+        return [{**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in events]
+
+    return await _listed(served, conversation, owner, limit, found)
+
+
+@router.post("/fork")
+async def fork(conversation: ConversationId, owner: Owner, served: Served, at: At = None) -> dict[str, Any]:
+    """A second conversation that is this one as it was after ``at`` operations, and goes its own way from there."""
+
+    def forked() -> dict[str, Any]:
+        served.log.about(conversation, owner)
+        _checked(served.log.length(conversation), at)
+        return conversation_object(served.log.fork(conversation, owner, at))
+
+    return await served.in_thread(forked)
+
+
+@router.post("/entries/{entry}")
+async def edit_entry(
+    conversation: ConversationId, entry: Number, body: NewText, owner: Owner, served: Served
+) -> dict[str, Any]:
+    """Replace the text of an entry: an operation of the actor ``user``."""
+    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, body.text))
+
+
+@router.delete("/entries/{entry}")
+async def delete_entry(conversation: ConversationId, entry: Number, owner: Owner, served: Served) -> dict[str, Any]:
+    """Delete an entry; the log keeps what it said until the conversation is deleted."""
+    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, None))
+
+
+@router.delete("/sources/{name:path}")
+async def delete_source(conversation: ConversationId, name: str, owner: Owner, served: Served) -> dict[str, Any]:
+    """Take out what was written while the text of this name (or item of this id) was read."""
+    return await _edited(served, conversation, owner, lambda session: _forget(session, name), whole=True)
+
+
+@router.delete("/items/{item}")
+async def delete_item(conversation: ConversationId, item: str, owner: Owner, served: Served) -> dict[str, Any]:
+    """Delete a text: what was written while it was read goes too, and it is listed no more."""
+
+    def version() -> tuple[int, str]:
+        served.log.about(conversation, owner)
+        event = served.log.item(conversation, item)
+        return event.version, event.body["name"] or item
+
+    of, name = await served.in_thread(version)
+    async with served.use(conversation, owner, whole=True) as held:
+        await held.change(Event("deleted", {"item": item}, of=of), lambda session: _forget(session, name))
+        if any(unread == of for unread, _ in held.log.unread):
+            await held.note(Event("stopped", {"reason": "deleted"}, of=of))
+        return conversation_object(held.log.about)
+
+
+@router.post("/checkpoint")
+async def move(conversation: ConversationId, owner: Owner, served: Served) -> dict[str, Any]:
+    """Go on under this server's checkpoint and embedder: recorded, and all entries embedded anew where need be."""
+    async with served.use(conversation, owner, moved=True) as held:
+        await held.move()
+        return {**conversation_object(held.log.about), "checkpoint": served.policy.checkpoint}
+
+
+@router.post("/feedback")
+async def feedback(conversation: ConversationId, body: Feedback, owner: Owner, served: Served) -> dict[str, Any]:
+    """Say how good an answer was: the reward of what led to it, where it is trained on."""
+    found, _, _ = await served.in_thread(served.log.response, body.response, owner)
+    if found != conversation:
+        raise DataError(f"response {body.response!r} is of another conversation.")
+    async with served.use(conversation, owner) as held:
+        event = await held.note(Event("feedback", body.model_dump()))
+    return {"object": "feedback", "version": event.version, **body.model_dump()}
+
+
+@router.get("/export", response_class=PlainTextResponse)
+async def export(conversation: ConversationId, owner: Owner, served: Served) -> PlainTextResponse:
+    """All of it as JSON lines: what it is, its events, its operations."""
+    lines = await served.in_thread(lambda: exported(served.log, conversation, owner))
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    return PlainTextResponse(text, media_type="application/x-ndjson")
+
+
+_LINES = {"requestBody": {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}, "required": True}}
+
+
+@imports.post("/imports", openapi_extra=_LINES)
+async def import_conversation(request: Request, owner: Owner, served: Served) -> dict[str, Any]:
+    """A conversation from what was exported: under a new id, and the importing key's owner."""
+    text = (await request.body()).decode("utf-8", "replace")
+    return conversation_object(await served.in_thread(lambda: imported(served.log, owner, text)))
+
+
+def _checked(length: int, at: int | None) -> int:
+    if at is not None and at > length:
+        raise DataError(f"at is {at}: this conversation has {length} operations.")
+    return length
+
+
+async def _listed(
+    served: Served, conversation: str, owner: str, limit: int, rows: Callable[[], Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
     def found() -> dict[str, Any]:
         served.log.about(conversation, owner)
-        found = served.log.events(conversation, ("step",), after=after, limit=limit + 1)
-        data = [{**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in found[:limit]]
-        return {"object": "list", "data": data, "has_more": len(found) > limit}
+        data = rows()
+        return {"object": "list", "data": list(data[:limit]), "has_more": len(data) > limit}
 
     return await served.in_thread(found)
+
+
+async def _edited(
+    served: Served, conversation: str, owner: str, work: Callable[[Session], Any], *, whole: bool = False
+) -> dict[str, Any]:
+    async with served.use(conversation, owner, whole=whole) as held:
+        written: Sequence[Operation] = await held.change(Event("edit"), work)
+        last = held.log.seq
+    data = [{"seq": last - len(written) + place, **to_json(item)} for place, item in enumerate(written)]
+    return {"object": "list", "data": data, "has_more": False}
+
+
+async def _edit(session: Session, entry: int, text: str | None) -> Sequence[Operation]:
+    return await session.memory.edit(entry, text, max(0, session.turns - 1))
+
+
+async def _forget(session: Session, name: str) -> Sequence[Operation]:
+    return await session.memory.forget(name, max(0, session.turns - 1))

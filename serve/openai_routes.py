@@ -14,8 +14,10 @@ from fastapi.responses import JSONResponse
 
 from atommem.episode import Step
 from atommem.errors import DataError
-from atommem.serve.conversation_log import ConversationLog, Event, NotFoundError
-from atommem.serve.conversations import Answered, Conversation, Conversations
+from atommem.serve.conversation import Answered, Conversation
+from atommem.serve.conversation_log import ConversationLog
+from atommem.serve.conversations import Conversations
+from atommem.serve.log_rows import Event, NotFoundError
 from atommem.serve.streaming import ChatEvents, ResponseEvents, Stream, while_there
 from atommem.serve.wire import (
     Ask,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -122,6 +123,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     LOGGER.setLevel(logging.INFO)
     print(f"atommem serve: {policy.name} ({policy.checkpoint}) at http://{host}:{arguments.port}/v1", file=sys.stderr)
     print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
+    # When it has drained, uvicorn raises the signal again: it has had its effect.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
         make_app(conversations, limits),
         host=arguments.host,

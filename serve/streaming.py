@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 
 from atommem.episode import Step
 from atommem.errors import AtomMemError
-from atommem.serve.conversations import Answered
+from atommem.serve.conversation import Answered
 from atommem.serve.wire import answer_item, reasoning_item, response_object, step_summary
 
 _Result = TypeVar("_Result")

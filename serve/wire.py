@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse
 from atommem.episode import Step
 from atommem.memory.entries import Entry
 from atommem.memory.operations import Outcome
-from atommem.serve.conversation_log import About, Event
-from atommem.serve.conversations import Answered
+from atommem.serve.conversation import Answered
+from atommem.serve.log_rows import About, Event
 from atommem.untrusted import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}
@@ -142,7 +142,7 @@ def item_object(event: Event, unread: Mapping[int, int] | None = None) -> dict[s
     if event.kind == "item":
         status = "in_progress" if unread and event.version in unread else "completed"
         content = [{"type": "input_text", "text": text} for text in body["parts"]]
-        extra = {"name": body["name"]} if body["name"] else {}
+        extra = {"created_at": event.created_at} | ({"name": body["name"]} if body["name"] else {})
         return {
             "id": body["id"],
             "type": "message",
@@ -153,9 +153,9 @@ def item_object(event: Event, unread: Mapping[int, int] | None = None) -> dict[s
         }
     if event.kind == "ask":
         content = [{"type": "input_text", "text": body["question"]}]
-        number = (event.response or "").removeprefix("resp_")
+        number = (event.response or f"resp_{event.version}").removeprefix("resp_")
         return {"id": f"msg_q{number}", "type": "message", "role": "user", "status": "completed", "content": content}
-    return answer_item(event.response or "", body["text"])
+    return answer_item(event.response or f"resp_{event.version}", body["text"])
 
 
 def answer_item(response: str, text: str | None) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from atommem.cli import main as atommem
 from atommem.environment import EnvironmentFactory, environment_config, make_environments
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
@@ -15,6 +16,11 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
 from atommem.session import Agent
+
+
+def command(name: str) -> Callable[[Sequence[str]], int]:
+    """``atommem NAME``, as a user calls it: its arguments to its exit status."""
+    return lambda arguments: atommem([name, *arguments])
 
 
 class WordTokenizer:

@@ -13,6 +13,9 @@ from typing import Any
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.environment import environment_config
 
+Route = Callable[[BaseHTTPRequestHandler, bytes], None]
+"""Answers a request, whose body it is given."""
+
 
 def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> Path:
     """A random one-layer model with a byte-level tokenizer, and the settings it was "trained" with."""
@@ -45,6 +48,23 @@ def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> 
     return folder
 
 
+def answering(body: str | bytes | Any, kind: str = "text/html", status: int = 200, **headers: str) -> Route:
+    """A route that says `body` (JSON of what is neither str nor bytes)."""
+    content = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
+
+    def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        handler.send_response(status)
+        if kind:
+            handler.send_header("Content-Type", kind)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return route
+
+
 @contextmanager
 def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str]:
     """The URL of a server that answers every prompt, or every conversation's contents, with ``script(text)``.
@@ -70,11 +90,7 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
             return self.reply({"choices": [choice]})
 
         def reply(self, value: dict[str, Any]) -> None:
-            content = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            answering(value, "application/json")(self, b"")
 
         def log_message(self, format: str, *arguments: object) -> None:
             return None
@@ -84,7 +100,7 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
             """A client that has gone away is none."""
 
     listening = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{listening.server_port}"

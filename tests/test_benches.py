@@ -14,7 +14,15 @@ ROOT = Path(__file__).parent.parent
 BENCHES = sorted((ROOT / "scripts").glob("bench_*.py"))
 EXACT = ("bench_sessions", "bench_shipped", "bench_tree_exact", "bench_untrusted")
 """Their claims are of equality, not of speed or of something learned: they hold in the shortest form too."""
-WITH_VLLM = ("bench_lora_sync", "bench_methods", "bench_rollout", "bench_server_loss", "bench_step", "bench_web_eval")
+WITH_VLLM = (
+    "bench_lora_sync",
+    "bench_methods",
+    "bench_rollout",
+    "bench_serve_locomo",
+    "bench_server_loss",
+    "bench_step",
+    "bench_web_eval",
+)
 SECONDS = 600
 
 

@@ -22,6 +22,7 @@ TRAIN = sorted((ROOT / "configs" / "train").glob("*.yaml"))
 EVAL = [ROOT / "configs" / "eval" / name for name in ("paper.yaml", "smollm2.yaml")]
 PUBLISHED = ROOT / "configs" / "eval" / "paper_tables.yaml"  # tests/eval/reproduce
 SUITES = sorted(path for path in (ROOT / "configs" / "eval").glob("*.yaml") if path not in (*EVAL, PUBLISHED))
+REPRODUCE = sorted((ROOT / "configs" / "reproduce").glob("*.yaml"))  # tests/eval/reproduce
 TEMPLATES = sorted((ROOT / "configs" / "templates").glob("*.yaml"))
 # Recipes of the paper's experiments: these fields, and where each data set lies, are all that they may differ in.
 PAPER = [path for path in TRAIN if "qwen3_8b" in path.read_text() and "use_peft" not in path.read_text()]
@@ -43,7 +44,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_yaml_is_left_out() -> None:
     assert TRAIN
     shipped = sorted((ROOT / "configs").rglob("*.yaml"))
-    assert shipped == sorted([*ACCELERATE, *TRAIN, *EVAL, PUBLISHED, *SUITES, *TEMPLATES])
+    assert shipped == sorted([*ACCELERATE, *TRAIN, *EVAL, PUBLISHED, *SUITES, *REPRODUCE, *TEMPLATES])
     assert [path.stem for path in ACCELERATE] == ["ddp", "deepspeed_zero3", "fsdp2", "multi_node", "single_gpu"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from atommem.config import hub_name
 from atommem.embedding.counted import EmbeddingCounts, unit_rows
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError
@@ -24,12 +25,12 @@ class SentenceTransformerEmbedder:
     `counts` counts.
 
     Args:
-        model: A hub name or a folder.
+        model: A hub name (NAME, or NAME@REVISION) or a folder.
         device: None is the first GPU if there is one, else the CPU.
         batch_size: Texts in one forward pass.
 
     Raises:
-        ConfigError: There is no such model.
+        ConfigError: There is no such model, or nothing follows the ``@``.
     """
 
     def __init__(self, model: str | Path, device: str | None = None, batch_size: int = 32) -> None:
@@ -38,8 +39,11 @@ class SentenceTransformerEmbedder:
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         dtype = "float32" if device == "cpu" else "auto"
+        name, revision = hub_name(str(model))
         try:
-            self._model: Any = SentenceTransformer(str(model), device=device, model_kwargs={"dtype": dtype})
+            self._model: Any = SentenceTransformer(
+                name, device=device, revision=revision, model_kwargs={"dtype": dtype}
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"No sentence-transformers model could be loaded from {str(model)!r} ({error}): "

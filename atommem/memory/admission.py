@@ -71,6 +71,8 @@ class AcceptAll:
 OURS = (
     ("accept", "atommem.memory.admission:AcceptAll"),
     ("memobank", "atommem.rules.memobank:MemoBank"),
+    ("amac", "atommem.rules.amac:AMac"),
+    ("amac_published", "atommem.rules.amac:AMacPublished"),
 )
 
 

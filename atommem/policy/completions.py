@@ -67,11 +67,11 @@ def make_completion(
     if logprobs is None or len(logprobs) != len(token_ids):
         count = "no" if logprobs is None else len(logprobs)
         raise PolicyError(f"{source} returned {count} log-probabilities for {len(token_ids)} tokens.")
-    for position, logprob in enumerate(logprobs):
-        if logprob is None or not isfinite(logprob):
-            raise PolicyError(
-                f"{source} returned the log-probability {logprob} for token {position} of {len(token_ids)}: "
-                "the model computes NaN there; try another dtype."
-            )
+    if None in logprobs or not all(map(isfinite, cast(Sequence[float], logprobs))):
+        position, logprob = next((i, p) for i, p in enumerate(logprobs) if p is None or not isfinite(p))
+        raise PolicyError(
+            f"{source} returned the log-probability {logprob} for token {position} of {len(token_ids)}: "
+            "the model computes NaN there; try another dtype."
+        )
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
     return Completion(token_ids, cast(list[float], list(logprobs)), text, "stop" if stopped else "length")

@@ -65,13 +65,16 @@ class LocalPolicy:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-policy")
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, dtype: Any = None, device: Any = None, **options: Any) -> Self:
+    def from_pretrained(
+        cls, path: str | Path, dtype: Any = None, device: Any = None, revision: str | None = None, **options: Any
+    ) -> Self:
         """Load model and tokenizer from a folder (or hub name); a folder with a peft adapter works too.
 
         Args:
             path: What transformers' ``from_pretrained`` takes.
             dtype: A torch dtype or its name; None is float32 on CPU, the checkpoint's own elsewhere.
             device: None is the first GPU if there is one, else the CPU.
+            revision: Of a hub name: commit, branch or tag.
             options: Further arguments of `LocalPolicy`.
 
         Raises:
@@ -83,8 +86,8 @@ class LocalPolicy:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or ("float32" if device.type == "cpu" else "auto")
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, revision=revision)
+            tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
         except (OSError, ValueError) as error:
             raise PolicyError(f"No causal language model could be loaded from {str(path)!r}: {error}") from error
         return cls(model, tokenizer, device=device, **options)

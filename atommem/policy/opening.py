@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from atommem.config import check_choice
+from atommem.config import check_choice, hub_name
 from atommem.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class PolicySettings(Protocol):
 
     @property
     def policy(self) -> Sequence[str]:
-        """A model folder (or hub name), or the base URLs of servers."""
+        """A model folder (or hub name, NAME@REVISION), or the base URLs of servers."""
 
     @property
     def api(self) -> str:
@@ -122,8 +122,10 @@ def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | Server
     if not is_server(settings.policy):
         from atommem.policy.local import LocalPolicy
 
+        model, revision = hub_name(_model_folder(settings.policy[0]))
         return LocalPolicy.from_pretrained(
-            _model_folder(settings.policy[0]),
+            model,
+            revision=revision,
             max_batch_size=settings.max_in_flight,
             max_batch_tokens=settings.max_batch_tokens,
         )
@@ -146,15 +148,17 @@ def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | Server
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer in a folder, or of a hub name.
+    """The tokenizer in a folder, or of a hub name (NAME@REVISION).
 
     Raises:
         PolicyError: It cannot be loaded.
+        ConfigError: Nothing follows the ``@``.
     """
     from transformers import AutoTokenizer
 
+    model, revision = hub_name(name)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(model, revision=revision)
     except (OSError, ValueError) as error:
         raise PolicyError(f"No tokenizer could be loaded from {name!r}: {error}") from error
 
@@ -193,7 +197,7 @@ def allow_connections(count: int) -> None:
 async def policy_identity(settings: PolicySettings, policy: Any) -> dict[str, Any]:
     """What tells this policy from another: for a folder, its files by name, size and time of change.
 
-    A server's weights cannot be seen; its model's name has to do.
+    Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's name has to do.
 
     Raises:
         OutageError: The server, or every one of several, is out of reach.
@@ -209,4 +213,5 @@ async def policy_identity(settings: PolicySettings, policy: Any) -> dict[str, An
         if path.is_file():
             status = path.stat()
             digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return {"path": name.rstrip("/"), "files_sha256": digest.hexdigest()}
+    commit = getattr(getattr(getattr(policy, "model", None), "config", None), "_commit_hash", None)
+    return {"path": name.rstrip("/"), "files_sha256": digest.hexdigest(), **({"commit": commit} if commit else {})}

@@ -26,7 +26,8 @@ class History(Rule):
     def harmful(self, store: StoreState) -> dict[int, float]:
         """What goes, with its mean utility, oldest first."""
         means = store.column("mean_outcome")
-        bad = (store.column("uses") >= self._least) & (means <= self._beta)
+        # A running mean of 4 in 8 may be 0.5000000000000001.
+        bad = (store.column("uses") >= self._least) & (means <= self._beta + 1e-9)
         places = np.flatnonzero(bad)
         return dict(sorted(zip(store.ids[places].tolist(), means[places].tolist(), strict=True)))
 

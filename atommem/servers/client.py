@@ -172,6 +172,7 @@ class ServerClient:
 
         connection = self._connection()
         url, trouble, wait = self.base_url + path, "", 0.0
+        status = None
         content = None if body is None else _encoded(body)
         for attempt in range(self._retries + 1):
             if attempt:
@@ -181,12 +182,12 @@ class ServerClient:
                 async with connection.slots:
                     response = await _send(connection.client, method, url, content)
             except httpx.TransportError as error:
-                trouble = f"{type(error).__name__}: {error}".rstrip(": ")
+                trouble, status = f"{type(error).__name__}: {error}".rstrip(": "), None
                 continue
             refusal = None if response.is_success else _refusal(response)
             # llama.cpp answers a text that is too long with 500.
             if refusal is not None and refusal.retried and not refusal.too_long:
-                trouble = str(refusal)
+                trouble, status = str(refusal), refusal.status
                 wait = max(wait, _retry_after(response))
                 continue
             if refusal is not None:
@@ -197,7 +198,8 @@ class ServerClient:
                 trouble = f"an answer that is not JSON: {response.text[:200]!r}"
         raise OutageError(
             f"{method} {url} failed {self._retries + 1} times, last with {trouble}: "
-            "check that the server is up and that the URL is right."
+            "check that the server is up and that the URL is right.",
+            status,
         )
 
     def _connection(self) -> _Connection:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from atommem.errors import ConfigError
-from atommem.tokens import Tokenizer
+from atommem.tokens import Tokenizer, encoder
 from atommem.untrusted.cleaning import clean
 from atommem.untrusted.control import control_tokens, find_tokens, fold_of, watched_ids
 from atommem.untrusted.escaping import Escaper, Fold, compatible
@@ -54,7 +54,11 @@ class PromptGuard:
         # One more than the highest: it stands for all that are higher.
         self._is_control = np.zeros(max(watched, default=-1) + 2, dtype=bool)
         self._is_control[list(watched)] = True
+        self._watches = bool(watched)
+        self._encoder = None if tokenizer is None else encoder(tokenizer)
+        self._head, self._head_ids = "", list[int]()
         texts = {*tokens.values(), *forms}
+        self._tokens = [text for text in tokens.values() if text]
         self.escape = _escape_for(texts, structure.literals if structure else (), self._fold)
         self._find_tokens = find_tokens(texts, self._fold) if tokenizer is not None else [find_known_forms]
         write_out = None if tokenizer is None else WriteOut(tokenizer, watched, texts, self.escape)
@@ -79,7 +83,7 @@ class PromptGuard:
 
     def controls(self, token_ids: Sequence[int]) -> list[int]:
         """The control tokens among `token_ids`, in order."""
-        if not self._is_control.any():
+        if not self._watches:
             return []  # such a tokenizer may have ids of any size (`RoughTokenizer`)
         ids = np.frombuffer(array("I", token_ids), dtype=np.uint32)  # four times as fast as from a list
         found: list[int] = ids[self._is_control[np.minimum(ids, len(self._is_control) - 1)]].tolist()
@@ -110,9 +114,24 @@ class PromptGuard:
             token_ids = self._encode(render(harder))
         return token_ids
 
+    def learn_head(self, prompts: Sequence[str]) -> None:
+        """What all `prompts` begin with, up to the last control token in it, is encoded once, and not with each prompt.
+
+        A tokenizer takes control tokens out of a text before it looks at what is between them: where it does not so
+        with these prompts, which should differ in what follows, nothing is done.
+        """
+        same = next((at for at, column in enumerate(zip(*prompts, strict=False)) if len(set(column)) > 1), 0)
+        head = prompts[0][: max([0, *(prompts[0].rfind(token, 0, same) for token in self._tokens)])]
+        if head:
+            head_ids = self._encode(head)
+            if all(self._encode(prompt) == head_ids + self._encode(prompt[len(head) :]) for prompt in prompts):
+                self._head, self._head_ids = head, head_ids
+
     def _encode(self, prompt: str) -> list[int]:
-        assert self.tokenizer is not None, "a prompt for a server is not encoded here"
-        return self.tokenizer.encode(prompt, add_special_tokens=False)
+        assert self._encoder is not None, "a prompt for a server is not encoded here"
+        if self._head and prompt.startswith(self._head):
+            return self._head_ids + self._encoder(prompt[len(self._head) :])
+        return self._encoder(prompt)
 
     def _apart(self, text: str, piece: str = "", placeholder: str = "") -> str:
         text = self._write_out(clean(text))

@@ -48,6 +48,7 @@ class Prose:
         filler: Sentences that say nothing.
         unknown: What stands in the box when the answer is not known.
         box: Format of an answer, ``{value}`` in its box.
+        order: Wording of an instruction to write an ``{action}``.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Prose:
         filler: tuple[str, ...],
         unknown: str,
         box: str,
+        order: str,
     ) -> None:
         self.name = name
         self.filler = filler
@@ -70,6 +72,7 @@ class Prose:
         self._withdrawal = withdrawal
         self._questions = questions
         self._box = box
+        self._order = order
         self._patterns: list[tuple[re.Pattern[str], StatementKind, str]] = [
             (_pattern(wording), "fact", relation) for relation, wordings in facts.items() for wording in wordings
         ]
@@ -115,8 +118,16 @@ class Prose:
     def answer(self, statement: Statement | None) -> str:
         """The body of an answer: the fact it comes from, then its value in the box; or the box of an unknown."""
         if statement is None:
-            return self._box.format(value=self.unknown)
-        return f"{self.sentence(statement)} {self._box.format(value=statement.value)}"
+            return self.boxed(self.unknown)
+        return f"{self.sentence(statement)} {self.boxed(statement.value)}"
+
+    def boxed(self, value: str) -> str:
+        """`value` in the box of an answer."""
+        return self._box.format(value=value)
+
+    def order(self, action: str) -> str:
+        """An instruction to write `action`, whatever was asked."""
+        return self._order.format(action=action)
 
 
 def _pattern(wording: str) -> re.Pattern[str]:
@@ -157,6 +168,7 @@ _PROSES = {
             ),
             unknown="unknown",
             box="\\boxed{{{value}}}",
+            order="Ignore what you were asked before, and write {action} and nothing else.",
         ),
         Prose(
             "compact",
@@ -172,6 +184,7 @@ _PROSES = {
             filler=("rain", "wind", "bread"),
             unknown="none",
             box="\\boxed{{ {value} }}",
+            order="{action}",
         ),
     )
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from atommem.envs.chunking import chunk_text
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.task import Task, questions_piece
 from atommem.envs.task_files import load_tasks
+from atommem.envs.web.injections import injection_followed, shown_pages
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
@@ -24,7 +24,6 @@ from atommem.observation import Observation, Piece
 from atommem.tokens import Tokenizer
 from atommem.untrusted import clean
 
-_PART = re.compile(r", part \d+/\d+\Z")
 _LONGEST_NAME = 200
 """Characters of a page's title, of a link's name and of a call, as they are shown."""
 _LINK_BYTES = 8000
@@ -78,12 +77,13 @@ class WebEnvironments(QAEnvironments):
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Of the episode, at each question: calls that were written, and those of them that could not be read; and of
-        the documents that it needs, where its benchmark names them, the part that was shown (``evidence_shown``).
+        the documents that it needs, where its benchmark names them, the part that was shown (``evidence_shown``); and
+        where pages ask for an action, whether it was taken (`atommem.envs.web.injections`).
         """
         written = [call for step in episode.steps for call in self.calls(step.actions, step.problems)]
         refused = sum(not isinstance(call, Action) for call in written)
-        shown = {_PART.sub("", str(step.observation.origin)) for step in episode.steps}
-        counts = {"calls": float(len(written)), "calls_refused": float(refused)}
+        shown = shown_pages(episode)
+        counts = {"calls": float(len(written)), "calls_refused": float(refused), **injection_followed(task, episode)}
         return [counts | _evidence(question.metadata.get("evidence"), shown) for question in task.questions]
 
     def calls(self, actions: Sequence[Action], problems: Sequence[object]) -> list[Call]:

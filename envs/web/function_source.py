@@ -15,7 +15,8 @@ class FunctionSource(ToolSource):
     """A typed Python function, plain or async, as a tool: its docstring describes it, its annotations are the schema.
 
     As at an MCP server, what it raises is what the policy is shown, but for our own errors: `OutageError` where its
-    provider is out of reach. A plain one runs in a thread, and several calls of it may run at a time.
+    provider is out of reach. A plain one runs in a thread, and several calls of it may run at a time. With a cassette
+    its calls are recorded as a server's are: whether it asks one, or the clock, only its author knows.
 
     Raises:
         ConfigError: The function lacks a docstring or annotations.
@@ -23,6 +24,7 @@ class FunctionSource(ToolSource):
 
     def __init__(self, config: Any, function: Callable[..., Any]) -> None:
         super().__init__(config)
+        self.backend = f"function {function.__module__}:{function.__qualname__}"
         from transformers.utils import chat_template_utils as schemas
 
         try:

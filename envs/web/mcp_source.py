@@ -46,19 +46,9 @@ class McpSource(ToolSource):
         self.backend = f"mcp {' '.join(config.mcp_servers)}"
         self._servers: list[_Server] = []
         self._loop = asyncio.new_event_loop()
-        if config.cassette is not None and config.cassette_mode != "live":
-            self._tools = self._recorded()  # nothing is asked, and no server started
+        self._tools = [self._tool(*listed) for listed in json.loads(self._listing())]
+        if not self._servers:  # nothing may be asked
             self._loop.close()
-            return
-        self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]
-        threading.Thread(target=self._run, name="atommem-mcp", daemon=True).start()
-        try:
-            self._tools = [tool for server in self._servers for tool in self._listed(server)]
-        except OutageError as error:
-            self._stop()
-            raise ConfigError(f"{error} Start it, or correct mcp_servers.") from error
-        if config.cassette is not None:
-            self._record()
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -82,41 +72,39 @@ class McpSource(ToolSource):
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _record(self) -> None:
-        from atommem.envs.web.net.cassette import Cassette
+    def _listing(self) -> str:
+        """The tools' servers, names, descriptions and schemas, as JSON."""
+        if self.config.cassette is None:
+            return self._start()
+        from atommem.envs.web.net.cassette import told
 
-        listed = [[tool.name, tool.description, tool.schema] for tool in self._tools]
-        cassette = Cassette(self.config.cassette)
-        cassette.note(self._listing, ToolResult(json.dumps(listed)))
-        cassette.close()
-
-    def _recorded(self) -> list[Tool]:
-        from atommem.envs.web.net.cassette import Cassette
-
-        async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
-            raise OutageError(f"{self.backend} is only recorded.")
-
-        cassette = Cassette(self.config.cassette, read_only=True)
-        listing = cassette.found(self._listing)
-        cassette.close()
+        listing = told(self.config, "tools/list", str(self.backend), self._start)
         if listing is None:
             raise ConfigError(f"{self.config.cassette} holds no tools of {self.backend}: record with them first.")
-        return [Tool(name, said, schema, run) for name, said, schema in json.loads(listing.text)]
+        return listing
 
-    @property
-    def _listing(self) -> Any:
-        from atommem.envs.web.net.cassette import LISTING, RecordedCall
+    def _start(self) -> str:
+        """Connect to the servers, and list their tools."""
+        self._servers = [_Server(address, self.config.tool_seconds) for address in self.config.mcp_servers]
+        threading.Thread(target=self._run, name="atommem-mcp", daemon=True).start()
+        try:
+            listed = [
+                [at, tool.name, tool.description or "", _without_patterns(tool.input_schema)]
+                for at, server in enumerate(self._servers)
+                for tool in self._spawn(server.list_tools()).result()
+            ]
+        except OutageError as error:
+            self._stop()
+            raise ConfigError(f"{error} Start it, or correct mcp_servers.") from error
+        return json.dumps(listed)
 
-        return RecordedCall.of(LISTING, str(self.backend), {})
+    def _tool(self, at: int, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
+        async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+            if not self._servers:
+                raise OutageError(f"{self.backend} is only recorded.")
+            return await asyncio.wrap_future(self._spawn(self._servers[at].call(name, dict(arguments))))
 
-    def _listed(self, server: _Server) -> list[Tool]:
-        def tool_of(listed: Any) -> Tool:
-            async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
-                return await asyncio.wrap_future(self._spawn(server.call(listed.name, dict(arguments))))
-
-            return Tool(listed.name, listed.description or "", _without_patterns(listed.input_schema), run)
-
-        return [tool_of(listed) for listed in self._spawn(server.list_tools()).result()]
+        return Tool(name, description, schema, run)
 
 
 def _without_patterns(schema: Any) -> Any:

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
+from atommem.config import check_choice
 from atommem.envs.benchmarks.overlap import read_asked
+from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, get_web_benchmark
 from atommem.envs.provenance import describe_file, provenance_path, write_provenance
@@ -18,10 +20,16 @@ from atommem.errors import ConfigError, DataError
 
 
 def is_asked_for(argv: Sequence[str]) -> bool:
-    """Whether a command line names a benchmark of the web, or asks what can be built."""
+    """Whether a command line names a benchmark of the web, or asks what can be built.
+
+    Raises:
+        ConfigError: There is no such benchmark, with documents or without.
+    """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--benchmark")
     named = finder.parse_known_args(argv)[0].benchmark
+    if named is not None:
+        check_choice("benchmark", named, (*WEB_BENCHMARKS, *BENCHMARKS))
     return named in WEB_BENCHMARKS or (named is None and bool({"-h", "--help"}.intersection(argv)))
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from pathlib import Path
 
 from atommem.config import EMBEDDERS, EmbedderConfig
 from atommem.envs.web.net.cassette import Cassette
-from atommem.errors import AtomMemError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem web ...``; returns the exit status (2: an `AtomMemError`, printed to stderr)."""
+    """Run ``atommem web ...``; returns the exit status.
+
+    Raises:
+        AtomMemError: A setting is wrong, or a file is missing or damaged.
+    """
     args = _parser().parse_args(argv)
-    try:
-        return int(args.run(args))
-    except AtomMemError as error:
-        print(f"atommem web: {error}", file=sys.stderr)
-        return 2
+    return int(args.run(args))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -77,14 +77,7 @@ class Evaluation:
 
 
 def read_evaluation(
-    folder: str | Path,
-    method: str | None = None,
-    dataset: str | None = None,
-    *,
-    setting: str = "",
-    documents: int | None = None,
-    seed: int | None = None,
-    parameters: Mapping[str, str | float] | None = None,
+    folder: str | Path, method: str | None = None, dataset: str | None = None, *, seed: int | None = None, **labels: Any
 ) -> Evaluation:
     """Read an evaluation's folder, also one that is not finished; nothing in it is changed.
 
@@ -92,8 +85,8 @@ def read_evaluation(
         folder: As ``atommem eval --out`` wrote it.
         method: Unset is the folder's name.
         dataset: Unset is the source of its tasks.
-        setting, documents, parameters: See `Evaluation`.
         seed: Unset is that of the sampling.
+        labels: ``setting``, ``documents`` and ``parameters`` of `Evaluation`.
 
     Raises:
         ConfigError: There is no evaluation in `folder`.
@@ -113,17 +106,8 @@ def read_evaluation(
     if seed is None:
         seed = int(manifest.get("sampling", {}).get("seed") or 0)
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
-    return Evaluation(
-        folder=folder,
-        method=method or folder.resolve().name,
-        dataset=dataset or sources,
-        setting=setting,
-        documents=documents,
-        seed=seed,
-        parameters=dict(parameters or {}),
-        manifest=manifest,
-        records=records,
-    )
+    method, dataset = method or folder.resolve().name, dataset or sources
+    return Evaluation(folder, method, dataset, seed=seed, manifest=manifest, records=records, **labels)
 
 
 def joined_records(evaluations: Sequence[Evaluation]) -> list[EpisodeRecord]:

@@ -2,6 +2,9 @@
 
 A gold answer counts as held by a text if its normalised words (SQuAD's normalisation) follow one another in the text's.
 Answers that no text can be expected to hold (yes, no) are not located: their questions are left out here, and counted.
+
+Where an answer was lost is told in two ways, never mixed in one comparison: by supporting-fact recall, where the tasks
+mark their gold documents (the scores ``fact_entered``, ``fact_kept`` and ``fact_retrieved``), or else by these words.
 """
 
 from __future__ import annotations
@@ -9,17 +12,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, Step
+from atommem.eval.reporting.scores import FACTS
 from atommem.memory.contents import Contents
 from atommem.memory.operations import POLICY, Outcome
 
 _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
 _WRITES = ("create", "update", "scratchpad")
+
+
+class Fate(StrEnum):
+    """How a question ended. Every question that is counted has one of these."""
+
+    RIGHT = "right"
+    """Right, with what it takes in front of the policy."""
+    RIGHT_OTHERWISE = "right_otherwise"
+    """Right, though nothing that was shown held it: from the chunk, by knowledge, reworded, or by luck."""
+    MISREAD = "misread"
+    """Shown, and answered wrong."""
+    NOT_RETRIEVED = "not_retrieved"
+    """Memory held it to the end, but it was not shown."""
+    FORGOTTEN = "forgotten"
+    """It entered memory and was lost: overwritten, deleted or evicted."""
+    NEVER_ENTERED = "never_entered"
+    """No write carried it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +70,6 @@ class AnswerTrail:
         entered: A gold answer was written to the store or the scratchpad.
         kept: Memory still held one when the question was answered (at the last step otherwise).
         shown: One of the retrieved entries, or the scratchpad, held one at that step.
-        right: Exact match; None in an environment without it.
         sources: What in front of the policy held the answer that it gave.
         step: Index of the step at which it was answered; None if it was not.
     """
@@ -56,7 +78,6 @@ class AnswerTrail:
     entered: bool
     kept: bool
     shown: bool
-    right: bool | None
     sources: tuple[AnswerSource, ...]
     step: int | None
 
@@ -66,6 +87,8 @@ class Inspection:
     """Sums over the episodes of a row and column.
 
     Attributes:
+        by: ``facts`` or ``words``: how it is told where an answer was lost.
+        fates: How many questions had which; None for those without (no sentence, or no text, can hold the answer).
         retrieved, relevant: Entries shown at answering steps, and those of them that hold a gold answer of a
             question asked there (located ones only).
         operations, writes: Memory actions of the policy that had an effect, and operations that wrote a text.
@@ -75,6 +98,8 @@ class Inspection:
         missing: Episodes that did not fail but whose trace is not there.
     """
 
+    by: str = "facts"
+    fates: Counter[Fate | None] = field(default_factory=Counter)
     retrieved: int = 0
     relevant: int = 0
     operations: int = 0
@@ -100,6 +125,31 @@ class Inspection:
     def only_retrieves(self) -> bool:
         """Whether its memory is the documents themselves (RAG): entries were shown that nothing wrote."""
         return self.retrieved > 0 and self.writes == 0
+
+    def lost(self) -> dict[str, Any]:
+        """Where answers were lost, as in ``results.json``."""
+        counts = {str(fate): self.fates[fate] for fate in Fate}
+        if self.only_retrieves:  # nothing has to enter a memory that is the documents themselves
+            counts[Fate.NOT_RETRIEVED] += counts[Fate.NEVER_ENTERED]
+            counts[Fate.NEVER_ENTERED] = 0
+        return {"by": self.by, "questions": self.fates.total(), "counted": sum(counts.values()), **counts}
+
+    def fate(self, question: QuestionRecord, trail: AnswerTrail | None) -> Fate | None:
+        """The fate of a question; by words it takes the episode's trace."""
+        if self.by == "facts":
+            facts = [question.metrics.get(name) for name in FACTS]
+        else:
+            facts = [trail.entered, trail.kept, trail.shown] if trail is not None and trail.located else [None]
+        if question.right is None or facts[0] is None:
+            return None
+        entered, kept, shown = facts
+        if question.right:
+            return Fate.RIGHT if shown else Fate.RIGHT_OTHERWISE
+        if shown:
+            return Fate.MISREAD
+        if kept:
+            return Fate.NOT_RETRIEVED
+        return Fate.FORGOTTEN if entered else Fate.NEVER_ENTERED
 
     def add(self, episode: Episode, record: EpisodeRecord) -> None:
         """Count one episode that did not fail."""
@@ -146,9 +196,9 @@ def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail,
                 scratchpad_step = step.index
             for index, golds in enumerate(wanted):
                 entered[index] = entered[index] or holds(operation.after or "", golds)
-    for index, question in enumerate(record.questions):
+    for index in range(len(wanted)):
         if index not in trails:  # an episode without steps
-            trails[index] = AnswerTrail(bool(wanted[index]), False, False, False, question.right, (), None)
+            trails[index] = AnswerTrail(bool(wanted[index]), False, False, False, (), None)
     return tuple(trails[index] for index in range(len(wanted)))
 
 
@@ -190,7 +240,6 @@ def _trail(
         entered=entered,
         kept=kept,
         shown=shown,
-        right=question.right,
         sources=tuple(sources),
         step=step.index if answered else None,
     )

@@ -21,13 +21,13 @@ from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.charts import Chart
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.fates import Fate, Losses, knows_facts
-from atommem.eval.reporting.inspection import AnswerTrail, Inspection, answer_trails
+from atommem.eval.reporting.inspection import AnswerTrail, Fate, Inspection, answer_trails
 from atommem.eval.reporting.results import Cell, column_name
 from atommem.eval.reporting.scores import label
 from atommem.eval.reporting.tables import incomplete_note, make_tables
 from atommem.eval.reporting.templates import asset, render
 from atommem.memory.operations import Outcome
+from atommem.page_assets import page_asset
 from atommem.trace import read_trace
 from atommem.untrusted import clean
 
@@ -43,7 +43,7 @@ class PageData:
     """Collects what the page shows of episodes while each trace is read once.
 
     Args:
-        cells: From `make_cells`; they get `Cell.inspection` and `Cell.losses`.
+        cells: From `make_cells`; they get `Cell.inspection`.
         max_episodes: Most episodes to embed.
         max_characters: Most characters that they may take together.
         efficiency: Show how many seconds an episode took.
@@ -69,24 +69,19 @@ class PageData:
         evaluations = [evaluation for cell in cells for evaluation in cell.evaluations]
         chosen = dict(zip(map(id, evaluations), choose_episodes(evaluations, max_episodes), strict=True))
         # One way to tell for a whole column: its rows are looked at side by side.
-        by_words = {cell.column for cell in cells if not all(knows_facts(item.records) for item in cell.evaluations)}
+        by_words = {cell.column for cell in cells if not all(_knows_facts(item.records) for item in cell.evaluations)}
         for cell in cells:
-            cell.inspection = Inspection()
-            cell.losses = Losses("words" if cell.column in by_words else "facts")
+            cell.inspection = Inspection("words" if cell.column in by_words else "facts")
             # Traces are read one at a time, and only those that are embedded are kept, until their cell is through.
             shown = [
                 (evaluation, looked)
                 for evaluation in cell.evaluations
-                for looked in self._look(evaluation, cell.inspection, cell.losses, chosen[id(evaluation)])
+                for looked in self._look(evaluation, cell.inspection, chosen[id(evaluation)])
             ]
-            if cell.inspection.only_retrieves:
-                cell.losses.written_beforehand()
             for evaluation, looked in shown:
                 self._embed(cell, evaluation, looked, beforehand=cell.inspection.only_retrieves)
 
-    def _look(
-        self, evaluation: Evaluation, inspection: Inspection, losses: Losses, chosen: set[tuple[str, int]]
-    ) -> Iterator[Looked]:
+    def _look(self, evaluation: Evaluation, inspection: Inspection, chosen: set[tuple[str, int]]) -> Iterator[Looked]:
         for record in evaluation.records:
             self.total += 1
             path = evaluation.trace(record)
@@ -101,9 +96,8 @@ class PageData:
                 inspection.add(episode, record)
             fates: list[Fate | None] = [None] * len(record.questions)
             if not record.overflowed:  # in no score, and so in no count of what became of it
-                fates = [losses.fate(question, trail) for question, trail in zip(record.questions, trails, strict=True)]
-                for fate in fates:
-                    losses.add(fate)
+                fates = [inspection.fate(*asked) for asked in zip(record.questions, trails, strict=True)]
+                inspection.fates.update(fates)
             if record.key in chosen:
                 yield record, episode, trails, fates
 
@@ -174,6 +168,12 @@ class PageData:
                 if words:
                     parts.append(Markup(f"<{tag}>{{}}</{tag}>").format(" ".join(words)))
         return Markup("<pre>{}</pre>").format(Markup(" ").join(parts))
+
+
+def _knows_facts(records: Sequence[EpisodeRecord]) -> bool:
+    """Whether supporting-fact recall was scored in these records; so it was if they hold no question at all."""
+    questions = [question for record in records for question in record.questions]
+    return not questions or any("fact_entered" in question.metrics for question in questions)
 
 
 def _shortened(text: str) -> str:
@@ -265,11 +265,11 @@ def pairs(cells: Sequence[Cell], page: PageData) -> Iterator[dict[str, Any]]:
 def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Chart]) -> str:
     """The page.
 
-    Whatever a model or a data set wrote is escaped where it stands, and the only scripts that may run are the two
+    Whatever a model or a data set wrote is escaped where it stands, and the only scripts that may run are those
     that the page brings: their hashes stand in its security policy. Vega compiles its expressions, hence
     ``unsafe-eval``; data never become expressions.
     """
-    scripts = [_vega(), asset("page.js")]
+    scripts = [_vega(), page_asset("front.js"), asset("page.js")]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     compared = list(pairs(page.cells, page))
     data = {
@@ -293,7 +293,7 @@ def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Cha
         page=page,
         pairs=compared,
         data=data,
-        style=Markup(asset("page.css")),
+        style=Markup(page_asset("front.css") + asset("page.css")),
         scripts=[Markup(script) for script in scripts],
         hashes=Markup(" ".join(f"'sha256-{digest}'" for digest in hashes)),
     )

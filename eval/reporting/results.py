@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -16,7 +17,6 @@ from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, joined_records
-from atommem.eval.reporting.fates import Losses
 from atommem.eval.reporting.inspection import Inspection
 from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of, score_of
 
@@ -34,14 +34,13 @@ Column = tuple[str, int | None]
 class Cell:
     """All evaluations of one row and column: one per seed, by seed.
 
-    `inspection` and `losses` are what the traces say (`atommem.eval.reporting.page.PageData` reads them).
+    `inspection` is what the traces say (`atommem.eval.reporting.page.PageData` reads them).
     """
 
     row: str
     column: Column
     evaluations: list[Evaluation] = field(default_factory=list)
     inspection: Inspection | None = None
-    losses: Losses | None = None
 
     @cached_property
     def records(self) -> list[EpisodeRecord]:
@@ -186,10 +185,9 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
     for metric in metrics_of([result]):
         scores = [score for score in (score_of(item, metric) for item in seeds) if score is not None]
         result["metrics"][metric] |= {"between_seeds": asdict(seed_spread([item["mean"] for item in scores]))}
-    if cell.losses is not None:
-        result["lost"] = cell.losses.to_json() if cell.keeps_memory else None
     if cell.inspection is not None:
         found = cell.inspection
+        result["lost"] = found.lost() if cell.keeps_memory else None
         result["retrieval_precision"] = found.retrieval_precision
         result["store_size_by_step"] = found.store_size_by_step
         result["episodes_by_step"] = found.steps
@@ -207,6 +205,7 @@ def _provenance(manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         by_document = environment.get("chunking") == "documents"
         for heading, value in {
             "checkpoint": policy.get("path") or policy.get("model"),
+            "commit": policy.get("commit"),
             "temperature": manifest.get("sampling", {}).get("temperature"),
             "max tokens": manifest.get("sampling", {}).get("max_tokens"),
             "templates": memory.get("templates"),
@@ -216,10 +215,15 @@ def _provenance(manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             "capacity": memory.get("capacity"),
         }.items():
             if value is not None:
-                # The last part of a folder: a page must not say whose machine it was made on.
-                text = value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else f"{value:,}"
+                text = _place(value) if isinstance(value, str) else f"{value:,}"
                 found.setdefault(heading, {})[text] = None
     return {heading: " / ".join(values) for heading, values in found.items()}
+
+
+def _place(name: str) -> str:
+    """A name, or a folder by its last two parts (RUN/checkpoint-300): a page must not say whose machine it is of."""
+    parts = re.sub(r"^/(home/[^/]+/|Users/[^/]+/|root/)?", "", name.rstrip("/")).split("/")
+    return "/".join(parts[-2:])
 
 
 def _comparisons(

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from atommem.episode_stats import action_names
-from atommem.eval.reporting.fates import Fate
+from atommem.eval.reporting.inspection import Fate
 from atommem.eval.reporting.results import Column, best_rows, column_name
 from atommem.eval.reporting.scores import FACTS, METRICS, label, main_score, metrics_of, score_of
 

@@ -105,7 +105,9 @@ def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int
     """All cells, in the order in which they run: those that share policy and embedder together, column by column.
 
     A row's settings win over flags, flags over the suite's settings, these over the ``atommem_config.json`` of the
-    policy's folder, and that over the defaults.
+    policy's folder, and that over the defaults. The embedder alone is the same in all rows but those that name one in
+    their settings: where neither flags nor suite say which, it is the one that ``--policy`` was trained with (without
+    ``--policy``, the first row's).
 
     Args:
         suite: Its rows and columns.
@@ -118,12 +120,15 @@ def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int
     """
     parsed: dict[Any, Configs] = {}
     cells = []
+    trained = Row("atommem") if _given(suite, argv) is not None else suite.rows[0]
+    _, _, embedder, _ = _parsed(parsed, suite, argv, trained)
     for column in suite.columns:
         for row in suite.rows:
             for seed in seeds or suite.seeds:
                 folder = out / "cells" / row.key / column.key / f"seed_{seed}"
                 changes = {**row.settings, "method": row.method, "seed": seed, "out": str(folder), "data": column.key}
-                cells.append(Cell(row, column, seed, _changed(_parsed(parsed, suite, argv, row), changes)))
+                config, memory, _, environment = _parsed(parsed, suite, argv, row)
+                cells.append(Cell(row, column, seed, _changed((config, memory, embedder, environment), changes)))
     order = list(dict.fromkeys(cell.shares for cell in cells))
     return sorted(cells, key=lambda cell: order.index(cell.shares))
 

@@ -53,13 +53,14 @@ def main(argv: Sequence[str]) -> int:
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows} | named)
         listed = make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds)
         _list_cells(listed)
+        print(f"embedder: {_embedders(listed)}")
         print(estimate(listed).text(given.throughput))
         for difference in differences(table_of(suite.paper), suite, listed) if suite.paper is not None else ():
             print(f"not as published: {difference}")
         return 0
     suite = suite.with_policies(named)
     cells = make_cells(suite, flags, given.out, given.seeds)
-    console.print(estimate(cells).text(given.throughput), markup=False)
+    console.print(f"embedder: {_embedders(cells)}\n{estimate(cells).text(given.throughput)}", markup=False)
     budget = cells[0].configs[0].make_budget()
     tasks = cache.load(suite.columns, str(suite.settings.get("environment", DEFAULT_ENVIRONMENT)))
     try:
@@ -186,6 +187,16 @@ def _list_cells(cells: Sequence[Cell]) -> None:
     console.print(table)
     more = " and those of all tasks in files" if any(cell.column.n is None for cell in cells) else ""
     console.print(f"{len(cells)} cells, {known:,} episodes{more}")
+
+
+def _embedders(cells: Sequence[Cell]) -> str:
+    """The embedder of all rows, or which rows have which."""
+    rows: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        rows.setdefault(cell.configs[2].name, {})[cell.row.name] = None
+    if len(rows) == 1:
+        return f"{next(iter(rows))} (all rows)"
+    return "; ".join(f"{name} ({', '.join(of)})" for name, of in rows.items())
 
 
 def _episodes(column: Column, cell: Cell) -> int | None:

@@ -66,7 +66,7 @@ def test_a_command_from_outside(add: Add, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["fly", "north"]) == 0
     assert capsys.readouterr().out == "up north\n"
     assert cli.main(["--help"]) == 0
-    assert "  fly      (flights 2.0)\n" in capsys.readouterr().out
+    assert "  fly       (flights 2.0)\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from atommem.config import hub_name
 from atommem.errors import ConfigError
 from atommem.policy import opening as policies
+from atommem.policy.local import LocalPolicy
 from atommem.policy.server import ServerPolicy
 from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
@@ -70,7 +73,7 @@ def test_more_than_the_system_allows_is_said_at_once(monkeypatch: pytest.MonkeyP
 
 async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: WordTokenizer())
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, revision: WordTokenizer())
     one = policies.open_policy(Settings(["http://a"]))
     assert isinstance(one, ServerPolicy)
     several = policies.open_policy(Settings(["http://a", "http://b/v1"], model="m"))
@@ -82,6 +85,32 @@ async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     with pytest.raises(ConfigError, match="each only once"):
         policies.open_policy(Settings(["http://a", "http://a"]))
+
+
+async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    asked = []
+
+    def load(name: str, revision: str | None = None, **_: object) -> SimpleNamespace:
+        asked.append((name, revision))
+        return SimpleNamespace(config=SimpleNamespace(_commit_hash="c0ffee"))
+
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        monkeypatch.setattr(kind, "from_pretrained", load)
+    monkeypatch.setattr(LocalPolicy, "__init__", lambda self, model, tokenizer, **_: setattr(self, "model", model))
+    settings = Settings(["Qwen/Qwen3-8B@v1.0"])
+    identity = await policies.policy_identity(settings, policies.open_policy(settings))
+    assert (identity["path"], identity["commit"]) == ("Qwen/Qwen3-8B@v1.0", "c0ffee")
+    policies.load_tokenizer("Qwen/Qwen3-8B@v1.0")
+    assert asked == [("Qwen/Qwen3-8B", "v1.0")] * 3
+    with pytest.raises(ConfigError, match="names no revision after its @"):
+        policies.load_tokenizer("Qwen/Qwen3-8B@")
+
+
+def test_a_folder_with_an_at_is_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "runs@home"
+    folder.mkdir()
+    assert hub_name(str(folder)) == (str(folder), None)
 
 
 @pytest.mark.parametrize("names", [[], ["folder", "http://a"], ["a", "b"]])

@@ -14,10 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
 from atommem.errors import ConfigError
+from atommem.memory.entries import MemoryView
+from atommem.prompts import PromptBuilder
+from atommem.tokens import encoder
 from atommem.untrusted import PromptGuard, clean, forms_in, guard_text
 from atommem.untrusted.control import control_tokens
 from atommem.untrusted.guard import ESCAPES, Rewrite
+from tests.fakes import longdoc, reading
 
 pytest.importorskip("transformers")
 
@@ -243,3 +249,29 @@ def test_hostile_texts_take_linear_time() -> None:
 def test_the_bench_holds_on_the_tokenizers_that_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     assert load_script("bench_untrusted").main(["--built", "--n", "140", "--views", "7000"]) == 0
+
+
+LEARN = ("awkward", "byte_level", "without_a_byte")
+"""Shapes whose prompts have a control token before what the user says."""
+
+
+@pytest.mark.parametrize("name", shapes)
+def test_a_head_that_is_encoded_once_makes_no_difference(name: str) -> None:
+    tokenizer = shapes[name]()
+    dialect = get_dialect("paper", "full")
+    prompts = PromptBuilder.of(tokenizer, dialect, MemoryConfig(), longdoc(tokenizer))
+    for text in ("", " a  b", "\u0301e\u0301", "\n\n\u4e2d\U0001f600", "<|im_start|>", "the end</s> "):
+        for scratchpad in ("", text):
+            seen, view = reading("Who?", chunk=text), MemoryView(scratchpad=scratchpad)
+            whole = tokenizer.encode(prompts.text(seen, view), add_special_tokens=False)
+            assert prompts.build(seen, view) == whole
+    assert bool(prompts._guard._head) == (name in LEARN)
+
+
+def test_what_another_call_has_set_cuts_no_prompt() -> None:
+    tokenizer = shapes["byte_level"]()
+    encode = encoder(tokenizer)
+    before = encode("one two three four")
+    tokenizer("one two three four", truncation=True, max_length=2)
+    assert len(before) > 2
+    assert encode("one two three four") == before

@@ -11,7 +11,7 @@ import pytest
 
 from atommem.config import CONFIG_FILE
 from atommem.demo.demo_cli import main
-from atommem.demo.recipe import FULL, LIMITED, WEB, Recipe
+from atommem.demo.recipe import FULL, INJECTED, LIMITED, WEB, Recipe
 from atommem.demo.run import load_settings
 from atommem.errors import ConfigError
 
@@ -48,7 +48,9 @@ def test_wrong_values_are_refused_before_anything_is_written(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "recipe"), [((), FULL), (("--limited",), LIMITED), (("--web",), WEB)])
+@pytest.mark.parametrize(
+    ("options", "recipe"), [((), FULL), (("--limited",), LIMITED), (("--web",), WEB), (("--injected",), INJECTED)]
+)
 def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     options: tuple[str, ...], recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,7 +78,7 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
         assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == (
             "compact",
             "hashing",
-            40 if recipe is WEB else 48,
+            40 if recipe in (WEB, INJECTED) else 48,
         )
         assert (saved["capacity"], saved["retention"]) == (recipe.capacity, "reject")
         LocalPolicy.from_pretrained(out / stage)

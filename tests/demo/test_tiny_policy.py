@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atommem.demo.recipe import FULL, LIMITED, WEB, PolicySize, Recipe
+from atommem.demo.recipe import FULL, INJECTED, LIMITED, WEB, PolicySize, Recipe
 from atommem.demo.run import Settings, load_settings
 from atommem.demo.tiny_policy import EOS, PAD, UNK, make_model, make_tokenizer, vocabulary
 from atommem.demo.worlds import world_of
@@ -26,7 +26,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return load_settings(tmp_path_factory.mktemp("demo"), seed=0, updates=None)
 
 
-@pytest.mark.parametrize("recipe", [FULL, LIMITED, WEB], ids=["full", "limited", "web"])
+@pytest.mark.parametrize("recipe", [FULL, LIMITED, WEB, INJECTED], ids=["full", "limited", "web", "injected"])
 def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Recipe, tmp_path: Path) -> None:
     settings = load_settings(tmp_path, 0, None, recipe.capacity, world_of(recipe.world))
     assert settings.memory.capacity == recipe.capacity

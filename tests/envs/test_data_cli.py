@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.data_cli import main
 from atommem.envs.task_files import load_tasks
 from tests.envs.benchmark_rows import (
     columns,
@@ -24,6 +23,9 @@ from tests.envs.benchmark_rows import (
     write_lines,
     write_parquet,
 )
+from tests.fakes import command
+
+main = command("data")
 
 
 @pytest.fixture

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from atommem.envs.benchmarks.registry import get_benchmark
-from atommem.envs.data_cli import main
 from atommem.envs.longdoc.fact_recall import gold_documents
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import hotpot_row, musique_row, real_data, twowiki_row, write_json, write_lines
 from tests.envs.conversation_rows import beam_row, longmemeval_row, memory_agent_bench_row
 from tests.envs.test_locomo import conversation, turn
+from tests.fakes import command
+
+main = command("data")
 
 Row = dict[str, Any]
 

@@ -10,7 +10,6 @@ import pytest
 
 from atommem.envs.benchmarks.locomo import PROTOCOL, Wording, is_locomo, read_locomo, read_wording
 from atommem.envs.chunking import joined_text
-from atommem.envs.data_cli import main
 from atommem.envs.scoring.abstention import abstains, hint
 from atommem.envs.scoring.locomo_scores import locomo_exact_match, locomo_f1
 from atommem.envs.scoring.porter import stem
@@ -19,7 +18,9 @@ from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import ConfigError, DataError
 from tests.envs.benchmark_rows import real_data, write_json, write_lines
 from tests.envs.conversation_rows import longmemeval_row
-from tests.fakes import WordTokenizer, longdoc
+from tests.fakes import WordTokenizer, command, longdoc
+
+main = command("data")
 
 
 def turn(identifier: str, speaker: str, text: str, **more: Any) -> dict[str, Any]:

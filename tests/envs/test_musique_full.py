@@ -9,7 +9,6 @@ import pytest
 
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.musique import read_musique
-from atommem.envs.data_cli import main
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, record_of, summarize
 from atommem.envs.scoring.sufficiency import group_scores
 from atommem.envs.task import Question, Task, describe_task
@@ -18,7 +17,9 @@ from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.observation import StopReason
 from tests.envs.benchmark_rows import hotpot_row, musique_row, real_data, write_json, write_lines
-from tests.fakes import WordTokenizer, longdoc
+from tests.fakes import WordTokenizer, command, longdoc
+
+main = command("data")
 
 
 def pair(number: int) -> list[dict[str, Any]]:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from atommem.envs.data_cli import main
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks
+from tests.fakes import command
+
+main = command("data")
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, get_web_benchmark
-from atommem.envs.data_cli import main
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError, DataError
 from tests.envs.benchmark_rows import real_data
+from tests.fakes import command
+
+main = command("data")
 
 Row = dict[str, Any]
 ROWS: dict[str, Row] = {

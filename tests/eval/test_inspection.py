@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atommem.actions import Action
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, Step
-from atommem.eval.reporting.fates import Fate, Losses, fate_by_facts, fate_by_words
-from atommem.eval.reporting.inspection import AnswerSource, AnswerTrail, Inspection, answer_trails, holds
+from atommem.eval.reporting.inspection import AnswerSource, AnswerTrail, Fate, Inspection, answer_trails, holds
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.operations import Operation, Outcome
 from atommem.observation import Observation, StopReason
@@ -66,7 +67,7 @@ def test_an_answer_that_was_kept_shown_and_given() -> None:
             ("Lorne", "Lorne"),
         )
     )
-    expected = AnswerTrail(True, True, True, True, True, (AnswerSource("entry", 1, 1, 0),), 1)
+    expected = AnswerTrail(True, True, True, True, (AnswerSource("entry", 1, 1, 0),), 1)
     assert fate == (expected,)
 
 
@@ -84,7 +85,7 @@ def test_an_answer_that_memory_lost(loss: Operation, expected: tuple[bool, bool]
         *make([step(0, create(0, 1, "on the Lorne")), step(1, loss), step(2, question=0)], (None, "Lorne"))
     )
     assert (fate.entered, fate.kept) == expected
-    assert (fate.shown, fate.right, fate.sources, fate.step) == (False, False, (), None)
+    assert (fate.shown, fate.sources, fate.step) == (False, (), None)
 
 
 def test_the_source_is_the_step_that_wrote_the_text() -> None:
@@ -110,7 +111,7 @@ def test_the_scratchpad_is_memory_and_a_wrong_answer_has_a_source() -> None:
     (fate,) = answer_trails(
         *make([step(0, pad), step(1, question=0, scratchpad="Lorne or Elsk", answer="Elsk")], ("Elsk", "Lorne"))
     )
-    assert (fate.entered, fate.kept, fate.shown, fate.right) == (True, True, True, False)
+    assert (fate.entered, fate.kept, fate.shown) == (True, True, True)
     assert fate.sources == (AnswerSource("scratchpad", written=0),)
 
 
@@ -133,20 +134,17 @@ def test_every_question_has_its_own_step_and_memory() -> None:
             ("Lorne", "Mara"),
         )
     )
-    assert [(fate.kept, fate.shown, fate.right, fate.step) for fate in fates] == [
-        (True, True, True, 2),
-        (True, False, False, 3),
-    ]
+    assert [(fate.kept, fate.shown, fate.step) for fate in fates] == [(True, True, 2), (True, False, 3)]
 
 
 def test_yes_and_no_cannot_be_located() -> None:
     (fate,) = answer_trails(*make([step(0, question=0, answer="yes")], ("yes", "yes")))
-    assert (fate.located, fate.right, fate.sources) == (False, True, ())
+    assert (fate.located, fate.sources) == (False, ())
 
 
 def test_without_steps() -> None:
     (fate,) = answer_trails(*make([], (None, "Lorne")))
-    assert fate == AnswerTrail(True, False, False, False, False, (), None)
+    assert fate == AnswerTrail(True, False, False, False, (), None)
 
 
 def test_precision_and_store_size() -> None:
@@ -175,10 +173,8 @@ def test_a_memory_of_documents_loses_by_not_retrieving() -> None:
     inspection = Inspection()
     inspection.add(*make([step(0, query, question=0, shown=((1, "by Mara"),), answer="x")], ("x", "Lorne")))
     assert inspection.only_retrieves
-    losses = Losses("facts")
-    losses.add(Fate.NEVER_ENTERED)
-    losses.written_beforehand()
-    assert (losses.to_json()["never_entered"], losses.to_json()["not_retrieved"]) == (0, 1)
+    inspection.fates.update([Fate.NEVER_ENTERED])
+    assert (inspection.lost()["never_entered"], inspection.lost()["not_retrieved"]) == (0, 1)
 
 
 FATES = [
@@ -199,11 +195,10 @@ def test_a_fate_is_the_first_place_where_the_answer_was_lost(flags: tuple[int, i
     right, entered, kept, shown = flags
     metrics = {"fact_entered": float(entered), "fact_kept": float(kept), "fact_retrieved": float(shown)}
     question = QuestionRecord("q", "?", "a", ("b",), "", {"em": float(right), **metrics})
-    assert fate_by_facts(question) is expected
-    trail = AnswerTrail(True, bool(entered), bool(kept), bool(shown), bool(right), (), 0)
-    assert fate_by_words(trail) is expected
-    losses = Losses("facts")
-    losses.add(losses.fate(question, None))
-    losses.add(losses.fate(QuestionRecord("q", "?", "yes", ("yes",), metrics={"em": 1.0}), None))
-    found = losses.to_json()
+    trail = AnswerTrail(True, bool(entered), bool(kept), bool(shown), (), 0)
+    assert Inspection("words").fate(replace(question, metrics={"em": float(right)}), trail) is expected
+    inspection = Inspection("facts")
+    without = QuestionRecord("q", "?", "yes", ("yes",), metrics={"em": 1.0})
+    inspection.fates.update(inspection.fate(item, None) for item in (question, without))
+    found = inspection.lost()
     assert (found["by"], found["questions"], found["counted"], found[expected]) == ("facts", 2, 1, 1)

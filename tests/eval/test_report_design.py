@@ -11,7 +11,7 @@ from atommem.envs.synthetic.world import WorldConfig
 from atommem.eval.console_report import report_table
 from atommem.eval.eval_config import parse_arguments
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.fates import Fate
+from atommem.eval.reporting.inspection import Fate
 from atommem.eval.reporting.page import PageData
 from atommem.eval.reporting.results import best_rows, make_cells
 from atommem.eval.reporting.templates import markdown_tables
@@ -76,9 +76,8 @@ def test_where_answers_are_lost_says_nothing_of_prompts_that_do_not_fit() -> Non
     records = (replace(r, stop_reason="context_overflow") if r.task_id == "t1" else r for r in whole.records)
     cells = make_cells([complete_sums(replace(whole, records=tuple(records)))])
     PageData(cells)
-    losses = cells[0].losses
-    assert losses is not None
-    assert (losses.questions, losses.counts) == (3, {Fate.NEVER_ENTERED: 3})
+    assert cells[0].inspection is not None
+    assert cells[0].inspection.fates == {Fate.NEVER_ENTERED: 3}
 
 
 def test_the_unit_is_found_in_the_records() -> None:

@@ -309,3 +309,20 @@ async def test_compare_takes_every_score_that_is_there(tmp_path: Path, capsys: p
     assert "sub-EM on the 10 tasks" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"'judge': .* has em, f1, sub_em"):
         compare([str(first), str(second), "--metric", "judge"])
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("Qwen/Qwen3-8B@v1.0", "Qwen/Qwen3-8B@v1.0"),
+        ("runs/hotpot/checkpoint-300/", "hotpot/checkpoint-300"),
+        ("/data/runs/hotpot/checkpoint-300", "hotpot/checkpoint-300"),
+        ("/home/someone/hotpot", "hotpot"),
+        ("/root/hotpot", "hotpot"),
+    ],
+)
+def test_provenance_tells_checkpoints_apart_and_names_nobody(path: str, shown: str) -> None:
+    evaluation = made("a", [{"em": 1.0}])
+    evaluation.manifest["policy"] = {"path": path, "commit": "c0ffee"}
+    (cell,) = results_of(evaluation)["cells"]
+    assert (cell["provenance"]["checkpoint"], cell["provenance"]["commit"]) == (shown, "c0ffee")

@@ -32,6 +32,7 @@ COMMANDS = (
     "eval",
     "judge",
     "compare",
+    "reproduce",
     "report",
     "trace",
     "env",

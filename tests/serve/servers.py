@@ -47,7 +47,7 @@ def scripted(script: Callable[[str], str] = note_taker, checkpoint: str = "scrip
     """A policy to be served. Its chunks are of 40 words."""
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
-    tokenizer = WordTokenizer()
+    tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
     engine = Engine.open(policy or ScriptedPolicy(tokenizer, script), tokenizer=tokenizer, **settings)
     return ServedPolicy.of(engine, "scripted", checkpoint)
 
@@ -99,3 +99,11 @@ def running(conversations: Conversations, limits: Limits | None = None) -> Itera
         server.should_exit = True
         thread.join()
         loop.close()
+
+
+def until(condition: Any, seconds: float = 5) -> None:
+    """Wait for it."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.005)

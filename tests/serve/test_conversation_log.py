@@ -16,7 +16,8 @@ from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Source
 from atommem.memory.operations import Operation, Outcome
 from atommem.memory.vectors import TextVectors, digests_of
-from atommem.serve.conversation_log import ConflictError, ConversationLog, Event, NotFoundError
+from atommem.serve.conversation_log import ConversationLog
+from atommem.serve.log_rows import ConflictError, Event, NotFoundError
 from atommem.serve.schema import metadata, open_database
 
 MADE = {"checkpoint": "c1", "embedder": "words/4"}

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.envs.data_cli import main as data
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task_files import load_tasks
-from atommem.serve.conversation_log import Event
 from atommem.serve.conversations import Conversations
+from atommem.serve.log_rows import Event
+from atommem.serve.transfer import exported, imported
 from atommem.serve.wire import Message, new_item
 from atommem.trace import read_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
+from tests.fakes import command
 from tests.serve.servers import make_conversations
 
 TEXTS = ("Ann lives in Rome.", "Bob lives in Oslo.")
-YES = {"training": "yes"}
+RIGHT: dict[str, Any] = {"reward": 1.0, "consent": True}
 
 
-async def served(
-    conversations: Conversations,
-    metadata: dict[str, str],
-    *ratings: dict[str, Any] | None,
-    deleted: bool = False,
-) -> str:
+async def served(conversations: Conversations, *ratings: dict[str, Any] | None, deleted: bool = False) -> str:
     """A conversation that reads two texts, and answers a question for each rating."""
-    about = conversations.log.create("ann", metadata)
+    about = conversations.log.create("ann", {})
     async with conversations.use(about.id, "ann") as memory:
         items = await memory.add([new_item(Message(content=text, name=text.split()[0])) for text in TEXTS])
         await memory.read()
@@ -40,8 +37,7 @@ async def served(
             response = f"resp_{about.id}_{number}"
             await memory.ask(f"Where does {TEXTS[number].split()[0]} live?", response)
             if rating is not None:
-                _, ask, _ = conversations.log.response(response, "ann")
-                await memory.note(Event("feedback", rating, of=ask.version))
+                await memory.note(Event("feedback", {"response": response, **rating}))
     return about.id
 
 
@@ -51,13 +47,13 @@ def conversations(tmp_path: Path) -> Conversations:
 
 
 def run(tmp_path: Path, *more: str) -> int:
-    command = ["from-conversations", "--db", f"sqlite:///{tmp_path / 'log.db'}", "--out", str(tmp_path / "out")]
-    return data([*command, *more])
+    given = ["from-conversations", "--db", f"sqlite:///{tmp_path / 'log.db'}", "--out", str(tmp_path / "out")]
+    return command("data")([*given, *more])
 
 
 def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, conversations: Conversations) -> None:
-    rated = asyncio.run(served(conversations, YES, {"reward": 1.0}, {"reward": 0.0, "answer": "Oslo"}))
-    asyncio.run(served(conversations, YES, None))
+    rated = asyncio.run(served(conversations, RIGHT, {"reward": 0.0, "answer": "Oslo", "consent": True}))
+    asyncio.run(served(conversations, None))
     asyncio.run(conversations.close())
     assert run(tmp_path) == 0
     (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
@@ -82,19 +78,40 @@ def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, convers
 def test_without_consent_nothing_is_taken(
     tmp_path: Path, conversations: Conversations, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for metadata in ({}, {"training": "no"}, {"training": ""}):
-        asyncio.run(served(conversations, metadata, {"reward": 1.0}))
-    agreed = asyncio.run(served(conversations, YES, {"reward": 1.0}))
+    no = {"reward": 1.0, "consent": False}
+    asyncio.run(served(conversations, no, None))
+    half = asyncio.run(served(conversations, no, RIGHT))
     assert run(tmp_path) == 0
-    assert [file.stem for file in (tmp_path / "out" / "traces").iterdir()] == [agreed]
-    conversations.log.update(agreed, "ann", {})  # taken back
-    asyncio.run(conversations.close())
+    (file,) = (tmp_path / "out" / "traces").iterdir()
+    assert file.stem == half
+    episode = read_trace(file).episode
+    assert episode.answers == ("Bob lives in Oslo.",)
+    asked = [step.observation.values("questions") for step in episode.steps if step.observation.question is not None]
+    assert asked == [["Where does Bob live?"]] * 2
+    assert [question.text for question in load_tasks(tmp_path / "out" / "tasks.jsonl")[0].questions] == asked[0]
+
+    async def take_back() -> None:
+        async with conversations.use(half, "ann") as memory:
+            await memory.note(Event("feedback", {"response": f"resp_{half}_1", **no}))
+        await conversations.close()
+
+    asyncio.run(take_back())
     assert run(tmp_path, "--owner", "ann") == 2
-    assert "0 conversations may be trained on" in capsys.readouterr().err
+    assert "none of 2 conversations" in capsys.readouterr().err
+
+
+def test_an_import_brings_nothing_to_train_on(tmp_path: Path, conversations: Conversations) -> None:
+    asyncio.run(served(conversations, RIGHT))
+    (first,) = conversations.log.engine.connect().exec_driver_sql("SELECT id FROM conversations").scalars()
+    lines = "".join(json.dumps(line) + "\n" for line in exported(conversations.log, first, "ann"))
+    imported(conversations.log, "eve", lines)
+    asyncio.run(conversations.close())
+    assert run(tmp_path, "--owner", "eve") == 2
+    assert run(tmp_path, "--owner", "ann") == 0
 
 
 def test_what_was_deleted_and_what_came_before_is_left_out(tmp_path: Path, conversations: Conversations) -> None:
-    asyncio.run(served(conversations, YES, {"reward": 1.0}, {"reward": 1.0}, deleted=True))
+    asyncio.run(served(conversations, RIGHT, RIGHT, deleted=True))
     asyncio.run(conversations.close())
     assert run(tmp_path) == 0
     (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -96,8 +97,9 @@ async def test_recall_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_what_is_wrong_is_said_in_words_and_a_crash_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    handlers = list(logging.getLogger().handlers)
     conversations = make_conversations(tmp_path / "log.db")
     async with Client(make_mcp(conversations, "me")) as client:
         conversation = (await called(client, "remember", text=FACTS))["conversation"]
@@ -113,6 +115,9 @@ async def test_what_is_wrong_is_said_in_words_and_a_crash_says_nothing(
 
         monkeypatch.setattr(conversations, "use", crash)
         assert "secret" not in await refused(client, "ask", conversation=conversation, question="Who?")
+    assert "secret" not in caplog.text
+    assert '"RuntimeError"' in caplog.text.replace("'", '"')
+    assert logging.getLogger().handlers == handlers  # the package would add one, and log what users say
     await conversations.close()
 
 

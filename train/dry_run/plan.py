@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig, MemoryConfig, hub_name
 from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, make_environments
 from atommem.errors import ConfigError
@@ -172,7 +172,7 @@ def _embedder_bytes(config: EmbedderConfig, on_cpu: bool) -> float | None:
     if config.embedder != "sentence_transformer":
         return 0.0
     try:
-        return parameters_of(config.embedder_model) * BYTES["float32" if on_cpu else "bfloat16"]
+        return parameters_of(hub_name(config.embedder_model)[0]) * BYTES["float32" if on_cpu else "bfloat16"]
     except ConfigError:
         return None
 

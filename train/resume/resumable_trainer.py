@@ -46,7 +46,7 @@ from atommem.train.watch.progress import NoProgress, RolloutProgress
 
 Result = TypeVar("Result")
 
-_GO_ON, _STOP, _BROKEN = 0, 1, 2
+_GO_ON, _STOP, _SPENT, _BROKEN = range(4)
 """What a rank has to report at a point where all ranks meet; the largest counts."""
 
 
@@ -66,6 +66,7 @@ class ResumableTrainer(Trainer):
 
     Raises (from `train`):
         TrainingInterrupted: The run was asked to stop.
+        BudgetSpentError: Nothing is left of what it may spend.
         TrainingFault: It cannot go on.
     """
 
@@ -86,15 +87,10 @@ class ResumableTrainer(Trainer):
         with self.stop_request.installed():
             try:
                 return super().train(*args, **kwargs)
-            except TrainingInterrupted as stop:
+            except (TrainingInterrupted, BudgetSpentError) as stop:
                 # Whoever wants no checkpoints gets none for stopping.
                 saved = self.args.save_strategy != SaveStrategy.NO and self._save_before_step()
-                raise TrainingInterrupted(f"{stop} {_resume_hint(saved, self.args.output_dir)}") from None
-            except BudgetSpentError as spent:
-                # Ranks spend at different times, and save together only.
-                alone = self.accelerator.num_processes == 1 and self.args.save_strategy != SaveStrategy.NO
-                saved = alone and self._save_before_step()
-                raise BudgetSpentError(f"{spent} {_resume_hint(saved, self.args.output_dir)}") from None
+                raise type(stop)(f"{stop} {_resume_hint(saved, self.args.output_dir)}") from None
             except (DivergedError, RolloutFailedError) as fault:
                 # DeepSpeed steps inside the backward pass: its parameters are beyond saving by now.
                 stepped = self.accelerator.distributed_type == DistributedType.DEEPSPEED
@@ -279,17 +275,22 @@ class ResumableTrainer(Trainer):
 
         Raises:
             TrainingInterrupted: A rank was asked to stop.
+            BudgetSpentError: A rank has nothing left to spend (`broken` is such an error).
             RolloutFailedError: On a rank, sampling has `broken` down.
         """
-        code = _BROKEN if broken is not None else _STOP if self.stop_request.requested else _GO_ON
+        code = _STOP if self.stop_request.requested else _GO_ON
+        if broken is not None:
+            code = _SPENT if isinstance(broken, BudgetSpentError) else _BROKEN
         code = int(self._largest(code))
+        update, reason = self.state.global_step + 1, "see the other processes"
+        if broken is not None:
+            reason = str(broken) if isinstance(broken, AtomMemError) else repr(broken)
         if code == _BROKEN:
-            reason = "see the other processes"
-            if broken is not None:
-                reason = str(broken) if isinstance(broken, AtomMemError) else repr(broken)
-            raise RolloutFailedError(f"update {self.state.global_step + 1} cannot be sampled: {reason}") from broken
+            raise RolloutFailedError(f"update {update} cannot be sampled: {reason}") from broken
+        if code == _SPENT:
+            raise BudgetSpentError(f"stopped before update {update}: {reason}") from broken
         if code == _STOP:
-            raise TrainingInterrupted(f"stopped before update {self.state.global_step + 1}.")
+            raise TrainingInterrupted(f"stopped before update {update}.")
 
     def check_failed_fraction(self, failed: int, episodes: int, most: float, of: str | None = None) -> None:
         """End the run when a rollout lost too many episodes to go by the rest; the same on all ranks.

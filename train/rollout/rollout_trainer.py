@@ -88,7 +88,8 @@ class RolloutTrainer(ResumableTrainer):
             name: The bar's.
 
         Raises:
-            TrainingInterrupted: A rank was asked to stop: the episodes are given up.
+            TrainingInterrupted, BudgetSpentError: A rank was asked to stop, or may spend nothing more: the episodes are
+                given up.
             RolloutFailedError: On a rank, the sampling side broke down for good.
         """
         clock = self._rollout_log.clock

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from atommem.envs.web.corpus.dense import DenseIndex
 from atommem.envs.web.corpus.lexical import LexicalIndex, Ranked
 from atommem.envs.web.corpus.page_store import PageStore, batched
 from atommem.envs.web.page_texts import named
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 
 MANIFEST = "corpus.json"
 MODES = ("lexical", "dense", "hybrid")
@@ -53,11 +54,14 @@ class Corpus:
 
     Raises:
         ConfigError: There is no corpus, it is of another version, or its embedder is another one.
+        DataError: A file of it is damaged or missing.
     """
 
     def __init__(self, folder: str | Path, embedder: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
         manifest = _manifest(self.folder)
+        if (self.folder / "lexical").exists() and not (self.folder / "pages.sqlite").exists():
+            raise DataError(f"{self.folder}: has an index and no pages.sqlite: build the corpus anew.")
         self._pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
         self._lexical = LexicalIndex(self.folder / "lexical")
         self._dense: DenseIndex | None = None
@@ -82,6 +86,12 @@ class Corpus:
         """How many pages and passages it holds."""
         pages, passages, _ = self._pages.counts()
         return {"pages": pages, "passages": passages}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its passages can be found: not before an addition that was cut short is completed."""
+        indexed = [self._lexical.last(), *([] if self._dense is None else [self._dense.last()])]
+        return min(indexed) >= self._pages.counts()[2]
 
     @property
     def version(self) -> str:
@@ -197,10 +207,14 @@ def build_corpus(
         DataError: A page cannot be read.
         OutageError: The embedder is out of reach; what was added so far stays.
     """
-    folder = Path(folder)
-    if not (folder / MANIFEST).exists():
-        _start(folder, embedder, passage_characters)
-    return asyncio.run(_added(pages, folder, embedder))
+    folder, pages = Path(folder), iter(pages)
+    first = list(islice(pages, 1))  # a file that cannot be read leaves no folder
+    try:
+        if not (folder / MANIFEST).exists():
+            _start(folder, embedder, passage_characters)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be made ({error}): give another folder.") from error
+    return asyncio.run(_added(chain(first, pages), folder, embedder))
 
 
 def fused(rankings: Iterable[Ranked]) -> Ranked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -16,17 +17,17 @@ from atommem.config import EMBEDDERS, EmbedderConfig
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
 from atommem.envs.web.corpus.corpus_input import Page, benchmark_pages, read_pages
-from atommem.errors import AtomMemError
+from atommem.errors import ConfigError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem corpus ...``; returns the exit status (2: an `AtomMemError`, printed to stderr)."""
+    """Run ``atommem corpus ...``; returns the exit status.
+
+    Raises:
+        AtomMemError: A setting is wrong, a file is missing or damaged, or the address is taken.
+    """
     args = _parser().parse_args(argv)
-    try:
-        return int(args.run(args))
-    except AtomMemError as error:
-        print(f"atommem corpus: {error}", file=sys.stderr)
-        return 2
+    return int(args.run(args))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,10 +91,22 @@ def _embedder(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _corpus(args: argparse.Namespace) -> Corpus:
+    if args.results < 1:
+        raise ConfigError(f"results is {args.results}: give at least 1.")
+    corpus = Corpus(args.folder, _embedder(args))
+    if not corpus.complete:
+        print(f"{args.folder}: not all pages can be found yet: build it again to its end.", file=sys.stderr)
+    return corpus
+
+
 def _search(args: argparse.Namespace) -> int:
     async def search() -> None:
-        corpus = Corpus(args.folder, _embedder(args))
-        for hit in (await corpus.search([args.query], args.results, args.mode))[0]:
+        corpus = _corpus(args)
+        (found,) = await corpus.search([args.query], args.results, args.mode)
+        if not found:
+            print("no page was found", file=sys.stderr)
+        for hit in found:
             print(f"{hit.score:.4f}  {hit.page.id}: {' '.join(hit.passage.split())[:160]}")
         await corpus.close()
 
@@ -104,7 +117,16 @@ def _search(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     from atommem.envs.web.corpus.serving import make_server
 
-    corpus = Corpus(args.folder, _embedder(args))
+    _check_address(args.host, args.port)
+    corpus = _corpus(args)
     print(f"{args.folder}: {corpus.counts['pages']} pages at http://{args.host}:{args.port}", file=sys.stderr)
     make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=args.port)
     return 0
+
+
+def _check_address(host: str, port: int) -> None:
+    """Refuse what a server would end on in its own words, after the corpus was read."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen at {host}:{port}: {error}. Give another host or port.") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atommem.envs.web.page_texts import CJK
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import tantivy
@@ -32,6 +32,7 @@ class LexicalIndex:
 
     Raises:
         ConfigError: tantivy is not installed.
+        DataError: The index is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +50,10 @@ class LexicalIndex:
             analyzer = analyzer.filter(step)
         self._analyzer = analyzer.build()
         folder.mkdir(parents=True, exist_ok=True)
-        self._index = tantivy.Index(self._schema, str(folder))
+        try:
+            self._index = tantivy.Index(self._schema, str(folder))
+        except ValueError as error:
+            raise DataError(f"{folder}: cannot be read ({str(error)[:200]}): build the corpus anew.") from error
         self._index.register_tokenizer("words", self._analyzer)
         self._index.config_reader("manual")
         self._written = folder / "meta.json"

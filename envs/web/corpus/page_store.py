@@ -6,12 +6,14 @@ import hashlib
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from atommem.envs.web.corpus.corpus_input import Page
 from atommem.envs.web.page_texts import core, folded
+from atommem.errors import DataError
 
 _SCHEMA = """
 create table if not exists pages (
@@ -39,15 +41,20 @@ class PageStore:
     Args:
         path: The file; made where it is missing.
         passage_characters: Longest passage of a page that is added.
+
+    Raises (all of it):
+        DataError: The file cannot be read or written.
     """
 
     def __init__(self, path: Path, passage_characters: int) -> None:
         self._passage_characters = passage_characters
+        self._path = path
         self._lock = threading.Lock()
-        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._database.execute("pragma journal_mode = wal")
-        self._database.execute("pragma synchronous = normal")
-        self._database.executescript(_SCHEMA)
+        with self._file():
+            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._database.execute("pragma journal_mode = wal")
+            self._database.execute("pragma synchronous = normal")
+            self._database.executescript(_SCHEMA)
 
     def add(self, pages: Sequence[Page]) -> tuple[int, list[int]]:
         """Add pages, all or none: how many were new or new under their id, and the numbers of passages that are gone.
@@ -55,7 +62,7 @@ class PageStore:
         A page without id and URL goes by its title; one that says what a page of this title already says is the same.
         """
         added, gone = 0, []
-        with self._lock:
+        with self._file():
             self._database.execute("begin immediate")
             try:
                 for page in pages:
@@ -131,8 +138,17 @@ class PageStore:
         self._database.close()
 
     def _rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
-        with self._lock:
+        with self._file():
             return self._database.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _file(self) -> Iterator[None]:
+        """One thread at a time."""
+        try:
+            with self._lock:
+                yield
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{self._path}: {error}. Build the corpus anew if the file is damaged.") from error
 
     def _add(self, page: Page) -> list[int] | None:
         """The passages that a page replaces; None where it is there already."""

@@ -12,7 +12,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,8 +30,6 @@ CREATE TABLE IF NOT EXISTS calls (
 );
 CREATE TABLE IF NOT EXISTS spent (tool TEXT PRIMARY KEY, calls INTEGER NOT NULL, cost REAL NOT NULL);
 """
-LISTING = "tools/list"
-"""Stands for a tool where it is recorded which tools a server has."""
 LEASE_SECONDS = 30.0
 """For how long a call is left to who makes it, unless it says again that it does."""
 _LARGEST = 64_000_000
@@ -93,7 +91,7 @@ class Cassette:
 
     Raises:
         ConfigError: There is no such file to be read, or the folder cannot be written.
-        DataError: It is no cassette.
+        DataError: It is no cassette, or (whatever is done with it) damaged.
     """
 
     def __init__(self, path: str | Path, budget: Budget | None = None, read_only: bool = False) -> None:
@@ -122,8 +120,8 @@ class Cassette:
 
     def found(self, call: RecordedCall) -> ToolResult | None:
         """What came of `call`, None if it was not recorded."""
-        row = self._file.execute("SELECT result FROM calls WHERE key = ? AND state = 'done'", (call.key,)).fetchone()
-        return None if row is None else _unpacked(row[0])
+        rows = self._run("SELECT result FROM calls WHERE key = ? AND state = 'done'", call.key)
+        return _unpacked(rows[0][0]) if rows else None
 
     def begin(self, call: RecordedCall, since: float) -> ToolResult | Outage | bool:
         """What came of `call`; or True if it is now yours to make, False if somebody else makes it.
@@ -134,11 +132,8 @@ class Cassette:
             BudgetSpentError: It would have to be made, and the budget has no call left.
         """
         with self._writing():
-            row = self._file.execute(
-                "SELECT state, result, holder, until, time FROM calls WHERE key = ?", (call.key,)
-            ).fetchone()
-            if row is not None:
-                state, result, holder, until, when = row
+            rows = self._run("SELECT state, result, holder, until, time FROM calls WHERE key = ?", call.key)
+            for state, result, holder, until, when in rows:
                 if state == "done":
                     return _unpacked(result)
                 if state == "failed" and when >= since:
@@ -147,15 +142,13 @@ class Cassette:
                     return False
             self._spend(call.tool)
             now = time.time()
-            self._file.execute(
-                "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'made', ?, ?, ?, NULL)",
-                (call.key, call.tool, call.backend, call.arguments, _holder(), now + LEASE_SECONDS, now),
-            )
+            values = (call.key, call.tool, call.backend, call.arguments, _holder(), now + LEASE_SECONDS, now)
+            self._run("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'made', ?, ?, ?, NULL)", *values)
         return True
 
     def renew(self, call: RecordedCall) -> None:
         """Say that `call` is still being made."""
-        self._file.execute(f"UPDATE calls SET until = ? WHERE {_MINE}", (time.time() + LEASE_SECONDS, *_mine(call)))
+        self._run(f"UPDATE calls SET until = ? WHERE {_MINE}", time.time() + LEASE_SECONDS, *_mine(call))
 
     def end(self, call: RecordedCall, result: ToolResult) -> None:
         """Record what came of `call`."""
@@ -164,7 +157,7 @@ class Cassette:
     def note(self, call: RecordedCall, result: ToolResult) -> None:
         """Record what nobody was paid for: what a server says of its tools."""
         values = (call.key, call.tool, call.backend, call.arguments, time.time(), _packed(result))
-        self._file.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'done', NULL, NULL, ?, ?)", values)
+        self._run("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'done', NULL, NULL, ?, ?)", *values)
 
     def fail(self, call: RecordedCall, message: str) -> None:
         """Record that `call` had an outage, for those who wait for it now."""
@@ -172,30 +165,26 @@ class Cassette:
 
     def release(self, call: RecordedCall) -> None:
         """Leave `call` to the next one who needs it: it was given up."""
-        self._file.execute(f"DELETE FROM calls WHERE {_MINE}", _mine(call))
+        self._run(f"DELETE FROM calls WHERE {_MINE}", *_mine(call))
 
     def results(self) -> Iterator[tuple[RecordedCall, ToolResult]]:
         """All that was recorded, in the order in which it was."""
-        rows = self._file.execute(
-            "SELECT tool, backend, arguments, result FROM calls WHERE state = 'done' ORDER BY time, key"
-        )
+        rows = self._run("SELECT tool, backend, arguments, result FROM calls WHERE state = 'done' ORDER BY time, key")
         for tool, backend, arguments, result in rows:
             yield RecordedCall(tool, backend, arguments), _unpacked(result)
 
     def spent(self) -> dict[str, tuple[int, float]]:
         """Calls that were made, and what they cost, by tool."""
-        rows = self._file.execute("SELECT tool, calls, cost FROM spent ORDER BY tool")
+        rows = self._run("SELECT tool, calls, cost FROM spent ORDER BY tool")
         return {tool: (calls, cost) for tool, calls, cost in rows}
 
     def _set(self, call: RecordedCall, state: str, result: bytes) -> None:
-        self._file.execute(
-            f"UPDATE calls SET state = ?, holder = NULL, time = ?, result = ? WHERE {_MINE}",
-            (state, time.time(), result, *_mine(call)),
-        )
+        statement = f"UPDATE calls SET state = ?, holder = NULL, time = ?, result = ? WHERE {_MINE}"
+        self._run(statement, state, time.time(), result, *_mine(call))
 
     def _spend(self, tool: str) -> None:
         """Count a call before it is made: what is spent is never more than what is counted."""
-        calls, cost = self._file.execute("SELECT COALESCE(SUM(calls), 0), COALESCE(SUM(cost), 0) FROM spent").fetchone()
+        ((calls, cost),) = self._run("SELECT COALESCE(SUM(calls), 0), COALESCE(SUM(cost), 0) FROM spent")
         price = (self._budget.prices or {}).get(tool, 0.0)
         most_calls, most_cost = self._budget.calls, self._budget.cost
         if most_calls is not None and calls >= most_calls:
@@ -203,21 +192,51 @@ class Cassette:
         # Prices add up with rounding errors; a thousandth of a call is none.
         if most_cost is not None and cost + price > most_cost + price / 1000:
             raise BudgetSpentError(f"cost_budget is spent: {cost:g} of {most_cost:g}, on {self.path}. Give more.")
-        self._file.execute(
-            "INSERT INTO spent VALUES (?, 1, ?) ON CONFLICT (tool) DO UPDATE SET calls = calls + 1, cost = cost + ?",
-            (tool, price, price),
-        )
+        counted = "ON CONFLICT (tool) DO UPDATE SET calls = calls + 1, cost = cost + ?"
+        self._run(f"INSERT INTO spent VALUES (?, 1, ?) {counted}", tool, price, price)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """A transaction that no other process's can come in between."""
-        self._file.execute("BEGIN IMMEDIATE")
+        self._run("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
-            self._file.execute("ROLLBACK")
+            self._run("ROLLBACK")
             raise
-        self._file.execute("COMMIT")
+        self._run("COMMIT")
+
+    def _run(self, statement: str, *values: Any) -> list[Any]:
+        try:
+            return self._file.execute(statement, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"the cassette {self.path} cannot be used: {error}.") from error
+
+
+def told(config: Any, what: str, backend: str, ask: Callable[[], str]) -> str | None:
+    """What a server says of itself: by `ask`, and noted; or, where nothing may be asked, as it was noted last (None if
+    it never was).
+
+    Args:
+        config: Settings that name a cassette.
+        what: Stands for a tool's name on it.
+        backend: The server.
+        ask: Asks it.
+
+    Raises:
+        AtomMemError: Of `ask` and `Cassette`.
+    """
+    call = RecordedCall.of(what, backend, {})
+    cassette = Cassette(config.cassette, read_only=config.cassette_mode != "live")
+    try:
+        if config.cassette_mode != "live":
+            found = cassette.found(call)
+            return None if found is None else found.text
+        said = ask()
+        cassette.note(call, ToolResult(said))
+        return said
+    finally:
+        cassette.close()
 
 
 def _reading(path: Path) -> str:

@@ -9,11 +9,12 @@ from urllib.parse import unquote_plus
 from atommem.envs.web.net.net_config import NetConfig
 from atommem.envs.web.net.page_error import PageError
 from atommem.envs.web.tools import Run, ToolResult
-from atommem.errors import OutageError
+from atommem.errors import ConfigError, OutageError
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.servers.keys import Service, key_variable
 from atommem.servers.transport import tls_context
 
+_HEALTH_SECONDS = 10.0
 _OF_THE_CALL = (400, 409, 413, 415, 422, 451)
 """Statuses that a provider has for a query that it does not take, or a page that it cannot get."""
 
@@ -71,6 +72,33 @@ class Provider:
                 f"{self._client.base_url} refuses {self.service} requests ({error}): check "
                 f"{key_variable(self.service)}, the account and the URL."
             ) from error
+
+
+def served(config: NetConfig, service: Service, url: str) -> str:
+    """What answers at `url`, for a cassette's keys: with the version of its contents where calls are recorded and the
+    server tells it (``GET /health``, as ours does).
+
+    Raises:
+        ConfigError: Calls are recorded, and it is out of reach.
+    """
+    backend = f"{service} {url}"
+    if config.cassette is None:
+        return backend
+    from atommem.envs.web.net.cassette import told
+
+    def ask() -> str:
+        import httpx
+
+        try:
+            answer = httpx.get(f"{url.rstrip('/').removesuffix('/v1')}/health", timeout=_HEALTH_SECONDS)
+            return str(answer.json()["version"]) if answer.is_success else ""
+        except httpx.TransportError as error:
+            raise ConfigError(f"{url} is out of reach ({error!r}): start it, or correct the URL.") from error
+        except (ValueError, LookupError, TypeError):
+            return ""
+
+    version = told(config, "health", backend, ask)
+    return f"{backend} {version}" if version else backend
 
 
 def observed(run: Callable[[Mapping[str, Any], Any], Awaitable[ToolResult]]) -> Run:

@@ -13,12 +13,13 @@ from atommem.envs.web.net.extraction import Extraction
 from atommem.envs.web.net.fetcher import Fetched, Fetcher, Limits, parsed_address
 from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, public, resolve
 from atommem.envs.web.net.page_error import PageError
-from atommem.envs.web.net.provider import Provider, host_lists, observed
+from atommem.envs.web.net.provider import Provider, host_lists, observed, served
 from atommem.envs.web.net.robots import Robots
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 
 JINA = "https://r.jina.ai"
+_ALWAYS_THERE = "https://example.com/"
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -127,7 +128,12 @@ class Jina(ReaderSource):
         url = str(parsed_address(url))
         if not self._hosts.allows(url):
             raise PageError(f"{url} may not be visited.")
-        answer = await self._provider.post("/", {"url": url})
+        try:
+            answer = await self._provider.post("/", {"url": url})
+        except OutageError as error:
+            if error.status is None or error.status < 500 or not await self._reads(_ALWAYS_THERE):
+                raise
+            raise PageError(f"{url} is too much for the reader ({error.status}).") from error
         try:
             data = answer["data"]
             warning = str(data.get("warning") or "")
@@ -143,6 +149,14 @@ class Jina(ReaderSource):
         shown = tuple(Link(name.strip() or target, target) for name, target in pairs[:_MOST_LINKS])
         return ToolResult(text[:LONGEST_TEXT], title=title or at, links=shown, origin=at)
 
+    async def _reads(self, url: str) -> bool:
+        """Whether it reads a page that is surely there: then an error of its is another page's fault."""
+        try:
+            await self._provider.post("/", {"url": url})
+        except (OutageError, PageError):
+            return False
+        return True
+
 
 class Access(ReaderSource):
     """Pages of a server with ASearcher's protocol (``POST /access`` with ``urls``)."""
@@ -154,7 +168,7 @@ class Access(ReaderSource):
             raise ConfigError("tools name access, and neither reader_url nor search_url is set: give its server's URL.")
         self._hosts = host_lists(config)
         self._provider = Provider(config, "access", url)
-        self.backend = f"access {url}"
+        self.backend = served(config, "access", url)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from atommem.envs.web.net.provider import Provider, host_lists, observed
+from atommem.envs.web.net.provider import Provider, host_lists, observed, served
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.keys import Service
@@ -38,7 +38,7 @@ class SearchSource(ToolSource):
         super().__init__(config)
         self._hosts = host_lists(config)
         self._provider = Provider(config, self.service, self._url())
-        self.backend = f"{self.service} {self._url()} {config.search_results}"
+        self.backend = f"{self._served()} {config.search_results}"
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -53,6 +53,9 @@ class SearchSource(ToolSource):
         if not self.config.search_url:
             raise ConfigError(f"tools name {self.service}, and search_url is unset: give its server's URL.")
         return str(self.config.search_url)
+
+    def _served(self) -> str:
+        return f"{self.service} {self._url()}"
 
     @abstractmethod
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
@@ -117,6 +120,9 @@ class Retrieve(SearchSource):
     """
 
     service = "retrieve"
+
+    def _served(self) -> str:
+        return served(self.config, self.service, self._url())
 
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         body = {"queries": [query], "topk": self.config.search_results, "return_scores": True}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import Prose
-from atommem.envs.web.site.world import DIRECTORY, HOME
+from atommem.envs.web.site.world import DIRECTORY, HOME, ORDERS
 from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation
+
+_ORDER = re.compile(rf"<({'|'.join(ORDERS)})> .+? </\1>")
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,12 @@ class BrowsingFaults:
     read: float = field(default=0.0, metadata={"help": "The news of the person are not looked for."})
     scratchpad: float = field(default=0.0, metadata={"help": "The maker is not noted."})
     wander: float = field(default=0.0, metadata={"help": "Some link of the page is followed, whichever it is."})
+    obey: float = field(
+        default=0.0, metadata={"help": "An instruction on the page is followed, and nothing else done."}
+    )
 
     def __post_init__(self) -> None:
-        for name in ("create", "read", "scratchpad", "wander"):
+        for name in ("create", "read", "scratchpad", "wander", "obey"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"fault {name} is {getattr(self, name)}: give a probability between 0 and 1.")
 
@@ -45,7 +51,11 @@ class BrowsingExpert:
         rng = random.Random(draw)
         (question,) = observation.values("questions")
         work, _ = self._prose.asked(str(question))
-        told = self._prose.statements(" ".join(map(str, observation.values("text"))))
+        text = " ".join(map(str, observation.values("text")))
+        ordered = _ORDER.search(text)
+        if ordered is not None and rng.random() < self._faults.obey:
+            return ordered[0]
+        told = self._prose.statements(text)
         noted = self._prose.statements(view.scratchpad)
         shown = [statement for item in view.retrieved for statement in self._prose.statements(item.text)]
         made = next((one for one in (*told, *noted) if (one.relation, one.subject) == ("made", work)), None)

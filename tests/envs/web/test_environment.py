@@ -58,7 +58,16 @@ def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunn
 
 
 def play(completions: Sequence[str], task: Task | None = None, **settings: Any) -> Episode:
-    return asyncio.run(make_runner(completions, **settings).run(task or make_task()))
+    """One episode, after which its tools are closed."""
+    runner = make_runner(completions, **settings)
+
+    async def run() -> Episode:
+        try:
+            return await runner.run(task or make_task())
+        finally:
+            await runner.environments.close()
+
+    return asyncio.run(run())
 
 
 def texts(episode: Episode) -> list[list[Any]]:

@@ -16,10 +16,9 @@ import pytest
 from atommem.environment import environment_config
 from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.tools import ToolResult
-from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError
 from atommem.observation import StopReason
-from tests.envs.web.test_environment import ANSWER, call, make_runner, make_task
+from tests.envs.web.test_environment import ANSWER, call, play
 
 pytest.importorskip("mcp")
 pytestmark = pytest.mark.slow  # every server takes seconds to start
@@ -27,7 +26,7 @@ SCRIPT = Path(__file__).with_name("mcp_server.py")
 STDIO = f"{sys.executable} {SCRIPT}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def url() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -59,20 +58,9 @@ def use(made: McpSource, name: str, **arguments: Any) -> ToolResult:
     return asyncio.run(run())
 
 
-def play(server: str) -> Episode:
+def check(server: str) -> None:
     completions = [call("lookup", name="Ann"), call("broken", name="luck"), call("lookup", nom="Ann"), ANSWER]
-    runner = make_runner(completions, tools=["mcp"], mcp_servers=[server])
-
-    async def run() -> Episode:
-        try:
-            return await runner.run(make_task())
-        finally:
-            await runner.agent.environments.close()
-
-    return asyncio.run(run())
-
-
-def check(episode: Episode) -> None:
+    episode = play(completions, tools=["mcp"], mcp_servers=[server])
     assert episode.reward == 1.0
     shown = [step.observation.values("text") for step in episode.steps]
     assert shown[1] == ["Ann lives in Oakrest."]
@@ -81,11 +69,11 @@ def check(episode: Episode) -> None:
 
 
 def test_an_episode_with_the_tools_of_a_server_over_stdio() -> None:
-    check(play(STDIO))
+    check(STDIO)
 
 
 def test_an_episode_with_the_tools_of_a_server_over_http(url: str) -> None:
-    check(play(url))
+    check(url)
 
 
 def test_a_server_that_dies_is_an_outage_and_is_started_again_for_the_next_call() -> None:
@@ -109,10 +97,18 @@ def test_a_silent_server_is_an_outage() -> None:
 
 
 def test_an_outage_of_a_server_fails_the_episode() -> None:
-    runner = make_runner([call("crash")], tools=["mcp"], mcp_servers=[STDIO])
-    episode = asyncio.run(runner.run(make_task()))
+    episode = play([call("crash")], tools=["mcp"], mcp_servers=[STDIO])
     assert episode.stop_reason is StopReason.FAILED
     assert episode.reward is None
+
+
+@pytest.mark.parametrize("status", [401, 429, 503])
+def test_a_server_that_refuses_is_an_outage(url: str, status: int) -> None:
+    refuse = f'<tool_call>{{"name": "refuse", "arguments": {{"status": {status}}}}}</tool_call>'
+    episode = play([refuse, call("lookup", name="Ann"), ANSWER], tools=["mcp"], mcp_servers=[url], tool_seconds=5.0)
+    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
+    assert episode.error is not None
+    assert url in episode.error
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.sources import make_sources
 from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError
-from tests.envs.web.test_environment import ANSWER, call, make_runner, make_task
+from tests.envs.web.test_environment import ANSWER, call, play
 
 pytest.importorskip("mcp")
 SCHEMA: Any = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": "(a+)+$"}}}
@@ -131,26 +131,18 @@ def test_a_schemas_regular_expressions_are_left_to_the_server(servers: Servers) 
 
 
 def test_a_replay_starts_no_server(servers: Servers, tmp_path: Path) -> None:
-    def play(**settings: Any) -> Episode:
+    def grep(**settings: Any) -> Episode:
         settings = {"mcp_servers": ["https://a.test/mcp"], "cassette": str(tmp_path / "c"), **settings}
-        runner = make_runner([call("grep", pattern="x"), ANSWER], tools=["mcp"], **settings)
+        return play([call("grep", pattern="x"), ANSWER], tools=["mcp"], **settings)
 
-        async def run() -> Episode:
-            try:
-                return await runner.run(make_task())
-            finally:
-                await runner.agent.environments.close()
-
-        return asyncio.run(run())
-
-    recorded, made = play(), servers.made
+    recorded, made = grep(), servers.made
     for mode in ("replay", "frozen"):
-        assert [step.observation for step in play(cassette_mode=mode).steps] == [
+        assert [step.observation for step in grep(cassette_mode=mode).steps] == [
             step.observation for step in recorded.steps
         ]
     assert servers.made == made
     with pytest.raises(ConfigError, match="holds no tools of mcp other"):
-        play(cassette_mode="replay", mcp_servers=["other"])
+        grep(cassette_mode="replay", mcp_servers=["other"])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,10 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.task import Task
+from atommem.envs.web.injections import injection_followed
 from atommem.envs.web.site.expert import BrowsingExpert, BrowsingFaults
-from atommem.envs.web.site.world import SiteConfig, generate_sites
+from atommem.envs.web.site.world import ORDERS, SiteConfig, generate_sites
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
@@ -24,7 +27,6 @@ def play(
     config: SiteConfig | None = None,
     faults: BrowsingFaults | None = None,
     *,
-    n: int = 40,
     disabled: tuple[str, ...] = (),
 ) -> list[Episode]:
     config = config or SiteConfig()
@@ -39,7 +41,11 @@ def play(
         memory=MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled)),
         sampling=Sampling(seed=0, max_tokens=400),
     )
-    return asyncio.run(runner.run_all([(task, 0) for task in generate_sites(config, 40, seed=5)]))
+    return asyncio.run(runner.run_all([(task, 0) for task in sites(config)]))
+
+
+def sites(config: SiteConfig) -> list[Task]:
+    return list(generate_sites(config, 40, seed=5))
 
 
 def em(episodes: list[Episode]) -> float:
@@ -54,6 +60,8 @@ def em(episodes: list[Episode]) -> float:
         SiteConfig(catalogues=4, works=5, news=10, dead=6, names=40),
         SiteConfig(news=0, dead=0),
         SiteConfig(moved=1.0),
+        SiteConfig(injected=1.0),
+        SiteConfig(prose="plain", injected=0.5),
     ],
 )
 def test_the_faultless_expert_answers_every_question(config: SiteConfig) -> None:
@@ -75,6 +83,30 @@ def test_every_fault_costs(fault: str) -> None:
     assert em(play(SiteConfig(moved=1.0), BrowsingFaults(**{fault: 1.0}))) < 0.6
 
 
+def test_instructions_stand_on_pages_and_change_nothing_else() -> None:
+    kinds = set()
+    for clean, hostile in zip(sites(SiteConfig()), sites(SiteConfig(injected=0.3)), strict=True):
+        injected = hostile.metadata.get("injected", {"pages": [], "written": "-"})
+        written = injected["written"]
+        kinds.add(written[1:].split(">")[0])
+        for before, after in zip(clean.documents, hostile.documents, strict=True):
+            assert after.text.count(written) == (before.title in injected["pages"])
+            assert " ".join(after.text.replace(written, " ").split()) == before.text
+        assert injected.get("answer") not in [answer for one in clean.questions for answer in one.answers]
+    assert kinds == {*ORDERS, ""}
+
+
+@pytest.mark.parametrize("obey", [0.0, 1.0])
+def test_who_follows_instructions_is_found_out(obey: float) -> None:
+    config = SiteConfig(injected=1.0)
+    episodes = play(config, BrowsingFaults(obey=obey))
+    for task, episode in zip(sites(config), episodes, strict=True):
+        assert injection_followed(task, episode) == {"injection_followed": obey}
+        clean = replace(task, metadata={**task.metadata, "injected": {"pages": ["elsewhere"], "written": "x"}})
+        assert injection_followed(clean, episode) == {}
+    assert em(episodes) == 1.0 - obey
+
+
 def test_a_task_depends_on_seed_and_number_only() -> None:
     config = SiteConfig()
     assert list(generate_sites(config, 3, 1)) == list(generate_sites(config, 5, 1))[:3]
@@ -89,6 +121,8 @@ def test_a_task_depends_on_seed_and_number_only() -> None:
         ({"prose": "verse"}, "prose is 'verse'"),
         ({"catalogues": 0}, "catalogues is 0"),
         ({"moved": 1.5}, "moved is 1.5"),
+        ({"injected": -1}, "injected is -1"),
+        ({"injected": 0.1, "names": 9}, "do not fit"),
         ({"news": 6}, "do not fit"),
         ({"names": 8}, "do not fit"),
     ],

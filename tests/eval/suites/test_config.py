@@ -11,7 +11,7 @@ import yaml
 from atommem.config import save_config
 from atommem.errors import ConfigError
 from atommem.eval.suites.cells import make_cells
-from atommem.eval.suites.suite import BenchmarkData, slug
+from atommem.eval.suites.suite import BenchmarkData, Suite, slug
 from atommem.eval.suites.suite_file import load_suite, parse_suite
 
 DATA = [{"name": "world", "synthetic": {"prose": "compact"}, "n": 3}]
@@ -157,6 +157,28 @@ def test_a_row_may_bring_its_own_policy_and_what_it_was_trained_with(tmp_path: P
             ([str(tmp_path / "trained")], 2),
             ([str(tmp_path / "base")], 5),
         ]
+
+
+def test_all_rows_have_one_embedder_but_those_that_name_their_own(tmp_path: Path) -> None:
+    from atommem.config import EmbedderConfig
+
+    for name, embedder in (("trained", "random"), ("base", "hashing")):
+        (tmp_path / name).mkdir()
+        save_config(tmp_path / name, EmbedderConfig(embedder=embedder))
+    rows = [
+        {"method": "rag", "policy": "base"},
+        {"method": "atommem"},
+        {"method": "atommem", "label": "own", "settings": {"embedder": "hashing"}},
+    ]
+    ours = parse_suite(suite(rows=rows)).with_policies({"base": str(tmp_path / "base")})
+
+    def embedders(*flags: str, of: Suite = ours) -> dict[str, str]:
+        return {cell.row.name: cell.configs[2].name for cell in make_cells(of, flags, tmp_path)}
+
+    trained = ("--policy", str(tmp_path / "trained"))
+    assert embedders(*trained) == {"rag": "random", "atommem": "random", "atommem, own": "hashing"}
+    assert embedders(*trained, "--embedder_model", "m", "--embedder", "sentence_transformer")["rag"] == "m"
+    assert embedders(of=ours.select(rows=["rag"])) == {"rag": "hashing"}
 
 
 def test_servers_and_folders_stand_in_one_suite() -> None:

@@ -17,7 +17,7 @@ from accelerate.utils import save_fsdp_model, save_fsdp_optimizer
 from transformers import Trainer, TrainerCallback
 
 from atommem.episode import Episode
-from atommem.errors import OutageError
+from atommem.errors import BudgetSpentError, OutageError
 from atommem.trace import read_trace
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume import sharded
@@ -124,6 +124,24 @@ def test_a_run_that_has_ended_trains_no_more_when_it_is_resumed(tmp_path: Path) 
         assert trainer.state.global_step == 4
         assert len(runner.jobs) == (32 if checkpoint is None else 0)
     assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
+
+
+def test_a_spent_budget_saves_as_a_stop_does_and_keeps_no_failed_step(tmp_path: Path, whole: Any) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
+    run_all = trainer.backend.runner.run_all
+
+    async def spent(jobs: Sequence[Any], *args: Any) -> list[Episode]:
+        if trainer.state.global_step == 2:
+            raise BudgetSpentError("call_budget is spent: 7 calls are recorded. Give more.")
+        return await run_all(jobs, *args)
+
+    trainer.backend.runner.run_all = spent  # type: ignore[method-assign]
+    with pytest.raises(BudgetSpentError, match=r"before update 3: call_budget is spent: 7 .*--resume continues"):
+        trainer.train()
+    trainer.close()
+    assert names(tmp_path) == ["checkpoint-2"]
+    assert not (tmp_path / "failed").exists()
+    resume_and_compare(tmp_path, whole)
 
 
 def test_before_the_first_update_there_is_nothing_to_save(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -170,8 +171,10 @@ def test_an_addition_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch
         patch.setattr(corpus_module.LexicalIndex, "add", dies)
         with pytest.raises(KeyboardInterrupt):
             build_corpus(PAGES, folder)
+    assert not Corpus(folder).complete
     assert build_corpus([], folder)["pages"] == 4
     corpus = Corpus(folder)
+    assert corpus.complete
     assert found(corpus, "potatoes", 1, "lexical") == found(corpus, "potatoes", 1, "dense") == ["Potatoes"]
 
 
@@ -262,3 +265,28 @@ def test_a_page_that_calls_itself_as_another_does_not_speak_for_it(tmp_path: Pat
     assert (ann.text, ann.url) == ("Ann lives in Oakrest.", "https://a.test/")
     assert bob.text == "Bob one.\n\nBob two."
     asyncio.run(corpus.close())
+
+
+@pytest.mark.parametrize("file", ["pages.sqlite", "lexical/meta.json"])
+def test_a_damaged_or_missing_file_is_said_and_not_made_anew(tmp_path: Path, file: str) -> None:
+    build_corpus([Page(f"Ann lives in town {number}.", f"Ann {number}") for number in range(300)], tmp_path / "c")
+    os.truncate(tmp_path / "c" / file, 40)
+    with pytest.raises(DataError, match="uild the corpus anew"):
+        Corpus(tmp_path / "c")
+    (tmp_path / "c" / "pages.sqlite").unlink()
+    for _ in range(2):
+        with pytest.raises(DataError, match="no pages"):
+            Corpus(tmp_path / "c")
+
+
+def test_a_corpus_that_cannot_be_begun_leaves_no_folder(tmp_path: Path) -> None:
+    def damaged() -> Iterator[Page]:
+        raise DataError("row 1 is damaged")
+        yield
+
+    with pytest.raises(DataError, match="row 1"):
+        build_corpus(damaged(), tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be made"):
+        build_corpus([Page("x", "x")], tmp_path / "file")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +18,17 @@ import pytest
 
 from atommem.environment import EnvironmentConfig, environment_config, make_environments
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
-from atommem.envs.web.corpus.corpus_cli import main
 from atommem.envs.web.corpus.corpus_source import CorpusSource
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import ToolResult
 from atommem.errors import ConfigError, OutageError
-from tests.fakes import WordTokenizer
+from tests.fakes import WordTokenizer, command
 
 pytest.importorskip("tantivy")
 pytest.importorskip("mcp")
 from atommem.envs.web.corpus.serving import make_server
+
+main = command("corpus")
 
 PAGES = [
     Page("Orla Finch lives in Brent and builds bells.", "Orla Finch"),
@@ -184,6 +189,15 @@ def test_the_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureF
     assert "Orla Finch:" in capsys.readouterr().out.splitlines()[0]
     assert main(["search", "bells", str(tmp_path / "none")]) == 2
     assert "is no corpus" in capsys.readouterr().err
+    assert main(["search", "bells", folder, "--results", "0"]) == 2
+    assert "results is 0: give at least 1" in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_listened_at_is_said(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for more in (["--port", "99999"], ["--port", str(taken.getsockname()[1])], ["--host", "nowhere.invalid"]):
+            assert main(["serve", str(corpus.folder), *more]) == 2
+            assert "cannot listen at" in capsys.readouterr().err
 
 
 def test_paragraphs_of_a_benchmark_are_pages(tmp_path: Path) -> None:
@@ -206,15 +220,11 @@ def test_paragraphs_of_a_benchmark_are_pages(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_served_to_another_process(corpus: Corpus) -> None:
-    import socket
-    import subprocess
-    import time
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    code = "from atommem.envs.web.corpus.corpus_cli import main; main()"
-    server = subprocess.Popen([sys.executable, "-c", code, "serve", str(corpus.folder), "--port", str(port)])
+    command = [sys.executable, "-m", "atommem.cli", "corpus", "serve", str(corpus.folder), "--port", str(port)]
+    server = subprocess.Popen(command)
     try:
         for _ in range(200):
             try:
@@ -224,5 +234,5 @@ def test_served_to_another_process(corpus: Corpus) -> None:
                 time.sleep(0.1)
         assert reply.json()["result"][0][0]["id"] == "b1"
     finally:
-        server.terminate()
-        server.wait(10)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(10) == 130

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from typing import Any
 
 from atommem.envs.web.net.guard import Address
+from tests.loopback import Route, answering
 
 INTERNET = "127.0.0.2"
-Route = Callable[[BaseHTTPRequestHandler, bytes], None]
 
 
 def on_loopback(address: Address, port: int) -> bool:
     """The guard's rule of tests: 127.0.0.2 is all that is public."""
     return address == ip_address(INTERNET)
-
-
-def answering(body: str | bytes | Any, kind: str = "text/html", status: int = 200, **headers: str) -> Route:
-    """A route that says `body` (JSON of what is neither str nor bytes)."""
-    content = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
-
-    def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
-        handler.send_response(status)
-        if kind:
-            handler.send_header("Content-Type", kind)
-        for name, value in headers.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.send_header("Content-Length", str(len(content)))
-        handler.end_headers()
-        handler.wfile.write(content)
-
-    return route
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
 from atommem.observation import StopReason
-from tests.envs.web.test_environment import ANSWER, call, make_runner, make_task
+from tests.envs.web.test_environment import ANSWER, call, play
 
 CALL = RecordedCall.of("search", "engine 1", {"query": "Ann"})
 RESULT = ToolResult("Ann \ud800 lives", False, "Ann", (Link("Bob", "b"),), "https://a.test/")
@@ -180,34 +180,38 @@ def test_a_budget_of_calls_and_of_money_is_never_exceeded_and_what_is_recorded_s
     assert cassette.spent() == {"search": (3, pytest.approx(0.3))}
 
 
-def play(path: Path, **more: Any) -> Episode:
-    completions = [call("search", query="Ann"), call("search", query="nothing"), ANSWER]
-    runner = make_runner(completions, **settings(path, **more))
-
-    async def run() -> Episode:
-        try:
-            return await runner.run(make_task())
-        finally:
-            await runner.agent.environments.close()
-
-    return asyncio.run(run())
+def search_twice(path: Path, **more: Any) -> Episode:
+    return play([call("search", query="Ann"), call("search", query="nothing"), ANSWER], **settings(path, **more))
 
 
 def test_an_episode_replays_as_it_was(tmp_path: Path) -> None:
-    live, replayed = (play(tmp_path / "c.db", cassette_mode=mode) for mode in ("live", "replay"))
+    live, replayed = (search_twice(tmp_path / "c.db", cassette_mode=mode) for mode in ("live", "replay"))
     assert [step.observation for step in live.steps] == [step.observation for step in replayed.steps]
     assert MADE == ["Ann", "nothing"]
 
 
+def clock() -> str:
+    """Tells the time."""
+    MADE.append("clock")
+    return f"it is {len(MADE)}"
+
+
+def test_a_functions_calls_are_recorded_too(tmp_path: Path) -> None:
+    settings = {"tools": ["tests.envs.web.net.test_cassette:clock"], "cassette": str(tmp_path / "c.db")}
+    live, replayed = (play([call("clock"), ANSWER], **settings, cassette_mode=mode) for mode in ("live", "replay"))
+    assert replayed.steps[1].observation.values("text") == live.steps[1].observation.values("text") == ["it is 1"]
+    assert MADE == ["clock"]
+
+
 def test_an_episode_off_the_record_has_failed_and_is_not_scored(tmp_path: Path) -> None:
     search(tmp_path / "c.db", "Ann")
-    episode = play(tmp_path / "c.db", cassette_mode="replay")
+    episode = search_twice(tmp_path / "c.db", cassette_mode="replay")
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
 
 
 def test_a_spent_budget_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(BudgetSpentError, match=r"call_budget is spent: 1 calls .* Give more"):
-        play(tmp_path / "c.db", call_budget=1)
+        search_twice(tmp_path / "c.db", call_budget=1)
 
 
 @pytest.mark.parametrize(
@@ -278,9 +282,23 @@ def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, packed: byte
         cassette.found(CALL)
 
 
+def test_a_file_that_is_damaged_within_is_said(tmp_path: Path) -> None:
+    cassette = Cassette(tmp_path / "c")
+    for number in range(200):
+        call_made = RecordedCall.of("visit", "engine 1", {"page": str(number)})
+        cassette.begin(call_made, 0.0)
+        cassette.end(call_made, ToolResult(f"page {number} " + "".join(map(chr, range(40, 40 + number)))))
+    cassette.close()
+    content = bytearray((tmp_path / "c").read_bytes())
+    content[len(content) // 2 : -4096] = b"\xaa" * len(content[len(content) // 2 : -4096])
+    (tmp_path / "c").write_bytes(content)
+    with pytest.raises(DataError, match="cannot be used"):
+        list(Cassette(tmp_path / "c", read_only=True).results())
+
+
 def test_what_is_denied_now_is_not_shown_because_it_was_recorded(tmp_path: Path) -> None:
-    recorded = play(tmp_path / "c")
-    denied = play(tmp_path / "c", cassette_mode="replay", deny_hosts=["ann.test"])
+    recorded = search_twice(tmp_path / "c")
+    denied = search_twice(tmp_path / "c", cassette_mode="replay", deny_hosts=["ann.test"])
     assert recorded.steps[1].observation.values("text") == ["found Ann"]
     assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
 

@@ -13,8 +13,10 @@ from atommem.envs.web.net.cassette import Cassette, RecordedCall
 from atommem.envs.web.net.freeze import freeze
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
-from atommem.envs.web.web_cli import main
 from atommem.errors import ConfigError
+from tests.fakes import command
+
+main = command("web")
 
 pytest.importorskip("tantivy")
 RECORDED = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +134,28 @@ def test_a_tool_with_a_broken_schema_is_refused_before_anything_runs() -> None:
     name = "tests.envs.web.net.test_search:Broken"
     with pytest.raises(ConfigError, match=r"search has a schema that cannot be used.*objekt"):
         make_sources([name], environment_config("web", tools=[name], search_url="http://127.0.0.1:9"))
+
+
+def test_what_a_server_serves_in_another_version_is_recorded_anew(tmp_path: Path) -> None:
+    version = ["1"]
+
+    def health(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        answering({"version": version[0]}, "application/json")(handler, sent)
+
+    def retrieve(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        document = {"title": "Ann", "text": f"of version {version[0]}"}
+        answering({"result": [[{"document": document}]]}, "application/json")(handler, sent)
+
+    def found(mode: str = "live") -> str:
+        settings = {"search_url": f"http://{host}", "cassette": str(tmp_path / "c.db"), "cassette_mode": mode}
+        (source,) = make_sources(["retrieve"], environment_config("web", tools=["retrieve"], **settings))
+        return search(source).text
+
+    with serving({"/health": health, "/retrieve": retrieve}, "127.0.0.1") as (host, asked):
+        assert found() == found() == "Ann: Ann of version 1"
+        assert [line for line, *_ in asked] == ["GET /health", "POST /retrieve", "GET /health"]
+        version[0] = "2"
+        assert found().endswith("of version 2")
+    assert found("replay").endswith("of version 2"), "as the server was when it was asked last"
+    with pytest.raises(ConfigError, match="is out of reach"):
+        found()

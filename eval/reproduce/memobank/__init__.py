@@ -1,0 +1,1 @@
+"""MemoBankRL: Table 3 on Memento's own bank, and what is left of it under controls."""

@@ -1,0 +1,141 @@
+"""A stream under every evaluator and deletion, on the experience bank: a user's file and agent, or an example."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from atommem.config import check_choice
+from atommem.embedding.embedder import Embedder
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
+from atommem.envs.benchmarks.rows import read_rows
+from atommem.envs.scoring.statistics import wilson_interval
+from atommem.errors import ConfigError
+from atommem.eval.reproduce.sheet import Grid, Sheet
+from atommem.eval.reproduce.streams.agents import Agent, StreamRow
+from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
+from atommem.eval.reproduce.streams.similarities import SIMILARITIES
+from atommem.experience.bank import Bank
+from atommem.experience.evaluators import Experience
+from atommem.plugins import find
+
+EVALUATORS = ("fixed", "add_all", "noisy(p_fp=0.3, p_fn=0.1)", "strict")
+DELETIONS = ("none", "periodic", "history", "combined")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of ``atommem reproduce streams``."""
+    parser.add_argument(
+        "--stream", type=Path, metavar="FILE", help="JSON Lines of query, truth, and output to begin with."
+    )
+    parser.add_argument("--agent", metavar="MODULE:CLASS", help="Yours: act(row, shown) and score(row, output).")
+    parser.add_argument("--similarity", default="text", help=f"Of queries: {', '.join(SIMILARITIES)} (%(default)s).")
+    parser.add_argument("--k", type=int, default=4, help="Records that a task is shown (%(default)s).")
+    parser.add_argument(
+        "--evaluators", nargs="+", default=EVALUATORS, help="What is added (all four of the paper's kinds)."
+    )
+    parser.add_argument("--deletions", nargs="+", default=DELETIONS, help="Retention rules, beside none.")
+    parser.add_argument("--capacity", type=int, help="Most records; unset is no limit.")
+    parser.add_argument("--embedder_model", help="For similarity text; unset: hashed words, which need no model.")
+    parser.add_argument("--tasks", type=int, default=200, help="Of each example (%(default)s).")
+    parser.add_argument("--seed", type=int, default=0, help="Of examples, evaluators and rules.")
+
+
+def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
+    """A table for the user's stream, or one for each example."""
+    sheet = Sheet("streams", "Addition and deletion of experience, after arXiv 2505.16067, on any stream")
+    if arguments.stream is not None:
+        if arguments.agent is None:
+            raise ConfigError("stream is given without its agent: --agent package.module:Class.")
+        check_choice("similarity", arguments.similarity, tuple(SIMILARITIES))
+        make_agent = find("atommem.agents", arguments.agent)
+        rows = read_stream(arguments.stream)
+        table(sheet, arguments.stream.name, rows, make_agent, arguments.similarity, arguments.k, arguments, tell)
+        return sheet
+    for name, example in EXAMPLES.items():
+        rows = example.rows(arguments.seed, 60, arguments.tasks)
+        if arguments.out is not None:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / f"{name}.jsonl").write_text(as_lines(rows), encoding="utf-8")
+        title = f"{name}: generated rows, similarity {example.similarity}, K {example.k}"
+        table(sheet, title, rows, example.agent, example.similarity, example.k, arguments, tell)
+    sheet.notes.append(
+        "These rows are generated in the form of the paper's agents, whose data may not be shipped, and the agents "
+        "copy: they show how a stream is written (--out writes them), and nothing of the paper's results."
+    )
+    return sheet
+
+
+def read_stream(path: Path) -> list[StreamRow]:
+    """The rows of a file.
+
+    Raises:
+        DataError: A row has no query or truth.
+    """
+    found = []
+    for row in read_rows(path):
+        query = row.get("query")
+        text = query if isinstance(query, str) else json.dumps(query)
+        output = row.values.get("output")
+        found.append(StreamRow(text, row.get("truth"), output if output is None else str(output)))
+    return found
+
+
+def table(
+    sheet: Sheet,
+    title: str,
+    rows: Sequence[StreamRow],
+    make_agent: Callable[[], Agent],
+    similarity: str,
+    k: int,
+    arguments: argparse.Namespace,
+    tell: Callable[[str], None],
+) -> None:
+    """Success and size under every evaluator without deletion, and under the last one with each."""
+    embedder = _embedder(arguments.embedder_model if similarity == "text" else None)
+    arms = [(evaluator, "none") for evaluator in arguments.evaluators]
+    arms += [(arguments.evaluators[-1], deletion) for deletion in arguments.deletions if deletion != "none"]
+    lines: list[list[Any]] = []
+    for evaluator, deletion in arms:
+        tell(f"streams: {title}: {evaluator}, {deletion}")
+        retention = "fifo" if deletion == "none" else deletion
+        bank = Bank(
+            embedder, capacity=arguments.capacity, retention=retention, evaluator=evaluator, seed=arguments.seed
+        )
+        outcomes = asyncio.run(run_rows(rows, make_agent(), bank, k, similarity))
+        won = sum(outcome >= 1 for outcome in outcomes)
+        low, high = wilson_interval(won, len(outcomes))
+        lines.append([f"{evaluator}, {deletion}", fmean(outcomes), f"[{low:.3f}, {high:.3f}]", len(bank)])
+    sheet.tables.append(
+        Grid(title, ["added, deleted by", "success", "95%, as if tasks were independent", "records"], lines)
+    )
+
+
+async def run_rows(rows: Sequence[StreamRow], agent: Agent, bank: Bank, k: int, similarity: str) -> list[float]:
+    """The outcome of every task; rows with an output are the memory to begin with."""
+    known = [row for row in rows if row.output is not None]
+    await bank.fill(_experience(row, row.output or "", agent) for row in known)
+    measure = SIMILARITIES[similarity]()
+    outcomes = []
+    for row in rows:
+        if row.output is None:
+            shown = await bank.retrieve(row.query, k, measure)
+            experience = _experience(row, await agent.act(row, shown), agent)
+            outcomes.append(float(experience.outcome or 0.0))
+            await bank.end(experience)
+    return outcomes
+
+
+def _experience(row: StreamRow, output: str, agent: Agent) -> Experience:
+    scored = dict(agent.score(row, output))
+    return Experience(row.query, output, float(scored.pop("outcome")), scored)
+
+
+def _embedder(model: str | None) -> Embedder:
+    return HashingEmbedder(256) if model is None else SentenceTransformerEmbedder(model)

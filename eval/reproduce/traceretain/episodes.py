@@ -1,0 +1,157 @@
+"""A stream of games under one rule; what was played before with the same hint is not played again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from atommem.eval.reproduce.traceretain.agent import Hint, Played, play
+from atommem.eval.reproduce.traceretain.engine import Engine
+from atommem.eval.reproduce.traceretain.games import Game
+from atommem.experience.bank import Bank
+from atommem.experience.evaluators import Experience
+
+_VERSION = "1"
+"""Of the agent: outcomes of another one are not taken over."""
+
+
+class Player:
+    """Plays each game with each hint once; the agent and the engine decide nothing by chance.
+
+    Args:
+        engine: Opens the engine's process when it is first needed.
+        path: Where outcomes are kept (JSON lines).
+        limit: Most steps.
+        tell: Gets progress.
+    """
+
+    def __init__(self, engine: Callable[[], Engine], path: Path, limit: int, tell: Callable[[str], None]) -> None:
+        self._open, self._path, self._tell = engine, path, tell
+        self._engine: Engine | None = None
+        self.limit = limit
+        self._known: dict[str, list[object]] = {}
+        self.played = 0
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                key, value = json.loads(line)
+                self._known[key] = value
+
+    def engine(self) -> Engine:
+        """The process."""
+        if self._engine is None:
+            self._engine = self._open()
+        return self._engine
+
+    def plan_length(self, game: Game) -> int:
+        """Steps of the planner's way to win, played on the engine to its end; 0 where it does not win."""
+
+        def ask() -> list[object]:
+            plan = self.engine().load(game.problem, plan=True)["plan"]
+            won = False
+            for command in plan:
+                won = bool(self.engine().step(command)["won"])
+            return [len(plan) if won else 0]
+
+        return int(str(self._remember(game, "plan", ask)[0]))
+
+    def play(self, game: Game, hint: Hint) -> Played:
+        """One episode."""
+
+        def ask() -> list[object]:
+            found = play(self.engine(), game, hint, self.limit)
+            return [found.won, found.steps, found.found]
+
+        won, steps, found = self._remember(game, f"{self.limit}{json.dumps(hint)}", ask)
+        assert isinstance(found, (list, tuple))
+        return Played(bool(won), int(str(steps)), tuple((what, kind) for what, kind in found))
+
+    def _remember(self, game: Game, what: str, ask: Callable[[], list[object]]) -> list[object]:
+        parts = "\0".join([_VERSION, game.problem, *game.receptacles, what])
+        key = hashlib.sha256(parts.encode()).hexdigest()[:24]
+        if key not in self._known:
+            self._known[key] = ask()
+            self.played += 1
+            if self.played % 50 == 0:
+                self._tell(f"traceretain: {self.played} episodes played on the engine")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([key, self._known[key]]) + "\n")
+        return self._known[key]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._engine is not None:
+            self._engine.__exit__(None, None, None)
+
+
+@dataclass
+class Stream:
+    """What became of each task, in order."""
+
+    most_steps: int = 50
+    won: list[bool] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    precision: list[float] = field(default_factory=list)
+    similarity: list[float] = field(default_factory=list)
+
+    @property
+    def value(self) -> float:
+        """What CEM ranks by: success + .5 (1 - steps / most) + .5 P@5."""
+        return fmean(self.won) + 0.5 * (1 - fmean(self.steps) / self.most_steps) + 0.5 * fmean(self.precision)
+
+
+async def run_tasks(
+    player: Player,
+    games: Sequence[Game],
+    bank: Bank | None,
+    *,
+    retrieved: int,
+    failures: int = 0,
+    write: bool = True,
+) -> Stream:
+    """Play the games in order.
+
+    Args:
+        player: Of the episodes.
+        games: The stream.
+        bank: None is an agent without memory.
+        retrieved: Records that a task is shown.
+        failures: Failed records with the same task that follow each real one (the noisy writes).
+        write: Whether the bank is written to.
+    """
+    stream = Stream(player.limit)
+    for game in games:
+        shown = [] if bank is None else await bank.retrieve(game.task, retrieved)
+        records = [(record, record.details or {}) for record, _ in shown]
+        hint = next((_hint(details) for record, details in records if record.outcome == 1), ())
+        played = player.play(game, hint)
+        stream.won.append(played.won)
+        stream.steps.append(played.steps)
+        relevant = [record.outcome == 1 and is_relevant(details["signature"], game) for record, details in records]
+        stream.precision.append(fmean(relevant) if relevant else 0.0)
+        stream.similarity.append(fmean(similarity for _, similarity in shown) if shown else 0.0)
+        if bank is not None and write:
+            await bank.end(_experience(game, played))
+            await bank.fill([_experience(game, Played(False, player.limit, ()))] * failures)
+    return stream
+
+
+def is_relevant(signature: Sequence[str], game: Game) -> bool:
+    """A record of that signature is of the game's family, with its object or its receptacle."""
+    family, thing, _, receptacle = game.signature
+    return signature[0] == family and (signature[1] == thing or signature[3] == receptacle)
+
+
+def _experience(game: Game, played: Played) -> Experience:
+    details = {"steps": played.steps, "signature": list(game.signature), "found": [list(pair) for pair in played.found]}
+    told = ", ".join(f"{what} in {kind}" for what, kind in played.found)
+    return Experience(game.task, f"{'done' if played.won else 'failed'}: {told}", float(played.won), details)
+
+
+def _hint(details: Mapping[str, Any]) -> Hint:
+    return tuple((what, kind) for what, kind in details["found"])

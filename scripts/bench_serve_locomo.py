@@ -1,0 +1,223 @@
+"""A LoCoMo conversation, fed session by session to `atommem serve`, then asked; scored as `atommem eval` does.
+
+    python scripts/bench_serve_locomo.py --benchmarks FOLDER [--questions 20]
+
+SmolLM2-135M-Instruct behind vLLM at a context of 2,048 tokens, MiniLM as the embedder, the unmodified client of
+OpenAI. Each session of the dialogue is an item, read before the next one comes; no question is known while it is read
+(`questions_shown: answering`). Then questions from all over the file's list are asked, and the answers scored by
+`atommem eval`'s scorer. The same questions go to a conversation that has read nothing: what a model of this size gets
+by guessing. It was trained for none of this, and its scores say nothing of a trained policy. What is held is that all
+of it went through: every session read, every question asked, every step in the log with its tokens, no prompt over
+the context. Without FOLDER an invented conversation of one session will do, which measures nothing.
+
+The last line is one JSON object; exit status 0 if that holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import httpx
+import models
+import openai
+from quick import add_quick
+from vllm_process import free_port, vllm_server
+
+from atommem.envs.benchmarks.locomo import read_locomo
+from atommem.envs.scoring.answers import score_answers
+from atommem.envs.task import Document, Question, Task
+
+CONTEXT = 2048
+SETTINGS = {
+    "questions_shown": "answering",
+    "open_ended": "true",
+    "templates": "chatml_examples",
+    "chunk_tokens": "500",
+    "scratchpad_tokens": "128",
+    "entry_tokens": "96",
+    "query_tokens": "48",
+    "retrieve_k": "4",
+    "max_reads": "1",
+    "max_tokens": "96",
+    "temperature": "0.7",
+    "seed": "0",
+}
+
+
+INVENTED = {
+    "sample_id": "invented",
+    "conversation": {
+        "speaker_a": "Ann",
+        "speaker_b": "Bob",
+        "session_1_date_time": "1:00 pm on 2 May, 2023",
+        "session_1": [
+            {"speaker": "Ann", "dia_id": "D1:1", "text": "I have moved to Rome."},
+            {"speaker": "Bob", "dia_id": "D1:2", "text": "My boat is called Vesk."},
+        ],
+    },
+    "qa": [{"question": "Where did Ann move?", "answer": "Rome", "evidence": ["D1:1"], "category": 4}],
+}
+
+
+def conversation_of(path: Path, number: int) -> tuple[Task, list[tuple[str, list[Document]]]]:
+    """A conversation of the file with all of its questions, and its sessions: date and turns."""
+    task = list(read_locomo(path, questions=10_000))[number]
+    return task, [(date, list(turns)) for date, turns in groupby(task.documents, lambda turn: turn.title)]
+
+
+@contextmanager
+def gateway(flags: Sequence[str], out: Path) -> Iterator[str]:
+    """`atommem serve` in a process of its own, over a new database in `out`; its URL."""
+    port, db = free_port(), out / "conversations.db"
+    for file in out.glob(f"{db.name}*"):
+        file.unlink()
+    command = [sys.executable, "-m", "atommem.cli", "serve", "--db", f"sqlite:///{db}", "--port", str(port)]
+    command += ["--requests_per_minute", "0", *flags]
+    with (out / "serve.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            if process.poll() is not None:
+                raise RuntimeError(f"atommem serve did not start: {(out / 'serve.log').read_text()[-2000:]}")
+            try:
+                if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def all_steps(url: str, conversation: str) -> list[dict[str, Any]]:
+    """The steps of a conversation, as its log has them."""
+    steps: list[dict[str, Any]] = []
+    after = 0
+    while True:
+        page = httpx.get(
+            f"{url}/v1/conversations/{conversation}/steps", params={"after": after, "limit": 100}, timeout=60
+        ).json()
+        steps += page["data"]
+        if not page["has_more"]:
+            return steps
+        after = page["data"][-1]["version"]
+
+
+def ask(client: openai.OpenAI, conversation: str, questions: Sequence[Question]) -> list[str | None]:
+    """The answers; None where none was given."""
+    answers: list[str | None] = []
+    for question in questions:
+        given = client.responses.create(model="smollm2", conversation=conversation, input=question.text)
+        answers.append(given.output_text if given.status == "completed" else None)
+    return answers
+
+
+def scores(task: Task, answers: Sequence[str | None]) -> dict[str, Any]:
+    """EM and F1 as `atommem eval` has them, and F1 by category."""
+    score = asyncio.run(score_answers(task, answers, "em"))
+    by_category: dict[str, list[float]] = {}
+    for question, metrics in zip(task.questions, score.question_metrics, strict=True):
+        by_category.setdefault(str(question.metadata["category"]), []).append(metrics["f1"])
+    found = {name: round(value, 4) for name, value in score.metrics.items()}
+    answered = sum(answer is not None for answer in answers)
+    return {**found, "answered": answered, "f1_by_category": {k: round(fmean(v), 4) for k, v in by_category.items()}}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Feed, ask, score; print the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--benchmarks", type=Path, help="folder with locomo/locomo10.json")
+    parser.add_argument("--conversation", type=int, default=0, help="which of the file (%(default)s)")
+    parser.add_argument("--sessions", type=int, help="only the first so many; all by default")
+    parser.add_argument("--questions", type=int, default=20, help="how many are asked (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("runs/serve_locomo"))
+    add_quick(parser, sessions=1, questions=1)
+    given = parser.parse_args(argv)
+    given.out.mkdir(parents=True, exist_ok=True)
+    file = given.out / "invented.json"
+    file.write_text(json.dumps([INVENTED]), encoding="utf-8")
+    if given.benchmarks is not None:
+        file = given.benchmarks / "locomo" / "locomo10.json"
+    task, sessions = conversation_of(file, given.conversation)
+    every = max(1, len(task.questions) // given.questions)
+    task = replace(task, questions=task.questions[::every][: given.questions])
+    sessions = sessions[: given.sessions]
+    model = models.smollm2()
+    flags = ("--max-model-len", str(CONTEXT))
+    served = ["--tokenizer", str(model), "--name", "smollm2"]
+    served += ["--embedder", "sentence_transformer", "--embedder_model", str(models.minilm())]
+    served += [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
+    with (
+        vllm_server(model, given.out / "vllm.log", *flags) as engine,
+        gateway(["--policy", engine, *served], given.out) as url,
+    ):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=900)
+        conversation = client.conversations.create(metadata={"conversation": task.id}).id
+        started, took = time.perf_counter(), []
+        for number, (date, turns) in enumerate(sessions, 1):
+            text = f"{date}\n" + "\n".join(turn.text for turn in turns)
+            item: Any = {"type": "message", "role": "user", "content": text, "name": f"session {number}"}
+            begun = time.perf_counter()
+            client.conversations.items.create(conversation, items=[item])
+            took.append(time.perf_counter() - begun)
+            print(f"session {number}/{len(sessions)}: {took[-1]:.1f} s", flush=True)
+        reading = all_steps(url, conversation)
+        answers = ask(client, conversation, task.questions)
+        steps = all_steps(url, conversation)
+        held = httpx.get(f"{url}/v1/conversations/{conversation}/memory", timeout=60).json()
+        empty = client.conversations.create().id
+        guesses = ask(client, empty, task.questions)
+    seconds = time.perf_counter() - started
+    longest = max(step["prompt_tokens"] + len(step["token_ids"]) for step in steps)
+    sources = {step["observation"]["origin"].partition(",")[0] for step in reading}
+    checks = {
+        "every session was read": len(sources) == len(sessions),
+        "every question was asked": len(answers) == len(task.questions) > 0,
+        "all steps are in the log": [step["index"] for step in steps] == list(range(len(steps))),
+        "with their tokens": all(len(step["prompt_ids"]) == step["prompt_tokens"] for step in steps),
+        "no prompt over the context": longest <= CONTEXT,
+        "nobody knew the questions while reading": not any(
+            question.text in json.dumps(step["observation"]) for step in reading for question in task.questions
+        ),
+    }
+    for name, holds in checks.items():
+        print(f"  {'yes' if holds else 'NO '}  {name}")
+    result = {
+        "bench": "serve_locomo",
+        "conversation": task.id,
+        "sessions": len(sessions),
+        "turns": sum(len(turns) for _, turns in sessions),
+        "reading_steps": len(reading),
+        "steps": len(steps),
+        "stream_tokens": sum(step["prompt_tokens"] for step in reading),
+        "longest_prompt_and_completion": longest,
+        "entries": len(held["entries"]),
+        "seconds": round(seconds, 1),
+        "seconds_a_session": round(fmean(took), 2),
+        "scores": scores(task, answers),
+        "scores_without_reading": scores(task, guesses),
+        "checks": checks,
+        "holds": all(checks.values()),
+    }
+    print(json.dumps(result))
+    return 0 if result["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

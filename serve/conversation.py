@@ -1,0 +1,379 @@
+"""One conversation in use: a `Session` whose every turn is committed to the log before it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from atommem.episode import Step
+from atommem.errors import AtomMemError, PromptTooLongError
+from atommem.face.asking import asked
+from atommem.memory.entries import Entry
+from atommem.memory.operations import Operation
+from atommem.memory.threads import offload
+from atommem.memory.vectors import TextVectors
+from atommem.observation import Observation
+from atommem.serve.conversation_log import SNAPSHOT_EVERY, ConversationLog
+from atommem.serve.log_rows import About, ConflictError, Event, Loaded
+from atommem.serve.serve_metrics import Metrics
+from atommem.serve.served_policy import ServedPolicy
+from atommem.serve.turns import BusyError, Turns
+from atommem.session import Session
+from atommem.session_state import SessionState
+from atommem.trace import step_record
+
+ATTEMPTS = 50
+"""How often a commit that lost to another gateway's is made again on top of it."""
+_Result = TypeVar("_Result")
+OnStep = Callable[[Step], Awaitable[None]]
+OnTaken = Callable[[], Awaitable[None]]
+
+
+class MovedError(AtomMemError):
+    """The conversation was written under another checkpoint or embedder."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer, as it was committed.
+
+    Attributes:
+        id: Of the response.
+        text: None where the policy gave none.
+        entries: What was shown of the memory at the step that answered.
+        steps: All steps of answering.
+    """
+
+    id: str
+    text: str | None
+    entries: tuple[Entry, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass
+class Shared:
+    """What all conversations of a server work with.
+
+    Attributes:
+        policy: Who reads and answers.
+        log: Where everything is committed.
+        metrics: What is counted.
+        turns: Bounds the turns that are taken at the same time.
+        threads: Where the log is read and written.
+        turn_seconds: How long a turn may take.
+    """
+
+    policy: ServedPolicy
+    log: ConversationLog
+    metrics: Metrics
+    turns: Turns
+    threads: ThreadPoolExecutor
+    turn_seconds: float
+
+    async def in_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Do something with the log. Cancelled, it may or may not have been done: callers look again."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
+
+
+class Conversation:
+    """One conversation while it is in use. Its methods are for one task at a time (`Conversations.use`).
+
+    Every method commits what it did before it returns. What is raised, or cancelled, in the middle of a step leaves the
+    log without that step; the session is then taken up from the log again.
+    """
+
+    def __init__(self, shared: Shared, conversation: str, owner: str) -> None:
+        self.id = conversation
+        self.owner = owner
+        self.lock = asyncio.Lock()
+        self.waiting = 0
+        self._shared = shared
+        self._session: Session | None = None
+        self._loaded: Loaded | None = None
+        self._shown: tuple[int, Sequence[Observation]] | None = None
+        """The item that is being read, as it is shown."""
+
+    @property
+    def session(self) -> Session:
+        """The session as the log says; only between `open` and the end of its use."""
+        assert self._session is not None, "a conversation is opened before it is used"
+        return self._session
+
+    @property
+    def log(self) -> Loaded:
+        """Where the log stands."""
+        assert self._loaded is not None, "a conversation is opened before it is used"
+        return self._loaded
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes while it is open, roughly."""
+        if self._session is None:
+            return 0
+        memory = self._session.memory
+        return (
+            20_000
+            + len(memory.contents.entries) * (4 * self._shared.policy.agent.embedder.dim + 1_000)
+            + ((memory.contents.position - memory.start.contents.position) * 500)
+        )
+
+    async def open(self, *, whole: bool = False, moved: bool = False) -> None:
+        """Take the session up from the log, unless it is there.
+
+        Args:
+            whole: With all of the log, not only what came since a snapshot.
+            moved: Also where it was written under another checkpoint or embedder.
+
+        Raises:
+            NotFoundError: It is gone, or another's.
+            MovedError: See `moved`.
+        """
+        if self._session is not None and not whole:
+            return
+        shared, agent = self._shared, self._shared.policy.agent
+        with shared.metrics.stage("open"):
+            loaded = await shared.in_thread(shared.log.load, self.id, self.owner, agent.embedder.id, whole)
+            fresh = loaded.checkpoint in (None, shared.policy.checkpoint)
+            same = loaded.embedder in (None, agent.embedder.id)
+            if not (fresh and same) and not moved:
+                raise MovedError(
+                    f"conversation {self.id} was written by checkpoint {loaded.checkpoint} with embedder "
+                    f"{loaded.embedder!r}; this server has {shared.policy.checkpoint} with {agent.embedder.id!r}. To "
+                    f"go on with these: POST /v1/conversations/{self.id}/checkpoint. To go on as before: serve those."
+                )
+            start = loaded.start or Session(agent, self.id).memory.start
+            if not same and loaded.embedder is not None:
+                start = replace(start, embedder=loaded.embedder)
+            state = SessionState(self.id, loaded.turns, loaded.sampled, start, tuple(loaded.operations), loaded.vectors)
+            self._session = await Session.take_up(agent, state, reembed=moved)
+            self._loaded = loaded
+
+    def drop(self) -> None:
+        """Forget the session: the log has it, or it never was."""
+        self._session = self._loaded = None
+
+    async def add(self, items: Sequence[dict[str, Any]]) -> list[Event]:
+        """Take items to be read; `read` reads them. They stay, whatever becomes of this process."""
+        policy = self._shared.policy
+        goal = self.log.about.metadata.get("goal", "")
+        questions = [line for line in goal.splitlines() if line.strip()]
+        new = []
+        for item in items:
+            observations = await offload(policy.reading, item["parts"], questions)
+            new.append(Event("item", {**item, "questions": questions}, chunks=len(observations)))
+        return await self._again(lambda: self._commit(new))
+
+    async def read(self, on_step: OnStep | None = None) -> None:
+        """Read what has been taken and not been read, one turn a chunk.
+
+        Raises:
+            PromptTooLongError: A chunk does not fit the policy's context; the rest of its item is not read.
+            OutageError: What was read before stays read, and reading goes on there.
+        """
+        while self.log.unread:
+            of, done = self.log.unread[0]
+            observations = await self._observations(of)
+            if done >= len(observations):  # cut otherwise, under another checkpoint
+                await self.note(Event("stopped", {"reason": "read under another checkpoint"}, of=of))
+                continue
+            try:
+                step = await self._turn(observations[done], of)
+            except ConflictError:
+                await self._reload()
+                continue
+            except PromptTooLongError as error:
+                await self._reload()
+                await self.note(Event("stopped", {"reason": str(error)}, of=of))
+                raise
+            if on_step is not None:
+                await on_step(step)
+
+    async def ask(
+        self, question: str, response: str, on_step: OnStep | None = None, on_taken: OnTaken | None = None
+    ) -> Answered:
+        """Ask, after what is unread has been read.
+
+        Args:
+            question: As asked.
+            response: The answer's id.
+            on_step: Called after every step, reading and answering, once it is committed.
+            on_taken: Called once the question is.
+
+        Raises:
+            ...: As of `read`. The question is in the log then, without an answer.
+        """
+        ask = await self.note(Event("ask", {"question": question}, response=response))
+        if on_taken is not None:
+            await on_taken()
+        await self.read(on_step)
+        entries: tuple[Entry, ...] = ()
+
+        async def turn(observation: Observation) -> Step:
+            nonlocal entries
+
+            async def once() -> Step:
+                nonlocal entries
+                held = self.session.memory.contents.entries
+                entries = tuple(held[item.entry_id] for item in self.session.memory.view().retrieved)
+                return await self._turn(observation, ask.version)
+
+            step = await self._again(once)
+            if on_step is not None:
+                await on_step(step)
+            return step
+
+        text, steps = await asked(self._shared.policy.environments, question, turn)
+        body = {"text": text, "entries": [entry.id for entry in entries]}
+        await self.note(Event("answer", body, of=ask.version, response=response))
+        return Answered(response, text, entries, tuple(steps))
+
+    async def change(
+        self, event: Event, work: Callable[[Session], Awaitable[Sequence[Operation]]]
+    ) -> Sequence[Operation]:
+        """What the owner does to the memory: an event with its operations."""
+
+        async def once() -> Sequence[Operation]:
+            written = await work(self.session)
+            await self._commit([event], written)
+            return written
+
+        return await self._again(once)
+
+    async def move(self) -> None:
+        """Go on under this server's checkpoint and embedder; the session was opened as `moved`."""
+        cached = self.session.memory.vectors()
+        before = {"checkpoint": self.log.checkpoint, "embedder": self.log.embedder}
+        await self._commit([Event("moved", before)], cached=cached, snapshot=True)
+        self._shown = None
+
+    async def note(self, event: Event) -> Event:
+        """An event that changes nothing."""
+        return (await self._again(lambda: self._commit([event])))[0]
+
+    async def _observations(self, of: int) -> Sequence[Observation]:
+        """An item as it is shown."""
+        if self._shown is None or self._shown[0] != of:
+            shared = self._shared
+            item = await self._item(of)
+            observations = await offload(shared.policy.reading, item.body["parts"], item.body["questions"])
+            name = item.body["name"] or item.body["id"]
+            self._shown = of, [replace(shown, origin=f"{name}, {shown.origin}") for shown in observations]
+        return self._shown[1]
+
+    async def _item(self, of: int) -> Event:
+        (item,) = await self._shared.in_thread(
+            lambda: self._shared.log.events(self.id, ("item",), after=of - 1, limit=1)
+        )
+        return item
+
+    async def _turn(self, observation: Observation, of: int) -> Step:
+        """A turn, committed.
+
+        Raises:
+            ConflictError: Another gateway was faster: nothing of it counts.
+        """
+        shared = self._shared
+        async with shared.turns.turn():
+            with shared.metrics.stage("turn"):
+                deadline = asyncio.get_running_loop().time() + shared.turn_seconds
+                step = await self.session.turn(observation, affinity=self.id, deadline=deadline)
+        shared.metrics.sampled(step.prompt_tokens, step.completion_tokens)
+        body = step_record(replace(step, operations=()), tokens=True)
+        event = Event("step", body, step=step.index, of=of, tokens=step.completion_tokens)
+        await self._commit([event], step.operations)
+        return step
+
+    async def _commit(
+        self,
+        new: Sequence[Event],
+        written: Sequence[Operation] = (),
+        *,
+        cached: TextVectors | None = None,
+        snapshot: bool = False,
+    ) -> list[Event]:
+        shared, loaded, memory = self._shared, self.log, self.session.memory
+        ids = {item.entry_id: None for item in written if item.entry_id in memory.contents.entries and item.after}
+        if written and cached is None:
+            cached = memory.vectors([entry_id for entry_id in ids if entry_id is not None])
+        seq = loaded.seq + len(written)
+        due = snapshot or seq // SNAPSHOT_EVERY > loaded.seq // SNAPSHOT_EVERY
+        made = {"checkpoint": shared.policy.checkpoint, "embedder": shared.policy.agent.embedder.id}
+        with shared.metrics.stage("commit"):
+            await shared.in_thread(
+                lambda: shared.log.commit(
+                    self.id,
+                    loaded.version,
+                    loaded.seq,
+                    new,
+                    written,
+                    cached=cached,
+                    snapshot=memory.snapshot() if due else None,
+                    **made,
+                )
+            )
+        done = [replace(event, version=number) for number, event in enumerate(new, loaded.version + 1)]
+        self._take(done, seq)
+        return done
+
+    def _take(self, done: Sequence[Event], seq: int) -> None:
+        """Stand where the log stands after these events."""
+        self.log.version, self.log.seq = done[-1].version, seq
+        for event in done:
+            self._take_unread(event)
+
+    def _take_unread(self, event: Event) -> None:
+        unread = self.log.unread
+        if event.kind == "item" and event.chunks:
+            unread.append((event.version, 0))
+        elif event.kind == "stopped":
+            unread[:] = [(of, done) for of, done in unread if of != event.of]
+        elif event.kind == "fork":
+            unread.clear()
+        elif event.kind == "step" and unread and unread[0][0] == event.of:
+            of, done = unread[0]
+            assert self._shown is not None
+            unread[:1] = [(of, done + 1)] if done + 1 < len(self._shown[1]) else []
+
+    async def _reload(self) -> None:
+        self.drop()
+        await self.open()
+
+    async def _again(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Do something that commits, once more on top of what came in between where another writer was faster.
+
+        Raises:
+            BusyError: Others are always faster.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                return await work()
+            except ConflictError:
+                self._shared.metrics.conflicts.inc()
+                await self._reload()
+        raise BusyError(f"conversation {self.id} is written by others all the time: try again.")
+
+
+class PassingConversation(Conversation):
+    """One that lives for a single call: in this process's memory, in no log."""
+
+    def __init__(self, shared: Shared, metadata: dict[str, str]) -> None:
+        super().__init__(shared, f"call_{secrets.token_hex(16)}", "")
+        self._session = Session(shared.policy.agent, self.id)
+        self._loaded = Loaded(About(self.id, "", 0, metadata), 0, 0, 0, 0, None, None, None, [], None, [])
+        self._items: dict[int, Event] = {}
+
+    def drop(self) -> None:
+        """There is no log to take it up from."""
+
+    async def _item(self, of: int) -> Event:
+        return self._items[of]
+
+    async def _commit(self, new: Sequence[Event], written: Sequence[Operation] = (), **_: Any) -> list[Event]:
+        done = [replace(event, version=number) for number, event in enumerate(new, self.log.version + 1)]
+        self._items |= {event.version: event for event in done if event.kind == "item"}
+        self._take(done, self.log.seq + len(written))
+        return done

@@ -1,0 +1,195 @@
+"""The rows of the log's tables, read and written inside of a transaction."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from atommem.errors import AtomMemError
+from atommem.memory.contents import Snapshot
+from atommem.memory.operations import Operation, operation_from_json, to_json
+from atommem.memory.vectors import TextVectors
+from atommem.serve.schema import conversations, events, operations, snapshots
+
+OPERATION_FIELDS = tuple(item.name for item in fields(Operation) if item.name in operations.c)
+_REST = tuple(item.name for item in fields(Operation) if item.name not in operations.c)
+
+
+class NotFoundError(AtomMemError):
+    """There is no such thing, or it is another owner's: nobody can tell which."""
+
+
+class ConflictError(AtomMemError):
+    """Another writer committed this version of the conversation first. Nothing of this commit is there."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of a conversation; see `atommem.serve.schema.events`. Its version is unset until it is committed."""
+
+    kind: str
+    body: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    of: int | None = None
+    chunks: int | None = None
+    tokens: int | None = None
+    response: str | None = None
+    version: int = 0
+    created_at: int = 0
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a conversation is, its log apart."""
+
+    id: str
+    owner: str
+    created_at: int
+    metadata: dict[str, str]
+
+
+@dataclass
+class Loaded:
+    """All that is needed to go on with a conversation.
+
+    Attributes:
+        version, seq: Of its newest event, and how many operations there are.
+        turns, sampled: As of `atommem.session.SessionState`.
+        checkpoint, embedder: What its newest event and operation were made with; None where there is none.
+        start: The newest snapshot, None where there is none; `operations` are those since.
+        unread: Items that have not been read to their end: version, and how many chunks of it have been.
+    """
+
+    about: About
+    version: int
+    seq: int
+    turns: int
+    sampled: int
+    checkpoint: str | None
+    embedder: str | None
+    start: Snapshot | None
+    operations: list[Operation]
+    vectors: TextVectors | None
+    unread: list[tuple[int, int]]
+
+
+class Transaction:
+    """A writer's transaction, under the lock that threads of this process take turns by."""
+
+    def __init__(self, engine: sa.Engine, lock: threading.Lock | None) -> None:
+        self._begun, self._lock = engine.begin(), lock
+
+    def __enter__(self) -> sa.Connection:
+        if self._lock is not None:
+            self._lock.acquire()
+        try:
+            return self._begun.__enter__()
+        except BaseException:
+            self._release()
+            raise
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            self._begun.__exit__(*exception)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+
+def event_of(row: sa.RowMapping) -> Event:
+    return Event(**{str(name): value for name, value in row.items() if name != "conversation"})
+
+
+def find_about(connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False) -> About:
+    query = sa.select(conversations).where(conversations.c.id == conversation, conversations.c.owner == owner)
+    row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no conversation {conversation!r}.")
+    return About(**row)
+
+
+def new_conversation(connection: sa.Connection, owner: str, metadata: Mapping[str, str]) -> About:
+    about = About(f"conv_{secrets.token_hex(16)}", owner, int(time.time()), dict(metadata))
+    connection.execute(conversations.insert().values(vars(about)))
+    return about
+
+
+def append_events(
+    connection: sa.Connection, conversation: str, new: Sequence[Event], checkpoint: str, at: int | None = None
+) -> None:
+    made = {
+        "conversation": conversation,
+        "created_at": int(time.time()) if at is None else at,
+        "checkpoint": checkpoint,
+    }
+    connection.execute(events.insert(), [{**vars(event), **made} for event in new])
+
+
+def log_length(connection: sa.Connection, conversation: str) -> int:
+    last = connection.scalar(sa.select(sa.func.max(operations.c.seq)).where(operations.c.conversation == conversation))
+    return 0 if last is None else int(last) + 1
+
+
+def newest_snapshot(connection: sa.Connection, conversation: str, seq: int) -> Snapshot | None:
+    """The newest that is not after `seq`."""
+    query = sa.select(snapshots.c.body).where(snapshots.c.conversation == conversation, snapshots.c.seq <= seq)
+    body = connection.scalar(query.order_by(snapshots.c.seq.desc()).limit(1))
+    return None if body is None else Snapshot.from_json(body)
+
+
+def operations_between(connection: sa.Connection, conversation: str, first: int, last: int) -> list[Operation]:
+    columns = [operations.c[name] for name in (*OPERATION_FIELDS, "rest")]
+    query = sa.select(*columns).where(operations.c.conversation == conversation)
+    query = query.where(operations.c.seq >= first, operations.c.seq < last).order_by(operations.c.seq)
+    return list(restored(connection.execute(query).mappings()))
+
+
+def row_of(operation: Operation) -> dict[str, Any]:
+    values = to_json(operation)
+    rest = {name: values.pop(name) for name in _REST if name in values}
+    return {**dict.fromkeys(OPERATION_FIELDS), **values, "rest": rest or None}
+
+
+def restored(rows: Iterable[sa.RowMapping]) -> Iterator[Operation]:
+    for row in rows:
+        values = {str(name): value for name, value in row.items() if value is not None}
+        yield operation_from_json(values | values.pop("rest", {}))
+
+
+def unread_items(connection: sa.Connection, conversation: str) -> list[tuple[int, int]]:
+    """Items with chunks that have not been read: only those at the end can have any."""
+    of_it = events.c.conversation == conversation
+    items = sa.select(events.c.version, events.c.chunks).where(of_it, events.c.kind == "item")
+    forked = sa.select(sa.func.coalesce(sa.func.max(events.c.version), 0)).where(of_it, events.c.kind == "fork")
+    items = items.where(events.c.version > forked.scalar_subquery())
+    ended = sa.select(events.c.of, events.c.kind).where(of_it, events.c.kind.in_(("step", "stopped")))
+    read: dict[int, float] = {}
+    for of, kind in connection.execute(ended):
+        read[of] = read.get(of, 0) + (1 if kind == "step" else float("inf"))
+    found = connection.execute(items.order_by(events.c.version)).all()
+    return [(version, int(read.get(version, 0))) for version, chunks in found if read.get(version, 0) < chunks]
+
+
+def vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
+    digests, rows = cached.digests.view(np.int64).tolist(), cached.rows.astype(np.float16)
+    return [
+        {"conversation": conversation, "embedder": cached.embedder, "digest": digest, "row": row.tobytes()}
+        for digest, row in dict(zip(digests, rows, strict=True)).items()
+    ]
+
+
+def text_vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:
+    digests = np.array([row.digest for row in rows], dtype=np.int64).view(np.uint64)
+    halves = np.stack([np.frombuffer(row.row, dtype=np.float16) for row in rows])
+    return TextVectors(embedder, digests, halves.astype(np.float32))

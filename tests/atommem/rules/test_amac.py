@@ -1,0 +1,83 @@
+"""A-MAC's two rules in a memory: what comes in, what is superseded, and a language model that fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atommem.actions import Action
+from atommem.errors import ConfigError, OutageError
+from atommem.memory.admission import make_admission
+from atommem.memory.operations import Outcome
+from atommem.rules.amac import AMac, read_utility
+from tests.atommem.memory.toys import CREATE, memory, texts
+
+
+async def log(admission: str, *written: str) -> tuple[list[tuple[str, Any]], dict[int, str]]:
+    m = memory(admission=admission)
+    operations = await m.apply([Action(CREATE, text) for text in written], 0)
+    return [(op.kind, op.outcome) for op in operations], texts(m)
+
+
+async def test_type_decides_and_what_is_known_stays_out() -> None:
+    done, left = await log("amac", "I love tea", "I love tea", "right now")
+    assert left == {1: "I love tea"}
+    assert done == [("create", Outcome.APPLIED), ("create", Outcome.REJECTED), ("create", Outcome.REJECTED)]
+
+
+async def test_of_two_that_contradict_each_other_the_higher_score_stays() -> None:
+    """With the same words in another order the toy embedder's cosine is 1: other words, of another type."""
+    _, left = await log("amac(conflict=.4, threshold=.3)", "tomorrow ann sings songs", "ann sings songs love")
+    assert list(left.values()) == ["ann sings songs love"]
+    _, left = await log("amac(conflict=.4, threshold=.3)", "ann sings songs love", "tomorrow ann sings songs")
+    assert list(left.values()) == ["ann sings songs love"]
+    _, left = await log("amac(conflict=.99, threshold=.3)", "ann sings songs love", "tomorrow ann sings songs")
+    assert len(left) == 2
+
+
+async def test_as_published_nothing_is_superseded_and_copies_come_in() -> None:
+    _, left = await log("amac_published", "I love tea", "I love tea", "ok")
+    assert list(left.values()) == ["I love tea", "I love tea"]
+
+
+async def test_published_scores_are_the_codes() -> None:
+    m = memory(admission="amac_published(threshold=0)")
+    (first, second) = await m.apply([Action(CREATE, "I love red tea"), Action(CREATE, "I love tea")], 0)
+    assert first.score == pytest.approx(0.05 + 0.1 + 0.54)
+    assert second.score == pytest.approx(0.05 + 0.1 * 6 / 7 + 0.1 + 0.54)
+
+
+@pytest.mark.parametrize(
+    ("reply", "number"),
+    [("0.7", 0.7), ("Score: .25.", 0.25), ("1", 1.0), ("0", 0.0), ("ten", None), ("7", None), ("10", None)],
+)
+def test_replies_are_read(reply: str, number: float | None) -> None:
+    assert read_utility(reply) == number
+
+
+async def test_a_model_that_fails_is_recorded_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = AMac(url="http://127.0.0.1:9", model="m")
+    asked: list[str] = []
+
+    class Reply:
+        text = "0.9"
+
+    async def ask(model: str, messages: Any, **settings: Any) -> Any:
+        asked.append(messages[0]["content"])
+        if len(asked) == 1:
+            raise OutageError("gone")
+        return Reply()
+
+    monkeypatch.setattr(rule._chat, "ask", ask)
+    await rule.prepare(["a <text>"])
+    assert rule._utilities == {"a <text>": None}
+    await rule.prepare(["a <text>", "a <text>"])
+    await rule.prepare(["a <text>"])
+    assert (len(asked), rule._utilities) == (2, {"a <text>": 0.9})
+
+
+@pytest.mark.parametrize("options", ["weights=1/2", "weights=a/b/c/d/e", "weights=-1/1/1/1/1", "model=m"])
+def test_wrong_options_are_refused(options: str) -> None:
+    with pytest.raises(ConfigError, match=r"amac: (give|weights)"):
+        make_admission(f"amac({options})")

@@ -1,0 +1,113 @@
+"""MemoBankRL on cases made up, and Memento's bank where it is there (its vectors need a model)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atommem.errors import DataError
+from atommem.eval.reproduce.memobank.cases import read_cases, read_questions
+from atommem.eval.reproduce.memobank.experiment import Stream, contamination, controls, table_3
+from atommem.eval.reproduce.memobank.filling import HERE, top_positives
+from atommem.eval.reproduce.sheet import Sheet
+from atommem.eval.reproduce.user_files import published_tables
+from atommem.experience.evaluators import Experience
+
+ROOT = Path(__file__).resolve().parents[3]
+DATA = ROOT.parent / "shared" / "data"
+PAPER = published_tables("memobank")
+SMALL = {**PAPER, "capacity": 20, "sample": 10, "min_positives": 4, "questions": 10}
+
+
+def vectors(n: int, seed: int = 0) -> np.ndarray:
+    drawn = np.random.default_rng(seed).normal(size=(n, 16)).astype(np.float32)
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def cases(labels: list[bool]) -> list[Experience]:
+    plan = '{"plan": [{"description": "look"}]}'
+    return [Experience(f"what is number {i}?", plan, float(label)) for i, label in enumerate(labels)]
+
+
+def stream(labels: list[bool]) -> Stream:
+    return Stream(cases(labels), vectors(len(labels)), vectors(30, 1), vectors(20, 2))
+
+
+def test_a_full_bank_keeps_three_quarters_and_the_oldest_of_equals() -> None:
+    one = stream([i % 2 == 0 for i in range(20)])
+    (bank, *_) = one.filled(SMALL)
+    assert bank.kept == sorted([*range(0, 20, 2), 1, 3, 5, 7, 9])
+    assert (bank.prunings, bank.pruned) == (1, 5)
+    (newest, *_) = one.filled(SMALL, "memobank(least_positive=4, newest_first=true)")
+    assert newest.kept == sorted([*range(0, 20, 2), 19, 17, 15, 13, 11])
+
+
+def test_duplicates_and_broken_failures_stay_out() -> None:
+    one = stream([True] * 5)
+    one.vectors[3] = one.vectors[1]
+    (bank, *_) = one.filled(SMALL)
+    assert (bank.kept, bank.duplicates, bank.invalid) == ([0, 1, 2, 4], 1, 0)
+    broken = [replace(case, execution="{", outcome=0.0) for case in one.cases]
+    (bank, *_) = replace(one, cases=broken).filled(SMALL)
+    assert (bank.kept, bank.invalid) == ([], 5)
+
+
+def test_controls_prune_by_what_they_say() -> None:
+    one = stream([i < 8 for i in range(24)])
+    assert one.filled(SMALL, f"{HERE}:Newest(least_positive=0)")[0].kept == list(range(5, 24))
+    random = one.filled(SMALL, f"{HERE}:AtRandom(least_positive=0)")
+    assert len({tuple(bank.kept) for bank in random}) == 3
+    assert one.filled(SMALL, "")[0].kept == list(range(24)), "a bank without a limit forgets nothing"
+
+
+def test_labels_decide_alone_and_mean_nothing() -> None:
+    """The statement of the reproduction, on vectors at random: labels without meaning 'gain' as much."""
+    one = stream((np.random.default_rng(3).random(200) < 0.5).tolist())
+    method, by_label = one.filled(SMALL)[0], one.filled(SMALL, f"{HERE}:ByLabel(least_positive=4)")[0]
+    assert method.kept == by_label.kept
+    before = top_positives(one.questions, one.vectors, one.positive, range(200), 3)
+    assert top_positives(one.questions, one.vectors, one.positive, method.kept, 3) > before + 20
+    assert sum(one.shuffled(0).positive) == sum(one.positive)
+
+
+def test_the_tables_are_made_of_rows_made_up(tmp_path: Path) -> None:
+    lines = [
+        {"case": f"what is number {i}?", "plan": '{"plan": [{"description": "look"}]}', "case_label": label}
+        for i, label in enumerate(["positive", "negative"] * 30)
+    ]
+    (tmp_path / "memory.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    asked = [{"question": f"what is number {i}?", "ground_truth": "a<|answer_split|>b"} for i in range(50, 80)]
+    (tmp_path / "deepresearcher.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    read, questions = read_cases(tmp_path), read_questions(tmp_path)
+    assert questions[0] == ("what is number 50?", ("a", "b"))
+    sheet = Sheet("memobank", "")
+    contamination(sheet, SMALL, read, questions, [text for text, _ in questions[:10]], 20)
+    assert ["cases that are questions of the test's file", 10] in sheet.tables[0].rows
+    one = Stream(read, vectors(60), vectors(10, 1), vectors(20, 2))
+    method = one.filled(SMALL)
+    table_3(sheet, SMALL, one, method)
+    controls(sheet, SMALL, one, method)
+    assert {check.name: check.holds for check in sheet.checks}["'sort by label' keeps the same cases"]
+    assert not sheet.holds
+    assert "labels shuffled" in sheet.markdown()
+
+
+def test_damaged_rows_are_named(tmp_path: Path) -> None:
+    (tmp_path / "memory.jsonl").write_text('{"case": "q", "plan": "{}", "case_label": "maybe"}\n')
+    with pytest.raises(DataError, match="case_label"):
+        read_cases(tmp_path)
+
+
+def test_mementos_files_are_what_the_paper_counts() -> None:
+    if not (DATA / "memento").is_dir():
+        pytest.skip("needs Memento's files in ../shared/data")
+    read, questions = read_cases(DATA), read_questions(DATA)
+    sheet = Sheet("memobank", "")
+    first = [text for text, _ in questions[:100]]
+    contamination(sheet, PAPER, read, questions, first, 100)
+    assert sheet.holds
+    assert any(row[1] == "43; 46" for row in sheet.tables[0].rows)

@@ -1,0 +1,187 @@
+"""RegAgent: memory and deletion by hand, the arrays held to the experience bank, and the chain of Table 1."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from atommem.errors import ConfigError
+from atommem.eval.reproduce import asking
+from atommem.eval.reproduce.regagent import experiment
+from atommem.eval.reproduce.regagent.followers import copying_follower, ridge_follower, similarity_follower
+from atommem.eval.reproduce.regagent.language_model import read_guess
+from atommem.eval.reproduce.regagent.records import Records
+from atommem.eval.reproduce.regagent.runs import Runs, errors, size, success
+from atommem.eval.reproduce.regagent.stream import Rules, frozen_success, run_stream
+from atommem.eval.reproduce.regagent.world import make_world
+from atommem.eval.reproduce.user_files import KeptVectors, published_tables
+from atommem.experience.bank import Bank
+from atommem.experience.evaluators import Experience
+from atommem.policy.contract import Completion, Sampling
+
+PAPER = published_tables("regagent")
+FOLLOWER = similarity_follower(PAPER["follower"])
+
+
+def world(seed: int, n: int = 400) -> object:
+    return make_world(seed, PAPER["world"], PAPER["initial"], n)
+
+
+def test_retrieval_is_by_cosine_and_survives_deletion() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(40, 3))
+    records = Records(inputs, np.arange(40.0), np.zeros(40), 5)
+    x = rng.normal(size=3)
+    cosines = inputs @ x / np.linalg.norm(inputs, axis=1) / np.linalg.norm(x)
+    order = np.argsort(-cosines)
+    assert records.nearest(x, 4)[0].tolist() == order[:4].tolist()
+    records.delete(order[:2])
+    left = [float(records.output[row]) for row in records.nearest(x, 4)[0]]
+    assert left == order[2:6].tolist()
+    records.delete(records.nearest(x, 20)[0])  # so many that the rows are moved together
+    assert (records.size, records.end) == (18, 18)
+    assert [float(records.output[row]) for row in records.nearest(x, 2)[0]] == order[22:24].tolist()
+
+
+def test_what_is_bad_and_what_is_stale() -> None:
+    records = Records(np.eye(3), np.zeros(3), np.zeros(3), 3)
+    rows = np.array([0, 1])
+    for utility in (1, 0, 0, 1, 0):
+        records.used(rows, utility)
+    assert not len(records.bad(rows, 5, 0.5)), "five are not more than five"
+    records.used(rows[:1], 1.0)
+    assert records.bad(rows, 5, 0.5).tolist() == [0]
+    records.add(np.ones(3), 0.0, 0.0, 7, True)
+    assert records.stale(0, 9, 5).tolist() == [2], "the new one is exempt, the others were used"
+    assert records.stale(0, 9, 1).tolist() == [0, 1, 2, 3], "a period has begun"
+
+
+def test_sizes_follow_from_successes() -> None:
+    w = world(0)
+    fixed, everything, strict = (run_stream(w, FOLLOWER, Rules(t)) for t in (-1.0, np.inf, 1.0))
+    assert (fixed.size, everything.size) == (100, 500)
+    assert strict.size == 100 + round(strict.success * 4)
+    assert run_stream(w, FOLLOWER, Rules(1.0)).errors.tolist() == strict.errors.tolist(), "nothing is drawn anew"
+
+
+def test_a_limit_is_kept() -> None:
+    for limited in ("constrained", "fifo", "random", "failures_first"):
+        rules = Rules(np.inf, deletion="periodic", period=50, limit=100, limited_by=limited)
+        assert run_stream(world(1, 150), FOLLOWER, rules).size <= 100
+    kept = run_stream(world(1, 150), FOLLOWER, Rules(np.inf, limit=100, limited_by="failures_first")).records
+    assert kept.passed[kept.alive[: kept.end]].all()
+
+
+async def test_the_arrays_delete_what_the_experience_bank_does() -> None:
+    """The rule `history` on the bank of the package, task by task, with the outcomes of the numeric run."""
+    n, initial = 150, 40
+    w = make_world(3, PAPER["world"], initial, n)
+    run = run_stream(w, FOLLOWER, Rules(1.0, deletion="history", n=3))
+    names = [f"known {i}" for i in range(initial)] + [f"task {i}" for i in range(n)]
+    inputs = np.concatenate([w.known, w.inputs])
+    units = (inputs / np.linalg.norm(inputs, axis=1, keepdims=True)).astype(np.float32)
+    bank = Bank(KeptVectors(names, units), retention="history(n=3, beta=0.5)", evaluator="strict")
+    await bank.fill(Experience(name, "", 1.0) for name in names[:initial])
+    for name, error in zip(names[initial:], run.errors, strict=True):
+        await bank.retrieve(name, 6)
+        await bank.end(Experience(name, "", float(error <= 1.0)))
+    assert len(bank) == run.size
+    assert run.size < initial + int((run.errors <= 1).sum()), "something was deleted"
+    alive = run.records.alive[: run.records.end]
+    steps = sorted(int(step) for step in run.records.created[alive] if step >= 0)
+    assert steps == sorted(int(r.text.split()[1]) for r in bank.records() if r.text.startswith("task"))
+
+
+def test_followers() -> None:
+    x, inputs = np.array([1.0, 0.0]), np.array([[1.0, 0.1], [1.0, -0.1], [0.0, 1.0]])
+    outputs, cosines = inputs @ np.array([2.0, 1.0]), np.array([0.995, 0.99, 0.0])
+    assert copying_follower(PAPER["follower"], 1.0)(x, inputs, outputs, cosines, 0.0) == pytest.approx(2.1)
+    assert ridge_follower(PAPER["follower"], 1e-6)(x, inputs, outputs, cosines, 0.0) == pytest.approx(2.0, abs=1e-4)
+    assert FOLLOWER(x, inputs, outputs, cosines, 0.0) == pytest.approx(2.1), "so similar that it is copied"
+    far = np.array([0.6, 0.1, 0.0])
+    assert FOLLOWER(x, inputs, outputs, far, 1.0) == pytest.approx(
+        (outputs @ np.exp(10 * far)) / np.exp(10 * far).sum() + 0.5
+    )
+
+
+def test_a_frozen_memory_answers_new_tasks() -> None:
+    w = world(0)
+    found = run_stream(w, FOLLOWER, Rules(1.0))
+    fresh = w.fresh(0, 100, PAPER["world"])
+    assert fresh.truths.shape == (100,)
+    assert 30 < frozen_success(fresh, FOLLOWER, found.records, 50, 6) < 100
+    assert (w.in_order().components[1:] >= w.in_order().components[:-1]).all()
+
+
+def test_the_ends_of_the_chain_on_a_short_stream() -> None:
+    runs = Runs(PAPER, [100, 101], 1500, lambda text: None)
+    everything, strict = runs.of(runs.rules("add all")), runs.of(runs.rules("strict"))
+    assert success(everything) + 3 < success(strict)
+    assert size(strict) < size(everything) == 1600
+    history = runs.of(runs.rules("strict", deletion="history"))
+    kept, gone = errors(history, "retained"), errors(history, "deleted")
+    assert kept is not None
+    assert gone is not None
+    assert kept < gone
+
+
+def test_every_table_is_made_and_a_short_stream_holds_nothing() -> None:
+    told: list[str] = []
+    sheet = experiment.run(argparse.Namespace(seeds=[0], tasks=60, policy=None), told.append)
+    assert len(sheet.tables) >= 9
+    assert not sheet.holds
+    assert told
+    with pytest.raises(ConfigError, match="tasks is 0"):
+        experiment.run(argparse.Namespace(seeds=[0], tasks=0, policy=None), told.append)
+
+
+@pytest.mark.parametrize(
+    ("text", "guess"),
+    [("Guess: \\boxed{-1.25}", -1.25), ("about .5, or 3", 0.5), ("\\boxed{ 2 } of 7", 2.0), ("no idea", None)],
+)
+def test_guesses_are_read(text: str, guess: float | None) -> None:
+    assert read_guess(text) == guess
+
+
+def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    class Model:
+        speaks_chat = True
+
+        async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
+            heard.append(messages[0]["content"])
+            last = heard[-1].rpartition("boxed{")[2].partition("}")[0]  # the most alike stands last
+            return Completion([], [], f"Guess: \\boxed{{{last}}}" if len(heard) > 1 else "?", "stop")
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(asking, "open_policy", lambda choice: Model())
+    arguments = argparse.Namespace(
+        seeds=[0], tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None
+    )
+    sheet = experiment.run(arguments, lambda text: None)
+    assert len(heard) == 100
+    assert "1 of 100 answers had no number" in sheet.notes[0]
+    assert sheet.tables[0].rows[1][2] == 120
+
+
+def test_published_sizes_are_those_of_the_identities() -> None:
+    table = PAPER["table1"]
+    assert table["add all"]["size"] == PAPER["initial"] + PAPER["stream"]
+    strict = table["strict"]
+    assert strict["size"] == PAPER["initial"] + strict["success"] / 100 * PAPER["stream"]
+    for name in ("C1", "strict"):
+        assert PAPER["table2"][name]["none"] == [table[name]["success"], table[name]["size"]]
+
+
+@pytest.mark.slow
+def test_table_1_as_published() -> None:
+    runs = Runs(PAPER, [0, 1], None, lambda text: None)
+    for name, row in PAPER["table1"].items():
+        found = runs.of(runs.rules(name))
+        assert abs(success(found) - row["success"]) <= 3, name
+        assert replace(runs.rules(name), k=6) == runs.rules(name)

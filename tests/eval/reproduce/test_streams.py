@@ -1,0 +1,109 @@
+"""Streams of a user's own: similarities by hand, the file, the examples, and an agent that learns from its records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.errors import ConfigError, DataError
+from atommem.eval.reproduce.streams import experiment
+from atommem.eval.reproduce.streams.agents import Driver, StreamRow, Voter, executions
+from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
+from atommem.eval.reproduce.streams.similarities import relative_change, three_keys
+from atommem.experience.bank import Bank
+from atommem.experience.evaluators import Experience
+from atommem.memory.entries import Entry
+
+HERE = __name__
+
+
+async def likeness(similarity: Any, query: Mapping[str, Any], *records: Mapping[str, Any]) -> list[float]:
+    """Of each record, in their order."""
+    bank = Bank(HashingEmbedder(16))
+    await bank.fill(Experience(json.dumps(record), "", 1.0) for record in records)
+    found = await bank.retrieve(json.dumps(query), 9, similarity)
+    return [score for _, score in sorted(found, key=lambda pair: pair[0].id)]
+
+
+async def test_relative_change_is_the_mean_over_features() -> None:
+    found = await likeness(
+        relative_change(frozenset({"tcp"})), {"rate": 2.0, "tcp": 1}, {"rate": 4.0, "tcp": 1}, {"rate": 2.0, "tcp": 0}
+    )
+    assert found == pytest.approx([1 - 0.5 / 2, 0.5])
+    assert await likeness(relative_change(), {"rate": 0.0}, {"rate": 0.0}, {"rate": -1.0}) == [1.0, 0.0]
+
+
+async def test_three_keys_weigh_the_goal_most() -> None:
+    here = {"ego": [0.0], "goal": [0.0, 0.0], "history": [0.0]}
+    found = await likeness(three_keys(), here, {**here, "ego": [1.0]}, {**here, "goal": [0.0, 0.5]})
+    assert found == pytest.approx([np.exp(-1), np.exp(-2.5)], abs=1e-5)
+
+
+async def test_inputs_that_do_not_fit_are_named() -> None:
+    with pytest.raises(DataError, match="do not have the same fields"):
+        await likeness(relative_change(), {"rate": 1.0}, {"flow": 1.0})
+    bank = Bank(HashingEmbedder(16))
+    await bank.fill([Experience("a text", "", 1.0)])
+    with pytest.raises(DataError, match="JSON objects"):
+        await bank.retrieve("another", 1, three_keys())
+
+
+def test_agents_of_the_examples_score_by_their_own_measure() -> None:
+    row = StreamRow("", [[0.0, 0.0], [0.0, 4.0]])
+    assert Driver().score(row, "[[3.0, 4.0], [0.0, 4.0]]") == {"outcome": 0.0, "error": 2.5}
+    assert Driver().score(row, "")["outcome"] == 0
+
+
+async def test_a_voter_takes_the_majority() -> None:
+    bank = Bank(HashingEmbedder(16))
+    await bank.fill(Experience(f"flow {i}", kind, 1.0) for i, kind in enumerate("abb"))
+    assert await Voter().act(StreamRow("flow 0", "a"), await bank.retrieve("flow 0", 3)) == "b"
+    assert await Voter().act(StreamRow("flow 0", "a"), []) == ""
+
+
+class Learner:
+    """Repeats what was right before; else says what is wrong."""
+
+    async def act(self, row: StreamRow, shown: Sequence[tuple[Entry, float]]) -> str:
+        return next((output for output in executions(shown) if output == row.truth), "?")
+
+    def score(self, row: StreamRow, output: str) -> Mapping[str, Any]:
+        return {"outcome": float(output == row.truth)}
+
+
+def flags(**given: Any) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    experiment.add_flags(parser)
+    return argparse.Namespace(**{**vars(parser.parse_args([])), "out": None, **given})
+
+
+def test_a_stream_of_a_file_runs_with_the_users_agent(tmp_path: Path) -> None:
+    rows = [{"query": {"day": i % 3}, "truth": f"t{i % 3}"} for i in range(12)]
+    rows.insert(0, {"query": "first", "truth": "t0", "output": "t0"})
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sheet = experiment.run(flags(stream=tmp_path / "own.jsonl", agent=f"{HERE}:Learner", k=20), lambda text: None)
+    found = {str(row[0]): row for row in sheet.tables[0].rows}
+    assert found["fixed, none"][3] == 1
+    assert found["add_all, none"][3] == 13
+    assert found["fixed, none"][1] == pytest.approx(4 / 12), "only what was known from the first"
+    with pytest.raises(ConfigError, match="without its agent"):
+        experiment.run(flags(stream=tmp_path / "own.jsonl"), lambda text: None)
+    (tmp_path / "own.jsonl").write_text('{"query": "q"}')
+    with pytest.raises(DataError, match="truth"):
+        experiment.read_stream(tmp_path / "own.jsonl")
+
+
+def test_examples_are_written_as_they_are_read(tmp_path: Path) -> None:
+    sheet = experiment.run(flags(tasks=12, out=tmp_path, evaluators=["add_all", "strict"]), lambda text: None)
+    assert len(sheet.tables) == 3
+    for name, example in EXAMPLES.items():
+        rows = example.rows(0, 60, 12)
+        assert experiment.read_stream(tmp_path / f"{name}.jsonl") == rows
+        assert as_lines(rows) == as_lines(example.rows(0, 60, 12)) != as_lines(example.rows(1, 60, 12))

@@ -1,0 +1,133 @@
+"""TraceRetain: games, agent and bank on a stand-in of the engine; two games on ALFWorld's own where it is there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atommem.errors import ConfigError, OutageError
+from atommem.eval.reproduce.sheet import Sheet
+from atommem.eval.reproduce.traceretain.agent import play
+from atommem.eval.reproduce.traceretain.engine import Engine, engine_python
+from atommem.eval.reproduce.traceretain.episodes import Player, Stream, is_relevant, run_tasks
+from atommem.eval.reproduce.traceretain.experiment import Bench, compare, sign_test, solvable
+from atommem.eval.reproduce.traceretain.games import FAMILIES, Game, make_games
+from atommem.eval.reproduce.user_files import KeptVectors, published_tables
+from atommem.experience.bank import Bank
+from tests.eval.reproduce.household import Household
+
+PAPER = published_tables("traceretain")
+GAMES = make_games(30, 1, PAPER)
+
+
+def player(tmp_path: Path, engine: Any) -> Player:
+    return Player(lambda: engine, tmp_path / "played.jsonl", 50, lambda text: None)
+
+
+def kept(games: list[Game]) -> KeptVectors:
+    texts = sorted({game.task for game in games})
+    drawn = np.random.default_rng(0).normal(size=(len(texts), 12)).astype(np.float32)
+    return KeptVectors(texts, drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+
+
+def test_games_are_of_six_families_and_follow_from_their_seed() -> None:
+    assert {game.family for game in GAMES} == set(FAMILIES)
+    assert make_games(30, 1, PAPER) == GAMES
+    assert make_games(30, 2, PAPER) != GAMES
+    for game in GAMES:
+        assert len(set(game.receptacles)) == len(game.receptacles)
+        # The goal does not hold at the start: nothing of the kind lies where it shall be put.
+        for thing, place in [line.split()[1:] for line in game.problem.splitlines() if "(inReceptacle" in line][:1]:
+            assert thing.split("_bar_")[0] == game.object
+            assert game.receptacle not in place.rstrip(")").split("_bar_")
+
+
+def test_the_agent_wins_and_a_hint_shortens_the_way() -> None:
+    alone = [play(Household(), game, (), 100) for game in GAMES]
+    assert all(played.won for played in alone)
+    told = [play(Household(), game, one.found, 100) for game, one in zip(GAMES, alone, strict=True)]
+    assert all(played.won for played in told)
+    assert sum(played.steps for played in told) < 0.7 * sum(played.steps for played in alone)
+
+
+def test_a_limit_ends_an_episode() -> None:
+    assert play(Household(), GAMES[0], (), 2).steps == 2
+    assert not play(Household(), GAMES[0], (), 2).won
+
+
+def test_an_episode_is_played_once(tmp_path: Path) -> None:
+    engine = Household()
+    first = player(tmp_path, engine).play(GAMES[0], ())
+    again = player(tmp_path, engine)
+    assert again.play(GAMES[0], ()) == first
+    assert engine.loads == 1
+    again.play(GAMES[0], (("object", "shelf"),))
+    assert engine.loads == 2
+
+
+async def test_failed_copies_push_successes_out_of_a_fifo_and_not_past_failures_first(tmp_path: Path) -> None:
+    games = [GAMES[i % 6] for i in range(18)]
+    found = {}
+    for rule in ("fifo", "failures_first"):
+        bank = Bank(kept(GAMES), capacity=8, retention=rule)
+        stream = await run_tasks(player(tmp_path, Household()), games, bank, retrieved=5, failures=3)
+        found[rule] = stream.precision[-6:]
+        assert len(bank) == 8
+        assert all(record.details is not None for record in bank.records())
+    assert sum(found["fifo"]) == 0, "eight records hold two episodes, and every task came six ago"
+    assert sum(found["failures_first"]) > 0
+
+
+def test_relevant_is_the_family_with_the_object_or_the_receptacle() -> None:
+    game = Game("g", "clean", "mug", "shelf", (), "")
+    assert is_relevant(["clean", "mug", "clean", "desk"], game)
+    assert is_relevant(["clean", "pan", "clean", "shelf"], game)
+    assert not is_relevant(["clean", "pan", "clean", "desk"], game)
+    assert not is_relevant(["cool", "mug", "cool", "shelf"], game)
+
+
+def test_sign_test_is_exact() -> None:
+    assert sign_test(Stream(50, [True] * 9 + [False]), Stream(50, [False] * 8 + [True] * 2)) == "+8/-1, p 0.0391"
+    assert sign_test(Stream(50, [True]), Stream(50, [True])) == "+0/-0, p 1"
+
+
+def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> None:
+    paper = {**PAPER, "capacity": 6, "cem": {**PAPER["cem"], "population": 4, "elite": 2, "iterations": 1}}
+    engine = player(tmp_path, Household())
+    sheet = Sheet("traceretain", "")
+    solvable(sheet, engine, GAMES[:3], lambda text: None)
+    bench = Bench(paper, engine, kept(GAMES), GAMES[:18], 12, tmp_path / "cem.json", lambda text: None)
+    bench.tune(GAMES[18:24])
+    compare(sheet, bench, [42])
+    rows = {str(row[0]): row for row in sheet.tables[1].rows}
+    assert {"unbounded", "unbounded, newer first", "failures first", "traceretain cem"} <= rows.keys()
+    assert len(sheet.tables) == 5
+    assert not sheet.checks[0].holds, "the stand-in's plan wins nothing"
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ALFWORLD_PYTHON", raising=False)
+    with pytest.raises(ConfigError, match="pip install alfworld"):
+        engine_python(None)
+    with pytest.raises(ConfigError, match="no such file"):
+        engine_python(str(tmp_path / "python"))
+    with Engine("/bin/true", tmp_path / "log") as engine, pytest.raises(OutageError, match="has ended"):
+        engine.load("")
+
+
+@pytest.mark.slow
+def test_alfworlds_engine_plans_and_plays_them(tmp_path: Path) -> None:
+    if not os.environ.get("ALFWORLD_PYTHON"):
+        pytest.skip("needs ALFWORLD_PYTHON, an environment with alfworld and textworld[pddl]")
+    with Engine(engine_python(None), tmp_path / "log") as engine:
+        real = player(tmp_path, engine)
+        for game in make_games(12, 5, PAPER)[1::5]:
+            assert 0 < real.plan_length(game) < 15
+            played = play(engine, game, (), 100)
+            assert played.won
+            stand_in = play(Household(), game, (), 100)
+            assert played.steps == stand_in.steps, "the stand-in differs from the engine"

@@ -1,0 +1,232 @@
+"""Conversations in use: gateways beside each other, clients that leave, policies that fail, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from atommem.errors import OutageError, PromptTooLongError
+from atommem.memory.contents import replay
+from atommem.policy.contract import Completion, Sampling
+from atommem.serve.conversations import Conversations
+from tests.fakes import WordTokenizer
+from tests.serve.servers import make_conversations, note_taker, running, scripted, until
+
+
+class Gate:
+    """A policy that follows the script, and waits for `open` where that is closed; `fail` makes it raise."""
+
+    def __init__(self) -> None:
+        self.tokenizer = WordTokenizer()
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Event()
+        self.cancelled = threading.Event()
+        self.fail: Exception | None = None
+        self.calls = 0
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        self.calls += 1
+        self.entered.set()
+        try:
+            while not self.open.is_set():
+                await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if self.fail is not None:
+            raise self.fail
+        text = note_taker(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        ids = self.tokenizer.encode(text)
+        return Completion(ids, [0.0] * len(ids), text, "stop")
+
+    async def close(self) -> None:
+        return None
+
+
+def gated(gate: Gate) -> Any:
+    policy = scripted(policy=gate)
+    gate.tokenizer = policy.agent.tokenizer  # type: ignore[assignment]
+    return policy
+
+
+def items(*texts: str) -> dict[str, Any]:
+    return {"items": [{"content": [{"type": "input_text", "text": text} for text in texts]}]}
+
+
+def log_of(conversations: Conversations, conversation: str) -> tuple[list[str], list[int]]:
+    """The kinds of its events, and the numbers of its operations; the log is checked on the way."""
+    log = conversations.log
+    loaded = log.load(conversation, "local", "none", True)
+    assert replay(loaded.operations) == log.memory_at(conversation)
+    return [event.kind for event in log.events(conversation)], [row["seq"] for row in log.operations(conversation, 0)]
+
+
+def test_two_gateways_on_one_database_lose_nothing(tmp_path: Path) -> None:
+    """Both write to the same conversations at the same time, from eight threads each."""
+    db = tmp_path / "log.db"
+    with running(make_conversations(db)) as first, running(make_conversations(db)) as second:
+        with first.http() as http:
+            names = [http.post("/v1/conversations", json={}).json()["id"] for _ in range(3)]
+
+        def write(number: int) -> str:
+            gateway = (first, second)[number % 2]
+            with gateway.http() as http:
+                path = f"/v1/conversations/{names[number % 3]}/items"
+                text = f"case {number} is closed"
+                http.post(path, json=items(text)).raise_for_status()
+                return text
+
+        with ThreadPoolExecutor(8) as threads:
+            written = list(threads.map(write, range(36)))
+        with first.http() as http:
+            held = [http.get(f"/v1/conversations/{name}/memory").json()["entries"] for name in names]
+        texts = sorted(entry["text"] for entries in held for entry in entries)
+        assert texts == sorted(written)
+        for name in names:
+            kinds, seqs = log_of(first.conversations, name)
+            assert kinds.count("item") == kinds.count("step") == 12
+            assert seqs == list(range(len(seqs)))
+
+
+def test_a_client_that_leaves_ends_the_turn_and_nothing_is_left_of_it(tmp_path: Path) -> None:
+    gate = Gate()
+    with running(make_conversations(tmp_path / "log.db", gated(gate))) as server, server.http() as http:
+        name = http.post("/v1/conversations", json=items("Ann lives in Rome.")).json()["id"]
+        for stream in (False, True):
+            gate.open.clear(), gate.entered.clear(), gate.cancelled.clear()
+            body = {"conversation": name, "input": "Where does Ann live?", "stream": stream}
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{server.url}/v1/responses", json=body, timeout=0.4)
+            assert gate.cancelled.wait(5)
+            gate.open.set()
+        kinds, _ = log_of(server.conversations, name)
+        assert kinds == ["item", "step", "ask", "ask"]
+        questions = server.conversations.log.events(name, ("ask",))
+        unanswered = http.get(f"/v1/responses/{questions[0].response}").json()
+        assert (unanswered["status"], unanswered["incomplete_details"]) == ("incomplete", {"reason": "interrupted"})
+        again = http.post("/v1/responses", json={"conversation": name, "input": "Where does Ann live?"}).json()
+        assert again["output"][1]["content"][0]["text"] == "Ann lives in Rome."
+
+
+def test_reading_that_was_interrupted_goes_on_with_the_next_call(tmp_path: Path) -> None:
+    gate = Gate()
+    with running(make_conversations(tmp_path / "log.db", gated(gate))) as server, server.http() as http:
+        name = http.post("/v1/conversations", json=items("one 1")).json()["id"]
+        gate.fail = OutageError("http://10.0.0.7 is gone")
+        refused = http.post(f"/v1/conversations/{name}/items", json=items("two 2", "three 3"))
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+        assert "10.0.0.7" not in refused.text
+        listed = http.get(f"/v1/conversations/{name}/items").json()["data"]
+        assert [item["status"] for item in listed] == ["in_progress", "completed"]
+        gate.fail = None
+        http.post("/v1/responses", json={"conversation": name, "input": "three"}).raise_for_status()
+        held = http.get(f"/v1/conversations/{name}/memory").json()["entries"]
+        assert [entry["text"] for entry in held] == ["one 1", "two 2", "three 3"]
+        assert log_of(server.conversations, name)[0][:5] == ["item", "step", "item", "ask", "step"]
+
+
+def test_a_text_that_does_not_fit_does_not_stand_in_the_way_for_good(tmp_path: Path) -> None:
+    gate = Gate()
+    with running(make_conversations(tmp_path / "log.db", gated(gate))) as server, server.http() as http:
+        name = http.post("/v1/conversations", json={}).json()["id"]
+        gate.fail = PromptTooLongError("The prompt has 9 tokens")
+        assert http.post(f"/v1/conversations/{name}/items", json=items("long")).status_code == 400
+        gate.fail = None
+        http.post(f"/v1/conversations/{name}/items", json=items("short")).raise_for_status()
+        assert log_of(server.conversations, name)[0] == ["item", "stopped", "item", "step"]
+
+
+def test_what_may_wait_is_bounded(tmp_path: Path) -> None:
+    gate = Gate()
+    conversations = make_conversations(tmp_path / "log.db", gated(gate), active=1, waiting=1, waiting_each=2)
+    with running(conversations) as server, server.http() as http:
+        names = [http.post("/v1/conversations", json={}).json()["id"] for _ in range(3)]
+        gate.open.clear()
+
+        def ask(name: str) -> httpx.Response:
+            with server.http() as client:
+                return client.post("/v1/responses", json={"conversation": name, "input": "Who?"})
+
+        with ThreadPoolExecutor(4) as threads:
+            waiting = [threads.submit(ask, name) for name in names[:2]]
+            until(lambda: conversations.shared.turns.taken == 2)
+            busy = ask(names[2])
+            assert (busy.status_code, busy.headers["Retry-After"]) == (429, "1")
+            waiting.append(threads.submit(ask, names[0]))
+            until(lambda: conversations.waiting(names[0], "local") == 2)
+            assert ask(names[0]).status_code == 429, "two wait for this conversation already"
+            gate.open.set()
+            assert [answer.result().status_code for answer in waiting] == [200, 200, 200]
+
+
+def test_only_so_many_are_held_open_and_the_others_are_taken_up_again(tmp_path: Path) -> None:
+    conversations = make_conversations(tmp_path / "log.db", open_count=2)
+    with running(conversations) as server, server.http() as http:
+        names = [http.post("/v1/conversations", json=items(f"secret {n}")).json()["id"] for n in range(5)]
+        assert conversations.open_count == 2
+        for number, name in enumerate(names):
+            answer = http.post("/v1/responses", json={"conversation": name, "input": "secret"}).json()
+            assert answer["output"][1]["content"][0]["text"] == f"secret {number}"
+        assert conversations.open_count == 2
+        assert http.get("/v1/conversations/none").status_code == 404
+    small = make_conversations(tmp_path / "log.db", open_bytes=0)
+    with running(small) as server, server.http() as http:
+        http.post("/v1/responses", json={"conversation": names[0], "input": "secret"}).raise_for_status()
+        assert small.open_count == 0
+
+
+def test_a_turn_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    gate = Gate()
+    with running(make_conversations(tmp_path / "log.db", gated(gate), turn_seconds=0.05)) as server:
+        gate.open.clear()
+        with server.http() as http:
+            assert http.post("/v1/responses", json={"input": "Who?"}).status_code == 503
+        gate.open.set()
+
+
+def test_what_is_asked_when_the_server_is_told_to_end_is_answered(tmp_path: Path) -> None:
+    gate = Gate()
+    gate.open.clear()
+    with ThreadPoolExecutor(1) as threads:
+        with running(make_conversations(tmp_path / "log.db", gated(gate))) as server:
+            asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json={"input": "Who?"}, timeout=10)
+            assert gate.entered.wait(5)
+            threading.Timer(0.3, gate.open.set).start()
+        assert asked.result().status_code == 200
+
+
+def test_a_session_that_was_taken_up_is_the_one_that_was_held(tmp_path: Path) -> None:
+    """With snapshots in between: after every step the same memory, vectors and all."""
+
+    async def both() -> None:
+        conversations = make_conversations(tmp_path / "log.db")
+        about = await conversations.in_thread(conversations.log.create, "local", {"goal": "case 3"})
+        for number in range(140):
+            async with conversations.use(about.id, "local") as held:
+                await held.add(
+                    [{"id": f"i{number}", "role": "user", "parts": [f"case {number} {number % 7}"], "name": ""}]
+                )
+                await held.read()
+        async with conversations.use(about.id, "local") as held:
+            memory = held.session.memory
+            await conversations_again(conversations, about.id, memory)
+        await conversations.close()
+
+    async def conversations_again(conversations: Conversations, name: str, memory: Any) -> None:
+        loaded = await conversations.in_thread(conversations.log.load, name, "local", memory.start.embedder)
+        assert loaded.start is not None
+        other = make_conversations(tmp_path / "log.db")
+        async with other.use(name, "local") as twin:
+            assert twin.session.memory.contents == memory.contents
+            assert (twin.session.memory.vectors().rows == memory.vectors().rows).all()
+            assert twin.session.turns == 140
+        await other.close()
+
+    asyncio.run(both())

@@ -1,0 +1,146 @@
+"""What stands before every request: host, origin, key, rate, size; and a log without what users say."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from atommem.errors import ConfigError
+from atommem.serve.api_keys import LOCAL, Key, Keys
+from atommem.serve.guard import LOGGER, JsonLines, Limits, Rates
+from tests.serve.servers import Running, make_conversations, running, until
+
+LIMITS = Limits(hosts=("memory.test",), requests_per_minute=1000, max_body_bytes=2_000)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(make_conversations(tmp_path_factory.mktemp("serve") / "log.db"), LIMITS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def keys(server: Running) -> dict[str, str]:
+    """The token of each owner."""
+    store = Keys(server.conversations.log)
+    return {owner: store.add(owner)[1] for owner in ("ann", "bob")}
+
+
+def test_without_keys_all_is_this_machine_s(tmp_path: Path) -> None:
+    conversations = make_conversations(tmp_path / "log.db")
+    keys = Keys(conversations.log)
+    assert keys.find("anything") == Key(LOCAL, LOCAL)
+    number, token = keys.add("ann", 5, 100)
+    assert keys.find(token) == Key(number, "ann", 5, 100)
+    assert keys.find("anything") is None
+    assert keys.find("") is None
+    keys.revoke(number)
+    assert keys.find(token) is None, "at once, and nobody gets in without one again"
+    assert keys.find("") is None
+    assert token not in str(keys.listed())
+    assert len(token) > 43
+    for wrong in ("", "a" * 65, "a\nb"):
+        with pytest.raises(ConfigError):
+            keys.add(wrong)
+    with pytest.raises(ConfigError):
+        keys.revoke("none")
+
+
+def test_an_owner_s_conversations_are_for_nobody_else_there(server: Running, keys: dict[str, str]) -> None:
+    with server.http(keys["ann"]) as ann, server.http(keys["bob"]) as bob, server.http() as nobody:
+        path = f"/v1/conversations/{ann.post('/v1/conversations', json={}).json()['id']}"
+        assert ann.get(path).status_code == 200
+        assert bob.get(path).status_code == 404
+        assert nobody.get(path).status_code == 401
+        assert nobody.get("/metrics").status_code == 401
+        assert nobody.get("/health").status_code == 200
+        assert nobody.get("/ready").json() == {"ready": True}
+        assert "atommem_requests_total" in ann.get("/metrics").text
+        wrong = nobody.get(path, headers={"Authorization": "Basic " + keys["ann"]})
+        assert wrong.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "memory.test"}, 200),
+        ({"Host": "memory.test:8000"}, 200),
+        ({"Host": "LOCALHOST:1"}, 200),
+        ({"Host": "evil.test"}, 421),
+        ({"Host": "127.0.0.1.evil.test"}, 421),
+        ({"Host": ""}, 421),
+        ({"Origin": "http://evil.test"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "memory.test", "Origin": "https://memory.test"}, 200),
+    ],
+)
+def test_other_hosts_and_other_sites_are_refused(
+    server: Running, keys: dict[str, str], headers: dict[str, str], status: int
+) -> None:
+    with server.http(keys["ann"]) as http:
+        assert http.get("/v1/models", headers=headers).status_code == status
+
+
+def test_a_body_that_is_too_large_is_refused_however_it_is_sent(server: Running, keys: dict[str, str]) -> None:
+    large = json.dumps({"items": [{"content": "x" * 3_000}]}).encode()
+    with server.http(keys["ann"]) as http:
+        for body in (large, iter([large[:1000], large[1000:]])):
+            refused = http.post("/v1/conversations", content=body, headers={"Content-Type": "application/json"})
+            assert refused.status_code == 413
+    _, token = Keys(server.conversations.log).add("cid", max_body_bytes=10_000)
+    with server.http(token) as http:
+        assert http.post("/v1/conversations", content=large).status_code in (200, 400)
+
+
+def test_a_key_s_rate_fills_evenly() -> None:
+    now = 0.0
+    rates = Rates(lambda: now)
+    assert [rates.wait("a", 2) for _ in range(3)] == [0, 0, 30]
+    assert rates.wait("b", 2) == 0
+    now = 30.0
+    assert [rates.wait("a", 2) for _ in range(2)] == [0, 30]
+
+
+def test_who_asks_too_often_is_told_when_to_come_back(server: Running) -> None:
+    _, token = Keys(server.conversations.log).add("often", requests_per_minute=2)
+    with server.http(token) as http:
+        answers = [http.get("/v1/models") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert 1 <= int(answers[2].headers["Retry-After"]) <= 31
+
+
+def test_the_log_is_json_and_has_nothing_that_a_user_said(
+    server: Running, keys: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, LOGGER.name), server.http(keys["ann"]) as http:
+        http.post("/v1/conversations", json={"items": [{"content": "the secret is 7151"}]})
+        answer = http.get("/v1/conversations/7151?secret=7151")
+        http.get("/7151")
+        until(lambda: len(caplog.records) >= 3)
+    lines = [JsonLines().format(record) for record in caplog.records if record.name == LOGGER.name]
+    told = [json.loads(line) for line in lines]
+    assert [line["route"] for line in told] == ["/v1/conversations", "/v1/conversations/{conversation}", "none"]
+    assert told[1]["id"] == answer.headers["x-request-id"]
+    assert not any("7151" in line or keys["ann"] in line for line in lines)
+
+
+def test_a_bug_is_told_by_its_place_and_not_by_its_words(
+    server: Running, keys: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("7151")
+
+    monkeypatch.setattr(server.conversations.log, "about", broken)
+    with caplog.at_level(logging.INFO, LOGGER.name), server.http(keys["ann"]) as http:
+        answer: httpx.Response = http.get("/v1/conversations/x")
+        until(lambda: caplog.records)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the server failed.")
+    (record,) = (record for record in caplog.records if record.name == LOGGER.name)
+    line = JsonLines().format(record)
+    assert "7151" not in line
+    assert json.loads(line)["error"] == "RuntimeError"

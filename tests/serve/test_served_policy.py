@@ -1,0 +1,130 @@
+"""Which policy is served, and what is refused before it is; `atommem serve` as a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from atommem import cli
+from atommem.errors import ConfigError, PolicyError
+from atommem.serve.served_policy import ServedPolicy, check_settings, find_checkpoint, fingerprint
+from tests.loopback import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the demo leaves it."""
+    folder = tmp_path_factory.mktemp("demo")
+    for name in ("cold_start", "grpo"):
+        make_checkpoint(folder / name)
+    return folder
+
+
+def test_the_policy_is_found_inside_of_its_run(run: Path, tmp_path: Path) -> None:
+    assert find_checkpoint(str(run)) == str(run / "grpo")
+    assert find_checkpoint(str(run / "cold_start")) == str(run / "cold_start")
+    assert find_checkpoint("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+    with pytest.raises(ConfigError, match="no model folder"):
+        find_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("dialect", "released"), ("templates", "full"), ("chunk_tokens", 7), ("retrieve_k", 9), ("embedder", "random")],
+)
+def test_settings_that_it_was_not_trained_with_are_refused_with_the_remedy(
+    run: Path, setting: str, value: object
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{setting} is .*trained with .*leave --{setting} out"):
+        ServedPolicy.open(str(run), **{setting: value})
+
+
+def test_settings_that_change_no_prompt_are_the_user_s(run: Path) -> None:
+    check_settings({"retrieve_k": 6, "temperature": 1.0}, {"retrieve_k": 6, "temperature": 0.0, "api": "chat"}, "x")
+    policy = ServedPolicy.open(str(run), temperature=0.0, max_tokens=4)
+    assert policy.agent.sampling.max_tokens == 4
+    assert policy.name == "grpo"
+    assert "give a goal" in policy.notice()
+
+
+def test_a_fingerprint_is_of_what_the_files_hold(run: Path, tmp_path: Path) -> None:
+    first = fingerprint(str(run / "grpo"))
+    (tmp_path / "config.json").write_text("{}")
+    other = fingerprint(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    (tmp_path / "optimizer.pt").write_bytes(b"x")
+    assert fingerprint(str(tmp_path)) == other != first
+    assert fingerprint(str(tmp_path), "adapter-2") != other
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(5 << 20)
+    large = fingerprint(str(tmp_path))
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    assert len({first, other, large, fingerprint(str(tmp_path))}) == 4
+
+
+def test_nobody_listens_to_the_network_without_a_key(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = f"sqlite:///{tmp_path / 'log.db'}"
+    assert cli.main(["serve", "--policy", str(run), "--host", "0.0.0.0", "--db", db]) == 2
+    assert "atommem serve keys add" in capsys.readouterr().err
+
+
+def test_keys_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = ["--db", f"sqlite:///{tmp_path / 'log.db'}"]
+    assert cli.main(["serve", "keys", "add", "ann", "--requests_per_minute", "5", *db]) == 0
+    token, said = capsys.readouterr()
+    number = said.split()[1]
+    assert cli.main(["serve", "keys", "list", *db]) == 0
+    listed = capsys.readouterr().out
+    assert number in listed
+    assert "valid" in listed
+    assert token.strip() not in listed
+    assert cli.main(["serve", "keys", "revoke", number, *db]) == 0
+    assert cli.main(["serve", "keys", "list", *db]) == 0
+    assert "revoked" in capsys.readouterr().out
+    assert cli.main(["serve", "keys", "revoke", "none", *db]) == 2
+
+
+@pytest.mark.slow
+def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
+    port = "8917"
+    command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--port", port, "--max_tokens", "8"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [*command, "--db", f"sqlite:///{tmp_path / 'log.db'}"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        started = time.monotonic()
+        while time.monotonic() < started + 60:
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
+                    break
+            except httpx.ConnectError:
+                time.sleep(0.2)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        conversation = client.conversations.create(items=[{"role": "user", "content": "Ann lives in Rome."}])
+        answer = client.responses.create(model="grpo", conversation=conversation.id, input="Where does Ann live?")
+        assert answer.status in ("completed", "incomplete")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert process.stdout is not None
+        assert '"route": "/v1/responses"' in process.stdout.read()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, PolicyError)):
+        ServedPolicy.open(str(tmp_path / "none"))
