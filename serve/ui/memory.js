@@ -117,7 +117,8 @@ function showEntries(found = null) {
 
 function entryShown(entry, score) {
   const past = open.at !== null, from = sourceName(entry.source), content = el("div", {}, box(entry.text));
-  const about = [`entry ${entry.id}`, source(entry.source), `written at step ${entry.source?.step ?? entry.updated}`, `shown ${entry.shown} times`, score === undefined ? "" : `shown next (${score.toFixed(3)})`];
+  const wrote = open.operations.slice(0, open.at ?? undefined).findLast((item) => item.entry_id === entry.id && ["create", "update"].includes(item.kind) && !item.outcome)?.actor;
+  const about = [`entry ${entry.id}`, source(entry.source), `written at step ${entry.source?.step ?? entry.updated}${wrote && wrote !== "policy" ? ` by ${wrote}` : ""}`, `shown ${entry.shown} times`, score === undefined ? "" : `shown next (${score.toFixed(3)})`];
   const told = el("div", {}, open.expanded.has(entry.id) ? history(entry.id, open.operations, goTo) : null);
   const toggle = button("History", () => {
     if (!open.expanded.delete(entry.id)) open.expanded.add(entry.id);
@@ -220,7 +221,8 @@ const erase = twice("Delete for good", "Delete all of it, for good?", () => atte
 }));
 erase.id = "erase";
 $("#erase").replaceWith(erase);
-$("#at").oninput = (event) => goTo(Number(event.target.value));
+let moving = 0;  // a slider on its way says every place it passes
+$("#at").oninput = (event) => { clearTimeout(moving); moving = setTimeout(() => goTo(Number(event.target.value)), 100); };
 $("#earlier").onclick = () => goTo((open.at ?? open.operations.length) - 1);
 $("#later").onclick = () => goTo((open.at ?? open.operations.length) + 1);
 $("#now").onclick = () => goTo(Infinity);

@@ -126,7 +126,8 @@ def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, b
     press(browser, "#entry-1", "Edit")
     browser.type("#entry-1 textarea", "Ann lives in Lima.")
     press(browser, "#entry-1", "Save")
-    browser.wait(has("#entry-1 pre", "Ann lives in Lima."))
+    browser.wait(has("#entry-1", "written at step 3 by user"))
+    assert browser.text("#entry-1 pre") == "Ann lives in Lima."
     press(browser, "#entry-1", "History")
     browser.wait(has("#entry-1 .history li", "by user", count=2))
     assert browser.text("#entry-1 .history ins") == "Ann lives in Rome."
