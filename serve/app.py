@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from atommem.errors import AtomMemError, ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
-from atommem.serve import memory_routes, openai_routes, recall
+from atommem.serve import conversation_list, memory_routes, openai_routes, recall, ui_routes
 from atommem.serve.conversation import MovedError
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import Guard, Limits
@@ -54,10 +54,12 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
     app.state.conversations = conversations
     app.state.ready = False
     app.include_router(openai_routes.router)
+    app.include_router(conversation_list.router)
     app.include_router(memory_routes.router)
     app.include_router(recall.router)
     app.router.routes.extend(mcp_routes(mcp))
     app.include_router(memory_routes.imports)
+    app.include_router(ui_routes.router)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

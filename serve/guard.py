@@ -22,8 +22,8 @@ from atommem.serve.wire import error_response
 
 LOGGER = logging.getLogger("atommem.serve")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-_OPEN = ("/health", "/ready")
-"""Asked by who runs the server, without a key."""
+_OPEN = ("/health", "/ready", "/ui")
+"""Asked without a key: by who runs the server, and for the page, which asks for the key itself."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host:
             return _refusal(403, "wrong_origin", "pages of other sites may not ask this server."), None
-        if scope["path"] in _OPEN:
+        if scope["path"] in _OPEN or scope["path"].startswith("/ui/"):
             return None, Key("none", "")
         kind, _, token = headers.get("authorization", "").partition(" ")
         token = token if kind.lower() == "bearer" else ""

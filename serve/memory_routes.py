@@ -78,12 +78,15 @@ async def steps(
     owner: Owner,
     served: Served,
     after: Number = 0,
+    before: Annotated[Number, Query(description="A version: then the steps before it, newest first.")] = 0,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
     """The steps: what was shown of text and memory, what the policy wrote, token by token."""
 
     def found() -> list[dict[str, Any]]:
-        events = served.log.events(conversation, ("step",), after=after, limit=limit + 1)
+        newest = before > 0
+        at = before if newest else after
+        events = served.log.events(conversation, ("step",), after=at, limit=limit + 1, newest=newest)
         return [{**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in events]
 
     return await _listed(served, conversation, owner, limit, found)

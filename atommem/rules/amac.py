@@ -30,7 +30,8 @@ Reply with one number from 0.0 (of no use) to 1.0 (of great use) and nothing els
 
 {text}"""
 _NUMBER = re.compile(r"(?<![\d.])(?:0?\.\d+|[01](?:\.\d+)?)(?!\d|\.\d)")
-_SAME = 1 - 1e-4
+SAME = 1 - 1e-4
+"""Cosine from which on a text is the same, and no conflict."""
 
 
 class AMac(Rule):
@@ -100,7 +101,7 @@ class AMac(Rule):
             cosines = store.cosines(candidate.vector)
             place = int(np.lexsort((store.ids, -cosines))[0])
             rival = store.entries[int(store.ids[place])]
-            if rival.text == candidate.text or cosines[place] >= _SAME:
+            if rival.text == candidate.text or cosines[place] >= SAME:
                 return Refused(f"entry {rival.id} says so{note}", score)
             if cosines[place] > self._conflict:
                 if rival.score is not None and rival.score >= score:

@@ -27,6 +27,7 @@ from atommem.eval.reporting.scores import label
 from atommem.eval.reporting.tables import incomplete_note, make_tables
 from atommem.eval.reporting.templates import asset, render
 from atommem.memory.operations import Outcome
+from atommem.page_assets import page_asset
 from atommem.trace import read_trace
 from atommem.untrusted import clean
 
@@ -264,11 +265,11 @@ def pairs(cells: Sequence[Cell], page: PageData) -> Iterator[dict[str, Any]]:
 def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Chart]) -> str:
     """The page.
 
-    Whatever a model or a data set wrote is escaped where it stands, and the only scripts that may run are the two
+    Whatever a model or a data set wrote is escaped where it stands, and the only scripts that may run are those
     that the page brings: their hashes stand in its security policy. Vega compiles its expressions, hence
     ``unsafe-eval``; data never become expressions.
     """
-    scripts = [_vega(), asset("page.js")]
+    scripts = [_vega(), page_asset("front.js"), asset("page.js")]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     compared = list(pairs(page.cells, page))
     data = {
@@ -292,7 +293,7 @@ def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Cha
         page=page,
         pairs=compared,
         data=data,
-        style=Markup(asset("page.css")),
+        style=Markup(page_asset("front.css") + asset("page.css")),
         scripts=[Markup(script) for script in scripts],
         hashes=Markup(" ".join(f"'sha256-{digest}'" for digest in hashes)),
     )

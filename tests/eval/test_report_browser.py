@@ -13,7 +13,7 @@ import pytest
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
-from tests.eval.chromium import Browser, find_chromium
+from tests.chromium import Browser, find_chromium
 from tests.eval.toys import make_runner, make_task
 
 pytestmark = [

@@ -10,12 +10,6 @@ for (const section of $$("main > section")) {
   $("#sections").append(link);
 }
 
-const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
-const setTheme = (on) => { root.dataset.theme = on ? "dark" : "light"; $("#theme").setAttribute("aria-pressed", on); };
-setTheme(dark.matches);
-dark.onchange = () => setTheme(dark.matches);
-$("#theme").onclick = () => setTheme(root.dataset.theme !== "dark");
-
 // A chart is drawn when it comes into view; until then, and in print, its image stands there.
 const seen = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach(async ({ target }) => {
   seen.unobserve(target);

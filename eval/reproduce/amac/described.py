@@ -14,6 +14,7 @@ import numpy as np
 
 from atommem.eval.reproduce.amac.decisions import Flags, f1
 from atommem.eval.reproduce.amac.factors import Array
+from atommem.rules.amac import SAME
 
 CONFLICT = 0.85
 """Cosine from which on two memories with other texts contradict each other."""
@@ -47,8 +48,8 @@ def admitted(stream: Stream, setting: Setting) -> Flags:
     higher-scored is retained: so it is here.
     """
     fixed = setting.utility * stream.utility + setting.prior * stream.prior
-    closest = np.zeros(len(fixed))  # of each turn, the highest cosine with what has been admitted
-    kept = np.zeros(len(fixed), dtype=bool)
+    closest = np.zeros(len(fixed))  # of each turn, the highest cosine with what is in the store
+    kept, stored = np.zeros(len(fixed), dtype=bool), np.zeros(len(fixed), dtype=bool)
     scores = np.zeros(len(fixed))
     for i, known in enumerate(fixed):
         near = closest[i]
@@ -56,10 +57,12 @@ def admitted(stream: Stream, setting: Setting) -> Flags:
         if score < setting.threshold - 1e-9:
             continue
         if near > CONFLICT:
-            rival = int(np.argmax(np.where(kept, stream.cosines[i], -2.0)))
-            if scores[rival] >= score:
+            rival = int(np.argmax(np.where(stored, stream.cosines[i], -2.0)))
+            if scores[rival] >= score or near >= SAME:
                 continue
-        scores[i], kept[i] = score, True
+            stored[rival] = False  # superseded: it was admitted, and what it said is now said better
+            closest = stream.cosines[:, stored].max(axis=1, initial=0.0)
+        scores[i], kept[i], stored[i] = score, True, True
         np.maximum(closest, stream.cosines[i], out=closest)
     return kept
 

@@ -12,12 +12,21 @@ import numpy as np
 from atommem.eval.reproduce.amac.decisions import Decisions, Flags, best_threshold, decided, f1
 from atommem.eval.reproduce.amac.factors import Array, confidences, type_priors
 from atommem.eval.reproduce.amac.whole_conversations import leave_one_out
+from atommem.eval.reproduce.asking import Asking, add_policy_flags
 from atommem.eval.reproduce.locomo_turns import Conversation, read_conversations
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.user_files import add_data_flag, add_embedder_flags, embed_all, published_tables
+from atommem.rules.amac import read_utility
 from atommem.rules.type_prior import kind_of
 
 FACTORS = ("utility", "confidence", "novelty", "recency", "type_prior")
+_ASK = """The latest turns of a conversation:
+{context}
+
+A candidate for memory:
+{text}
+
+How likely will it be useful later? Reply with one number from 0.0 (of no use) to 1.0 (of great use), nothing else."""
 CONSTANTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Answers of an LLM that gives the same number to every turn."""
 
@@ -26,6 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``atommem reproduce amac``."""
     add_data_flag(parser, "locomo10.json (whole, or some of its conversations; conv-26 must be among them)")
     add_embedder_flags(parser)
+    add_policy_flags(parser, "it says how useful each of the 100 turns is (U)")
 
 
 def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
@@ -40,6 +50,10 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
         published_rows(sheet, paper, by_name[paper["test"]], others)
     else:
         sheet.check("the test conversation", False, ", ".join(by_name), f"{paper['test']} in locomo10.json")
+    if arguments.policy and paper["test"] in by_name:
+        tell("amac: asking the model for the utility of 100 turns")
+        with Asking(arguments) as asking:
+            utility_of_a_model(sheet, paper, by_name[paper["test"]], asking)
     if paper["search"] in by_name:
         weight_search(sheet, paper, by_name[paper["search"]])
     else:
@@ -175,6 +189,31 @@ def controls(sheet: Sheet, texts: Sequence[str], needed: Flags, ours: Flags, oth
         [f"{count} turns at random (expected)", count, None, None, None, f1(count, expected, int(needed.sum()))]
     )
     sheet.tables.append(Grid("Controls on the same 100 turns", ["rule", "admitted", "right", "P", "R", "F1"], rows))
+
+
+def utility_of_a_model(sheet: Sheet, paper: Mapping[str, Any], conversation: Conversation, asking: Asking) -> None:
+    """Which decisions another U than a constant changes: asked with the last five turns, as the code does."""
+    texts = conversation.texts[: paper["turns"]]
+    needed = np.array(conversation.needed[: paper["turns"]])
+    replies = [
+        asking.ask(_ASK.format(context="\n".join(texts[max(0, i - 5) : i]), text=text), 16)
+        for i, text in enumerate(texts)
+    ]
+    read = [read_utility(reply) for reply in replies]
+    utility = np.array([0.5 if value is None else value for value in read])
+    features, weights = factor_matrix(texts), np.array([paper["weights"][name] for name in FACTORS])
+    constant, asked = (admit(features, weights, paper["threshold"], u) for u in (0.5, utility))
+    rows: list[list[Any]] = [
+        ["constant .5", *_cells(decided(constant, needed))],
+        ["the model's U", *_cells(decided(asked, needed))],
+        ["the model's U >= .5 alone", *_cells(decided(utility >= 0.5, needed))],
+    ]
+    sheet.tables.append(Grid("U by a model, on the 100 turns", ["U", "admitted", "right", "P", "R", "F1"], rows))
+    unread = sum(value is None for value in read)
+    sheet.notes.append(
+        f"The model's U changes {int((constant != asked).sum())} of {len(texts)} decisions; {unread} replies had no "
+        f"number and count as .5, as in the code; mean U {utility.mean():.2f}."
+    )
 
 
 def weight_search(sheet: Sheet, paper: Mapping[str, Any], conversation: Conversation) -> None:

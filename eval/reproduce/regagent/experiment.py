@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from atommem.errors import ConfigError
+from atommem.eval.reproduce.asking import add_policy_flags
 from atommem.eval.reproduce.regagent import sweeps
-from atommem.eval.reproduce.regagent.language_model import add_policy_flags, with_language_model
+from atommem.eval.reproduce.regagent.language_model import with_language_model
 from atommem.eval.reproduce.regagent.runs import Runs
 from atommem.eval.reproduce.sheet import Sheet
 from atommem.eval.reproduce.user_files import published_tables
@@ -21,7 +22,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``atommem reproduce regagent``."""
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="Of worlds (%(default)s).")
     parser.add_argument("--tasks", type=int, metavar="N", help="Shorter streams: the checks are for the paper's 4,000.")
-    add_policy_flags(parser)
+    add_policy_flags(parser, "it answers instead of the formula")
 
 
 def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:

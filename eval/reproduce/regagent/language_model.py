@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
+from atommem.eval.reproduce.asking import Asking
 from atommem.eval.reproduce.regagent.runs import Runs, errors, following, size, success
 from atommem.eval.reproduce.regagent.stream import Deletion
 from atommem.eval.reproduce.regagent.world import Array
 from atommem.eval.reproduce.sheet import Grid, Sheet
-from atommem.policy.contract import Sampling
-from atommem.policy.opening import API_HELP, PolicyChoice, open_policy
-from atommem.prompts import render_chat
 
 _PROMPT = """A number y depends on six numbers x1 to x6 by a fixed linear rule, y = w1 x1 + ... + w6 x6.
 You do not know w1 to w6. Below are earlier inputs, each with what somebody predicted for it; any prediction may be off.
@@ -35,45 +31,20 @@ ARMS: tuple[tuple[str, Deletion], ...] = (
 )
 
 
-def add_policy_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that name the model; without ``--policy`` the agent is a formula."""
-    parser.add_argument("--policy", nargs="+", help="A model folder, or a server's URL: it answers instead.")
-    parser.add_argument("--api", default="completions", help=API_HELP)
-    parser.add_argument("--model", help="Name of the model on the server.")
-    parser.add_argument("--tokenizer", help="Tokenizer folder or hub name (server).")
-
-
 class LanguageModel:
-    """A follower (`atommem.eval.reproduce.regagent.followers`) that asks a policy, greedily. A context manager.
+    """A follower (`atommem.eval.reproduce.regagent.followers`) that asks a policy.
 
     Attributes:
         asked, unreadable: Answers, and those of them without a number, which count as 0.
     """
 
-    def __init__(self, choice: PolicyChoice) -> None:
+    def __init__(self, asking: Asking) -> None:
         self.asked = self.unreadable = 0
-        self._policy: Any = open_policy(choice)
-        self._loop = asyncio.new_event_loop()
-
-    def __enter__(self) -> LanguageModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run_until_complete(self._policy.close())
-        self._loop.close()
+        self._asking = asking
 
     def __call__(self, x: Array, inputs: Array, outputs: Array, cosines: Array, draw: float) -> float:
         """The model's guess."""
-        messages = [{"role": "user", "content": prompt(x, inputs, outputs)}]
-        sampling = Sampling(temperature=0.0, max_tokens=32)
-        if getattr(self._policy, "speaks_chat", False):
-            asked = self._policy.complete_chat(messages, sampling)
-        else:
-            text = render_chat(self._policy.tokenizer, messages, {})
-            asked = self._policy.complete(self._policy.tokenizer.encode(text, add_special_tokens=False), sampling)
-        guess = read_guess(self._loop.run_until_complete(asked).text)
+        guess = read_guess(self._asking.ask(prompt(x, inputs, outputs), max_tokens=32))
         self.asked += 1
         self.unreadable += guess is None
         return 0.0 if guess is None else guess
@@ -94,9 +65,9 @@ def read_guess(text: str) -> float | None:
 
 def with_language_model(sheet: Sheet, runs: Runs, arguments: argparse.Namespace, tell: Callable[[str], None]) -> None:
     """Table 1 and history with a model; Table 4's, where it is one of those."""
-    choice = PolicyChoice(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
     rows: list[list[Any]] = []
-    with LanguageModel(choice) as model:
+    with Asking(arguments) as asking:
+        model = LanguageModel(asking)
         for name, deletion in ARMS:
             tell(f"regagent: {name}, {deletion}, {len(runs.seeds)} x {runs.tasks} tasks with the model")
             found = runs.with_follower(runs.rules(name, deletion=deletion), model)

@@ -66,12 +66,12 @@ class Player:
             found = play(self.engine(), game, hint, self.limit)
             return [found.won, found.steps, found.found]
 
-        won, steps, found = self._remember(game, json.dumps(hint), ask)
+        won, steps, found = self._remember(game, f"{self.limit}{json.dumps(hint)}", ask)
         assert isinstance(found, (list, tuple))
         return Played(bool(won), int(str(steps)), tuple((what, kind) for what, kind in found))
 
     def _remember(self, game: Game, what: str, ask: Callable[[], list[object]]) -> list[object]:
-        parts = "\0".join([_VERSION, str(self.limit), game.problem, *game.receptacles, what])
+        parts = "\0".join([_VERSION, game.problem, *game.receptacles, what])
         key = hashlib.sha256(parts.encode()).hexdigest()[:24]
         if key not in self._known:
             self._known[key] = ask()
@@ -93,6 +93,7 @@ class Player:
 class Stream:
     """What became of each task, in order."""
 
+    most_steps: int = 50
     won: list[bool] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     precision: list[float] = field(default_factory=list)
@@ -100,8 +101,8 @@ class Stream:
 
     @property
     def value(self) -> float:
-        """What CEM ranks by: success + .5 (1 - steps / 50) + .5 P@5."""
-        return fmean(self.won) + 0.5 * (1 - fmean(self.steps) / 50) + 0.5 * fmean(self.precision)
+        """What CEM ranks by: success + .5 (1 - steps / most) + .5 P@5."""
+        return fmean(self.won) + 0.5 * (1 - fmean(self.steps) / self.most_steps) + 0.5 * fmean(self.precision)
 
 
 async def run_tasks(
@@ -123,7 +124,7 @@ async def run_tasks(
         failures: Failed records with the same task that follow each real one (the noisy writes).
         write: Whether the bank is written to.
     """
-    stream = Stream()
+    stream = Stream(player.limit)
     for game in games:
         shown = [] if bank is None else await bank.retrieve(game.task, retrieved)
         records = [(record, record.details or {}) for record, _ in shown]

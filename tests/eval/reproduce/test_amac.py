@@ -18,11 +18,14 @@ from atommem.eval.reproduce.amac.experiment import (
     published_rows,
     random_baseline,
     search,
+    utility_of_a_model,
 )
 from atommem.eval.reproduce.amac.whole_conversations import leave_one_out
-from atommem.eval.reproduce.locomo_turns import read_conversations
+from atommem.eval.reproduce.locomo_turns import Conversation, read_conversations
 from atommem.eval.reproduce.sheet import Sheet
-from atommem.eval.reproduce.user_files import published_tables
+from atommem.eval.reproduce.user_files import KeptVectors, published_tables
+from atommem.experience.bank import Bank
+from atommem.experience.evaluators import Experience
 from atommem.rules.rouge import rouge_l
 from atommem.rules.type_prior import kind_of
 
@@ -83,6 +86,39 @@ def test_as_described_refuses_what_is_known_and_settles_conflicts() -> None:
     assert described.admitted(stream, low).tolist() == [True, False, True]
     better = described.Stream(cosines, np.full(3, 0.5), np.array([0.5, 0.9, 0.9]), np.ones(3, bool))
     assert described.admitted(better, low).tolist() == [True, True, True]
+
+
+async def test_the_simulation_decides_as_the_rule_does() -> None:
+    """`AMac` at the door of a bank, turn by turn, on vectors that conflict now and then."""
+    rng = np.random.default_rng(0)
+    kinds = ["I love it", "my name is", "is", "tomorrow", "right now", "so"]
+    texts = [f"{kinds[i]} {n}" for n, i in enumerate(rng.integers(0, len(kinds), 80))]
+    centres = rng.normal(size=(12, 8))
+    vectors = (centres[rng.integers(0, 12, 80)] + 0.35 * rng.normal(size=(80, 8))).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    setting = described.Setting(0.0, 0.4, 0.6, 0.45)
+    stream = described.Stream(
+        (vectors @ vectors.T).astype(float), np.zeros(80), factors.type_priors(texts), np.zeros(80, bool)
+    )
+    bank = Bank(KeptVectors(texts, vectors), admission="amac(weights=0/0/.4/0/.6, threshold=.45)")
+    done = []
+    for text in texts:
+        operations = await bank.end(Experience(text, ""))
+        done.append(any(op.kind in ("create", "update") and op.outcome == "applied" for op in operations))
+    assert done == described.admitted(stream, setting).tolist()
+    assert len(bank) < sum(done), "some were superseded"
+
+
+def test_a_models_utility_is_read_and_counted() -> None:
+    class Asking:
+        def ask(self, text: str, max_tokens: int) -> str:
+            return "0.9" if "turn 3." in text.partition("memory:")[2] else "hm"
+
+    conversation = Conversation("conv-26", tuple(f"It is turn {i}." for i in range(6)), (True,) * 6)
+    sheet = Sheet("amac", "")
+    utility_of_a_model(sheet, PAPER, conversation, Asking())
+    assert "5 replies had no number" in sheet.notes[0]
+    assert sheet.tables[0].rows[2][1] == 6
 
 
 def test_settings_that_decide_alike_are_one() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from atommem.errors import ConfigError
-from atommem.eval.reproduce.regagent import experiment, language_model
+from atommem.eval.reproduce import asking
+from atommem.eval.reproduce.regagent import experiment
 from atommem.eval.reproduce.regagent.followers import copying_follower, ridge_follower, similarity_follower
 from atommem.eval.reproduce.regagent.language_model import read_guess
 from atommem.eval.reproduce.regagent.records import Records
@@ -146,24 +147,24 @@ def test_guesses_are_read(text: str, guess: float | None) -> None:
 
 
 def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    heard: list[str] = []
 
     class Model:
         speaks_chat = True
 
         async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
-            asked.append(messages[0]["content"])
-            last = asked[-1].rpartition("boxed{")[2].partition("}")[0]  # the most alike stands last
-            return Completion([], [], f"Guess: \\boxed{{{last}}}" if len(asked) > 1 else "?", "stop")
+            heard.append(messages[0]["content"])
+            last = heard[-1].rpartition("boxed{")[2].partition("}")[0]  # the most alike stands last
+            return Completion([], [], f"Guess: \\boxed{{{last}}}" if len(heard) > 1 else "?", "stop")
 
         async def close(self) -> None: ...
 
-    monkeypatch.setattr(language_model, "open_policy", lambda choice: Model())
+    monkeypatch.setattr(asking, "open_policy", lambda choice: Model())
     arguments = argparse.Namespace(
         seeds=[0], tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None
     )
     sheet = experiment.run(arguments, lambda text: None)
-    assert len(asked) == 100
+    assert len(heard) == 100
     assert "1 of 100 answers had no number" in sheet.notes[0]
     assert sheet.tables[0].rows[1][2] == 120
 

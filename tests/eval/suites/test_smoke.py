@@ -21,7 +21,7 @@ from atommem.eval.suites.suite_file import load_suite
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.policy.opening import open_policy
-from tests.eval.chromium import Browser, find_chromium
+from tests.chromium import Browser, find_chromium
 from tests.eval.test_report_browser import DRAWN, WIDER
 
 pytestmark = pytest.mark.slow

@@ -99,12 +99,17 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, path: Path) -> None:
-        """Load a file from disk and wait until it has been drawn."""
-        self.call("Page.navigate", url=path.resolve().as_uri())
+    def open(self, page: Path | str) -> None:
+        """Load a file from disk, or a URL, and wait until it has been drawn."""
+        url = page.resolve().as_uri() if isinstance(page, Path) else page
+        self.call("Page.navigate", url=url)
+        self.wait(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
+
+    def wait(self, expression: str) -> None:
+        """Wait until a JavaScript expression is true in the page."""
         ends = time.monotonic() + self._seconds
-        while not self.evaluate("location.protocol === 'file:' && document.readyState === 'complete'"):
-            assert time.monotonic() < ends, "the page does not finish loading"
+        while not self.evaluate(expression):
+            assert time.monotonic() < ends, f"the page does not come to: {expression}"
             time.sleep(0.02)
 
     def evaluate(self, expression: str) -> Any:
@@ -143,6 +148,12 @@ class Browser:
         """Press a key (``ArrowRight``) where the focus is."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def type(self, selector: str, text: str) -> None:
+        """Click into a field and type, in place of what stands there."""
+        self.click(selector)
+        self.evaluate("document.activeElement.select?.()")
+        self.call("Input.insertText", text=text)
 
     def resize(self, width: int) -> None:
         """Give the page another width, in CSS pixels."""
