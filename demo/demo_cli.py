@@ -37,9 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB, quick
     from atommem.demo.run import run_demo
 
-    recipe = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "injected": INJECTED, "blind": MIXED}[
-        args.world
-    ]
+    documents = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "blind": MIXED}
+    recipe = {**documents, "web": WEB, "injected": INJECTED}[args.world]
     if args.quick:
         recipe = quick(recipe)
     if args.updates is not None:

@@ -245,8 +245,11 @@ class Conversation:
 
     async def move(self) -> None:
         """Go on under this server's checkpoint and embedder; the session was opened as `moved`."""
+        shared, log = self._shared, self.log
+        if log.checkpoint == shared.policy.checkpoint and log.embedder in (None, shared.policy.agent.embedder.id):
+            return
         cached = self.session.memory.vectors()
-        before = {"checkpoint": self.log.checkpoint, "embedder": self.log.embedder}
+        before = {"checkpoint": log.checkpoint, "embedder": log.embedder}
         await self._commit([Event("moved", before)], cached=cached, snapshot=True)
         self._shown = None
 

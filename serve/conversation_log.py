@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
+from atommem.serve.group_commit import GroupCommit
 from atommem.serve.log_rows import (
     About,
     ConflictError,
@@ -53,6 +54,7 @@ class ConversationLog:
         self._insert: Any = (sqlite if engine.dialect.name == "sqlite" else postgresql).insert
         # SQLite has one writer: threads that wait for each other here need not poll it.
         self._lock = threading.Lock() if engine.dialect.name == "sqlite" else None
+        self._group = None if self._lock is None else GroupCommit(self._writing, self._lock)
 
     def write(self) -> Transaction:
         """A transaction; what it wrote is there when its block has ended, and otherwise nothing of it."""
@@ -129,17 +131,26 @@ class ConversationLog:
             | {"checkpoint": checkpoint, "embedder": embedder}
             for number, operation in enumerate(written, seq)
         ]
+
+        def append(connection: sa.Connection) -> None:
+            append_events(connection, conversation, lines, checkpoint)
+            if rows:
+                connection.execute(operations.insert(), rows)
+            if cached is not None and len(cached.digests):
+                new_vectors = self._insert(vectors).on_conflict_do_nothing()
+                connection.execute(new_vectors, vector_rows(conversation, cached))
+            if snapshot is not None:
+                of_it = (snapshots.c.conversation == conversation, snapshots.c.seq == seq + len(rows))
+                connection.execute(snapshots.delete().where(*of_it))  # of another embedder
+                values = {"conversation": conversation, "seq": seq + len(rows), "body": snapshot.to_json()}
+                connection.execute(snapshots.insert().values(values))
+
         try:
-            with self.write() as connection:
-                append_events(connection, conversation, lines, checkpoint)
-                if rows:
-                    connection.execute(operations.insert(), rows)
-                if cached is not None and len(cached.digests):
-                    new_vectors = self._insert(vectors).on_conflict_do_nothing()
-                    connection.execute(new_vectors, vector_rows(conversation, cached))
-                if snapshot is not None:
-                    values = {"conversation": conversation, "seq": seq + len(rows), "body": snapshot.to_json()}
-                    connection.execute(snapshots.insert().values(values))
+            if self._group is not None:
+                self._group.run(append)
+            else:
+                with self.write() as connection:
+                    append(connection)
         except sa.exc.IntegrityError as error:
             raise ConflictError(f"conversation {conversation} has gone on after version {version}.") from error
 

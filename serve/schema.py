@@ -143,7 +143,7 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     """WAL, one writer at a time, every commit on disk when it returns: what was acknowledged survives power loss."""
     if address.database and address.database != ":memory:":
         Path(address.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = sa.create_engine(address, connect_args={"timeout": 60, "check_same_thread": False}, pool_size=16)
+    engine = sa.create_engine(address, connect_args={"timeout": 60, "check_same_thread": False}, pool_size=64)
 
     @sa.event.listens_for(engine, "connect")
     def _settings(connection: Any, _: Any) -> None:

@@ -12,7 +12,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BENCHES = sorted((ROOT / "scripts").glob("bench_*.py"))
-EXACT = ("bench_sessions", "bench_shipped", "bench_tree_exact", "bench_untrusted")
+EXACT = (
+    "bench_api_fuzz",
+    "bench_serve_crash",
+    "bench_serve_outage",
+    "bench_sessions",
+    "bench_shipped",
+    "bench_tree_exact",
+    "bench_untrusted",
+)
 """Their claims are of equality, not of speed or of something learned: they hold in the shortest form too."""
 WITH_VLLM = (
     "bench_lora_sync",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,3 +120,22 @@ def test_an_existing_database_is_opened_again(tmp_path: Path) -> None:
 def test_a_database_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="database"):
         open_database(url)
+
+
+def test_writers_that_wait_share_a_commit_and_fail_by_themselves(log: ConversationLog) -> None:
+    """Sixteen threads, every fourth of which comes second: what it writes is not there, all else is."""
+    names = [log.create("ann", {}).id for _ in range(12)]
+    outcomes: list[str] = []
+
+    def write(number: int) -> None:
+        name = names[number % 12]
+        try:
+            log.commit(name, 0, 0, [Event("step", step=0)], WRITTEN, **MADE)
+            outcomes.append("there")
+        except ConflictError:
+            outcomes.append("lost")
+
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(write, range(16)))
+    assert sorted(outcomes) == ["lost"] * 4 + ["there"] * 12
+    assert all(log.length(name) == 5 for name in names)

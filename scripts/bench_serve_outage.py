@@ -1,0 +1,131 @@
+"""The engine killed and started again under a gateway: 503 with Retry-After, conversations intact, no restart.
+
+    python scripts/bench_serve_outage.py [--kills 5] [--quick]
+
+A gateway asks SmolLM2-135M behind vLLM (its CPU build) by token ids. The engine is killed while an answer is on its
+way; what is asked then is 503 with Retry-After until it is back. Told are whether the conversation is what it was
+(entries, log, listed items), and whether the same gateway answers afterwards. ``--quick`` has a simulated engine in
+vLLM's place: its HTTP is vLLM's, its answers are not.
+
+The last line is JSON; exit status 1 where the bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import models
+from vllm_process import VllmServer, free_port
+
+GATEWAY_SECONDS = 90
+
+
+class Simulated:
+    """The simulated engine as a process that can be killed and started again."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        script = Path(__file__).with_name("simulated_server.py")
+        self._command = [sys.executable, str(script), "--tokenizer", str(tokenizer), "--port", str(port)]
+        self._command += ["--latency", "0.3"]
+        self._process: Any = None
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self._process.stdout.readline()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def outage(http: httpx.Client, engine: Any, conversation: str) -> list[str]:
+    """One kill and one start; what was wrong."""
+    wrong: list[str] = []
+    path = f"/v1/conversations/{conversation}"
+    before = http.get(f"{path}/memory").json()
+    held = [item["id"] for item in http.get(f"{path}/items", params={"order": "asc", "limit": 100}).json()["data"]]
+    body = {"conversation": conversation, "input": "Where does Ann live?"}
+    threading.Timer(0.15, engine.kill).start()
+    for number in range(2):
+        answer = http.post("/v1/responses", json=body)
+        if number == 0 and answer.status_code == 200:
+            continue  # it was answered before the engine was gone
+        if answer.status_code != 503 or "retry-after" not in answer.headers:
+            wrong.append(f"without its engine: {answer.status_code}")
+    log = http.get(f"{path}/operations", params={"limit": 1000}).json()["data"]
+    after = http.get(f"{path}/memory", params={"at": before["operations"]}).json()
+    if after["entries"] != before["entries"] or [line["seq"] for line in log] != list(range(len(log))):
+        wrong.append("the conversation is not what it was")
+    listed = [item["id"] for item in http.get(f"{path}/items", params={"order": "asc", "limit": 100}).json()["data"]]
+    if listed[: len(held)] != held:
+        wrong.append("items are gone")
+    engine.start()
+    answer = http.post("/v1/responses", json=body)
+    if answer.status_code != 200:
+        wrong.append(f"with its engine back: {answer.status_code}")
+    return wrong
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args(argv)
+    model = models.smollm2()
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory() as name:
+        engine: Any = Simulated(model) if options.quick else VllmServer(model, Path(name) / "vllm.log")
+        port, gateway = free_port(), None
+        try:
+            engine.start()
+            command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", engine.url, "--tokenizer", str(model)]
+            command += ["--embedder", "hashing", "--port", str(port), "--db", f"sqlite:///{name}/log.db"]
+            command += ["--max_tokens", "64", "--chunk_tokens", "500", "--turn_seconds", "30", "--max_reads", "1"]
+            with (Path(name) / "gateway.log").open("w") as log:
+                gateway = subprocess.Popen(command, stdout=log, stderr=log)
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as http:
+                ends = time.monotonic() + GATEWAY_SECONDS
+                while not _ready(http):
+                    if time.monotonic() > ends or gateway.poll() is not None:
+                        raise RuntimeError((Path(name) / "gateway.log").read_text()[-2000:])
+                    time.sleep(0.2)
+                items = {"items": [{"content": "Ann Kerr lives in Rome. Bob Tarn lives in Oslo."}]}
+                conversation = http.post("/v1/conversations", json=items).raise_for_status().json()["id"]
+                for _ in range(1 if options.quick else options.kills):
+                    wrong += outage(http, engine, conversation)
+        finally:
+            if gateway is not None:
+                gateway.kill()
+                gateway.wait()
+            engine.kill()
+    kind = "simulated" if options.quick else "vllm"
+    print(
+        json.dumps({"engine": kind, "kills": 1 if options.quick else options.kills, "wrong": wrong, "holds": not wrong})
+    )
+    return 1 if wrong else 0
+
+
+def _ready(http: httpx.Client) -> bool:
+    try:
+        return http.get("/ready").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
