@@ -11,7 +11,7 @@ import pytest
 
 from atommem.config import CONFIG_FILE
 from atommem.demo.demo_cli import main
-from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, Recipe
+from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB, Recipe
 from atommem.demo.run import load_settings
 from atommem.errors import ConfigError
 
@@ -53,6 +53,7 @@ def test_wrong_values_are_refused_before_anything_is_written(tmp_path: Path) -> 
     [
         ((), FULL),
         (("--limited",), LIMITED),
+        (("--bounded",), BOUNDED),
         (("--web",), WEB),
         (("--injected",), INJECTED),
         (("--blind",), MIXED),
