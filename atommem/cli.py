@@ -26,6 +26,8 @@ _SUMMARIES = {
     "judge": "hold a judge of answers against labels, and against itself",
     "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
     "reproduce": "published experiments on bounded memory, by their own protocol and with controls",
+    "retention": "what keeps and forgets: check a rule, fit a scorer, fill the table",
+    "audit": "what is in a memory that has grown, and what each rule would drop",
     "report": "evaluations as tables, plots and a page for the browser",
     "trace": "replay an episode step by step in the terminal",
     "env": "list environments, or check that one keeps its promises",

@@ -43,7 +43,6 @@ from atommem.envs.task import Document, Question, Task
 CONTEXT = 2048
 SETTINGS = {
     "questions_shown": "answering",
-    "open_ended": "true",
     "templates": "chatml_examples",
     "chunk_tokens": "500",
     "scratchpad_tokens": "128",
@@ -52,8 +51,7 @@ SETTINGS = {
     "retrieve_k": "4",
     "max_reads": "1",
     "max_tokens": "96",
-    "temperature": "0.7",
-    "seed": "0",
+    "temperature": "0",
 }
 
 

@@ -64,6 +64,14 @@ async def test_the_rules_that_are_shown_rule(shown: dict[str, Any]) -> None:
     ]
 
 
+def test_the_bank_of_the_page_on_retention_keeps_what_it_says() -> None:
+    text = (ROOT / "docs" / "retention.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    shown: dict[str, Any] = {}
+    exec(compile(block, "docs/retention.md", "exec"), shown)
+    assert shown["kept"] == ["cut the egg", "cut the plum"]
+
+
 def test_its_commands_do_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

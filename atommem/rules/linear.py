@@ -8,7 +8,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from atommem.errors import ConfigError
+from atommem.memory.columns import Numbers
 from atommem.memory.rules import Candidate, StoreState
 from atommem.rules.novelty import novelty
 from atommem.rules.rated import Rated
@@ -43,26 +46,32 @@ class Linear(Rated):
     """Keep what the scorer rates highest; see `Rated`.
 
     Args:
-        weights: A JSON file as `atommem retention fit` writes it: a weight for each of the features it uses, and a
-            ``bias``.
+        weights: A JSON file as `atommem retention fit` writes it: ``weights`` of the features that it uses and a
+            ``bias``, and maybe a ``vector`` of weights of the text's embedding.
     """
 
     what = "scored"
 
     def __init__(self, weights: str) -> None:
-        self._weights = read_weights(weights)
+        self._weights, self._vector = read_weights(weights)
 
     def rate(self, candidate: Candidate, store: StoreState) -> float:
         """The log-odds that the text will be needed."""
         found = {**text_features(candidate.text), "novelty": novelty(candidate, store), "bias": 1.0}
-        return sum(weight * found[name] for name, weight in self._weights.items())
+        score = sum(weight * found[name] for name, weight in self._weights.items())
+        if self._vector is None:
+            return score
+        if len(self._vector) != len(candidate.vector):
+            raise ConfigError(f"linear: fitted on vectors of {len(self._vector)} numbers: use the same embedder.")
+        return score + float(self._vector @ candidate.vector)
 
 
-def read_weights(path: str) -> Mapping[str, float]:
-    """Weights by feature. Raises ConfigError where the file has none, or has others."""
+def read_weights(path: str) -> tuple[Mapping[str, float], Numbers | None]:
+    """Weights by feature, and of the embedding. Raises ConfigError where the file has none, or has others."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         weights = {str(name): float(value) for name, value in found.get("weights", found).items()}
+        vector = None if found.get("vector") is None else np.array(found["vector"], dtype=float)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"linear: weights {path!r} cannot be read ({error}): atommem retention fit makes them."
@@ -71,4 +80,4 @@ def read_weights(path: str) -> Mapping[str, float]:
         raise ConfigError(
             f"linear: {path} has weights of {', '.join(sorted(unknown))}; known are {', '.join(FEATURES)}."
         )
-    return weights
+    return weights, vector

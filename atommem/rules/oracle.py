@@ -18,7 +18,8 @@ class GreedyOracle(Rated):
     once it is a strong reference and no bound: that is maximum coverage.
 
     Args:
-        needs: A JSON object, text -> how many questions need it; what is not in it is needed by none.
+        needs: A JSON object (or a file of one): text, or the name of its source, -> how many questions need it; what is
+            not in it is needed by none.
     """
 
     what = "needed by"
@@ -34,5 +35,6 @@ class GreedyOracle(Rated):
         self._needs = needs
 
     def rate(self, candidate: Candidate, store: StoreState) -> float:
-        """How many questions need it."""
-        return float(self._needs.get(candidate.text, 0.0))
+        """How many questions need it, or what it came from."""
+        piece = candidate.source.piece
+        return float(self._needs.get(candidate.text if piece is None else piece, self._needs.get(candidate.text, 0.0)))

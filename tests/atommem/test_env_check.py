@@ -129,10 +129,11 @@ def test_a_sound_environment_passes_every_check() -> None:
 
 
 def test_longdoc_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ours is held to it too, by the command, on tasks from a file, under both ways of chunking."""
+    """Ours is held to it too, by the command, on tasks from a file, however it cuts and whenever it asks."""
     data = str(tmp_path / "tasks.jsonl")
     assert cli.main(["data", "synthetic", "--n", "4", "--distractors", "3", "--questions", "1-2", "--out", data]) == 0
-    for settings in (["--chunking", "documents", "--max_reads", "2"], ["--chunk_tokens", "40"]):
+    arriving = ["--chunking", "documents", "--questions_shown", "arriving", "answering", "--open_ended", "true"]
+    for settings in (["--chunking", "documents", "--max_reads", "2"], ["--chunk_tokens", "40"], arriving):
         assert main(["check", "longdoc", "--data", data, *settings]) == 0
         printed = capsys.readouterr().out
         assert f"{len(CHECKS) - 1} pass, 0 warn, 0 fail" in printed  # it has no tools to refuse

@@ -33,6 +33,8 @@ COMMANDS = (
     "judge",
     "compare",
     "reproduce",
+    "retention",
+    "audit",
     "report",
     "trace",
     "env",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.envs.longdoc.longdoc_config import LongDocConfig
+from atommem.environment import environment_config
 from atommem.envs.task_files import load_tasks
 from atommem.serve.conversations import Conversations
 from atommem.serve.log_rows import Event
@@ -70,7 +70,8 @@ def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, convers
     assert all(step.token_ids and step.prompt_ids for step in episode.steps)
     assert [operation.after for operation in episode.steps[0].operations] == [TEXTS[0]]
     tokenizer = conversations.policy.agent.tokenizer
-    rows = trace_demonstrations(tmp_path / "out" / "traces", tokenizer, MemoryConfig(), LongDocConfig(), 0.5)
+    traces, settings = tmp_path / "out" / "traces", environment_config("longdoc")
+    rows = trace_demonstrations(traces, tokenizer, MemoryConfig(), settings, 0.5)
     # What is learned from is what was served: prompts too, token by token.
     assert rows == [(step["prompt_ids"], step["token_ids"]) for step in steps]
 

@@ -166,6 +166,7 @@ def test_chat_template_arguments_are_kept_with_the_model(tmp_path: Path) -> None
     assert args.template_kwargs == {"enable_thinking": False}
 
 
+@pytest.mark.slow
 def test_wandb_writes_to_the_output_folder(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, without an account."""
     import wandb

@@ -204,6 +204,7 @@ def variants(sheet: Sheet, runs: Runs) -> None:
     """Where the paper is ambiguous, or its code does something else."""
     runs.tell("regagent: variants")
     shifted = [world.in_order() for world in runs.worlds]
+    at_least = runs.rules("strict", deletion="history", n=runs.paper["n"] - 1)
     arms = [
         ("strict", runs.rules("strict"), None),
         ("strict, stored outputs replaced by the truth", runs.rules("strict", truth=True), None),
@@ -213,6 +214,7 @@ def variants(sheet: Sheet, runs: Runs) -> None:
             runs.rules("strict", deletion="history", sliding=True),
             None,
         ),
+        ("strict, history, at least n retrievals (text, code)", at_least, None),
         ("strict, component after component", runs.rules("strict"), shifted),
         ("strict, periodic, component after component", runs.rules("strict", deletion="periodic"), shifted),
         ("add all, component after component", runs.rules("add all"), shifted),

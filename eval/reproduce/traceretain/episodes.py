@@ -94,6 +94,7 @@ class Stream:
     """What became of each task, in order."""
 
     most_steps: int = 50
+    games: list[str] = field(default_factory=list)
     won: list[bool] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     precision: list[float] = field(default_factory=list)
@@ -130,6 +131,7 @@ async def run_tasks(
         records = [(record, record.details or {}) for record, _ in shown]
         hint = next((_hint(details) for record, details in records if record.outcome == 1), ())
         played = player.play(game, hint)
+        stream.games.append(game.name)
         stream.won.append(played.won)
         stream.steps.append(played.steps)
         relevant = [record.outcome == 1 and is_relevant(details["signature"], game) for record, details in records]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from atommem.envs.scoring.statistics import wilson_interval
+from atommem.envs.scoring.statistics import paired_difference, wilson_interval
 from atommem.errors import ConfigError
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.traceretain.engine import Engine, engine_python
@@ -28,7 +28,7 @@ from atommem.rules.traceretain import LINEAR
 
 FIRST_SEED = 42
 _POOL, _TUNING = 4200, 7
-FAILURES_FIRST = "failures first"
+FAILURES_FIRST, CEM = "failures first", "traceretain cem"
 Arm = tuple[str, bool, bool] | None
 
 
@@ -142,8 +142,8 @@ class Bench:
         sizes = {name: settings[name] for name in ("population", "elite", "iterations")}
         best, _ = cross_entropy(objective, np.array(list(LINEAR.values())), **sizes)
         self._write(best)
-        self.arms["traceretain cem"] = (rule, True, False)
-        self.arms["traceretain cem, newer first"] = (rule, True, True)
+        self.arms[CEM] = (rule, True, False)
+        self.arms[f"{CEM}, newer first"] = (rule, True, True)
 
     def run(self, arm: str, seed: int, noisy: bool) -> tuple[Stream, Stream]:
         """The stream, and then games that it did not have, without writing."""
@@ -181,8 +181,9 @@ def compare(sheet: Sheet, bench: Bench, seeds: Sequence[int]) -> None:
     transfer(sheet, bench.paper, {arm: [after for _, after in runs[False]] for arm, runs in found.items()})
     for arm in ("fifo", "lru"):
         sheet.check(f"noisy over clean P@5, {arm}", ratios[arm] < 1 / 3, f"{ratios[arm]:.3f}", "below 1/3")
-    for arm in ("traceretain linear", "traceretain cem"):
+    for arm in ("traceretain linear", CEM):
         sheet.check(f"noisy over clean P@5, {arm}", ratios[arm] >= 0.9, f"{ratios[arm]:.3f}", "at least .90")
+    tie(sheet, {arm: [stream for stream, _ in found[arm][True]] for arm in (CEM, FAILURES_FIRST)})
     sheet.notes += [
         f"Failures first, one line, keeps {ratios[FAILURES_FIRST]:.2f} of its clean P@5; unbounded keeps "
         f"{ratios['unbounded']:.2f} when the older of equally similar records is shown first, "
@@ -197,6 +198,20 @@ def compare(sheet: Sheet, bench: Bench, seeds: Sequence[int]) -> None:
         "Precision@5 counts records of the same family with the same object or receptacle that succeeded; it rewards "
         "keeping successes, which failures-first does by definition.",
     ]
+
+
+def tie(sheet: Sheet, noisy: Mapping[str, Sequence[Stream]]) -> None:
+    """Whether the learned weights are better than one line on noisy streams; a game that comes again is one unit."""
+    rows: list[list[Any]] = []
+    for name in ("precision", "won", "steps"):
+        one, other = ([float(value) for s in noisy[arm] for value in getattr(s, name)] for arm in (CEM, FAILURES_FIRST))
+        games = [game for stream in noisy[CEM] for game in stream.games]
+        scale = 1.0 if name != "steps" else 1 / noisy[CEM][0].most_steps
+        gap = paired_difference([scale * (a - b) for a, b in zip(one, other, strict=True)], games)
+        interval = f"[{gap.low / scale:+.3f}, {gap.high / scale:+.3f}]"
+        rows.append([name, fmean(one), fmean(other), gap.difference / scale, interval, gap.p_value])
+    columns = ["noisy", CEM, FAILURES_FIRST, "difference", "95%", "p (sign flips)"]
+    sheet.tables.append(Grid("The method against one line, all seeds", columns, rows))
 
 
 def precision(sheet: Sheet, paper: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:

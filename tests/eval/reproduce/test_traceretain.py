@@ -91,8 +91,8 @@ def test_relevant_is_the_family_with_the_object_or_the_receptacle() -> None:
 
 
 def test_sign_test_is_exact() -> None:
-    assert sign_test(Stream(50, [True] * 9 + [False]), Stream(50, [False] * 8 + [True] * 2)) == "+8/-1, p 0.0391"
-    assert sign_test(Stream(50, [True]), Stream(50, [True])) == "+0/-0, p 1"
+    assert sign_test(Stream(won=[True] * 9 + [False]), Stream(won=[False] * 8 + [True] * 2)) == "+8/-1, p 0.0391"
+    assert sign_test(Stream(won=[True]), Stream(won=[True])) == "+0/-0, p 1"
 
 
 def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> N
     compare(sheet, bench, [42])
     rows = {str(row[0]): row for row in sheet.tables[1].rows}
     assert {"unbounded", "unbounded, newer first", "failures first", "traceretain cem"} <= rows.keys()
-    assert len(sheet.tables) == 5
+    assert len(sheet.tables) == 6
     assert not sheet.checks[0].holds, "the stand-in's plan wins nothing"
 
 

@@ -1,0 +1,169 @@
+"""What is in a memory that has grown: doubles, contradictions, what was never shown, what each rule would drop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from atommem.embedding.embedder import Embedder, Vectors
+from atommem.errors import ConfigError
+from atommem.eval.retention.stores import Store
+from atommem.memory.columns import Columns
+from atommem.memory.entries import Entry, Source
+from atommem.memory.index import VectorIndex
+from atommem.memory.retention import make_retention
+from atommem.memory.rules import Candidate, StoreState
+
+_AT_ONCE = 256
+CLOSE = 0.6
+"""Pairs are asked about for contradictions from this cosine on, up to that of doubles."""
+
+
+class Contradicts(Protocol):
+    """Whether two texts of one memory cannot both be true."""
+
+    async def __call__(self, one: str, other: str) -> bool | None: ...
+
+
+@dataclass
+class Audit:
+    """What was found, by ids of the store.
+
+    Attributes:
+        entries: How many there are.
+        doubles: Groups of near-duplicates, oldest first in each; all but one of a group could go.
+        never_shown: Ids; None where the store does not say what was shown.
+        contradictions: Pairs, older first; None without a judge.
+        asked: Pairs that the judge was asked about, and those of them that it did not judge.
+        dropped: For each rule the ids that it would give up at the budget, in its order.
+    """
+
+    entries: int
+    doubles: list[list[int]]
+    never_shown: list[int] | None
+    contradictions: list[tuple[int, int]] | None = None
+    asked: tuple[int, int] = (0, 0)
+    dropped: dict[str, list[int]] = field(default_factory=dict)
+
+
+async def audit(
+    store: Store,
+    embedder: Embedder,
+    *,
+    same: float = 0.95,
+    budget: int | None = None,
+    rules: Sequence[str] = (),
+    judge: Contradicts | None = None,
+    most_pairs: int = 200,
+) -> Audit:
+    """Look at a store; nothing of it is changed.
+
+    Args:
+        same: Entries with a higher cosine are doubles.
+        budget: Entries that may stay; what each of `rules` would give up to get there is reported.
+        rules: Retention rules by name, with options.
+        judge: Asked about the `most_pairs` most similar pairs that are no doubles.
+
+    Raises:
+        ConfigError: There is no such rule, or a rule gives up nothing.
+        OutageError: The embedder or the judge is out of reach.
+    """
+    texts = [entry.text for entry in store.entries]
+    parts = [await embedder.embed(texts[at : at + _AT_ONCE], "entry") for at in range(0, len(texts), _AT_ONCE)]
+    rows = np.concatenate(parts) if parts else np.zeros((0, embedder.dim), np.float32)
+    ids = [entry.id for entry in store.entries]
+    pairs = _pairs(rows, CLOSE if judge else same, most_pairs if judge else None, same)
+    found = Audit(
+        len(ids),
+        [[ids[place] for place in group] for group in _groups(len(ids), [(a, b) for a, b, cos in pairs if cos > same])],
+        [entry.id for entry in store.entries if not entry.shown] if store.uses_known else None,
+    )
+    if judge is not None:
+        close = sorted((pair for pair in pairs if pair[2] <= same), key=lambda pair: -pair[2])[:most_pairs]
+        said = await asyncio.gather(*(judge(texts[a], texts[b]) for a, b, _ in close))
+        found.contradictions = [(ids[a], ids[b]) for (a, b, _), yes in zip(close, said, strict=True) if yes]
+        found.asked = (len(close), sum(answer is None for answer in said))
+    for rule in rules if budget is not None else ():
+        found.dropped[rule] = dropped(store.entries, rows, rule, budget or 0)
+    return found
+
+
+def dropped(entries: Sequence[Entry], rows: Vectors, rule: str, budget: int) -> list[int]:
+    """The ids that a rule gives up, one after the other, until `budget` entries are left.
+
+    A rule that rates texts when they are written is asked about each against those before it. The last entry stands for
+    the new one that a rule is asked about: rules that would refuse it (``reject``) drop the newest.
+    """
+    retention: Any = make_retention(rule)
+    rate = getattr(retention, "rate", None)
+    held: dict[int, Entry] = {}
+    index = VectorIndex(rows.shape[1])
+    step = max((entry.updated for entry in entries), default=0) + 1
+    columns = Columns(held, index)
+
+    def seen() -> StoreState:
+        return StoreState(held, index, lambda: columns, step, budget, (0, len(held)))
+
+    def candidate(entry: Entry, vector: Vectors) -> Candidate:
+        source = entry.source or Source(entry.created)
+        return Candidate(entry.text, vector, source, entry.score, outcome=entry.outcome, details=entry.details)
+
+    for entry, vector in zip(entries, rows, strict=True):
+        rated = float(rate(candidate(entry, vector), seen())) if rate else entry.score
+        held[entry.id] = replace(entry, score=rated)
+        index.put(entry.id, vector)
+        columns.follow(entry.id, held, moved=True)
+    gone: list[int] = []
+    while len(held) > max(budget, 1):
+        newest = max(held)
+        eviction = retention.evict(candidate(held[newest], index.vector(newest)), seen())
+        chosen = newest if eviction.entry_id is None else eviction.entry_id
+        if chosen not in held:
+            raise ConfigError(f"retention:{rule} gives up entry {chosen}, which is not there: mend the rule.")
+        gone.append(chosen)
+        del held[chosen]
+        index.remove(chosen)
+        columns.follow(chosen, held, moved=True)
+    return gone
+
+
+def agreed(found: Audit) -> Counter[int]:
+    """How many of the rules would drop each entry."""
+    return Counter(entry_id for ids in found.dropped.values() for entry_id in ids)
+
+
+def _pairs(rows: Vectors, least: float, most: int | None, same: float) -> list[tuple[int, int, float]]:
+    """Pairs of places with a cosine over `least`, a block at a time; of those up to `same` the `most` closest."""
+    doubles: list[tuple[int, int, float]] = []
+    others: list[tuple[int, int, float]] = []
+    for first in range(0, len(rows), _AT_ONCE):
+        cosines = np.tril(rows[first : first + _AT_ONCE] @ rows.T, first - 1)
+        for row, column in zip(*np.nonzero(cosines > least), strict=True):
+            pair = (int(column), first + int(row), float(cosines[row, column]))
+            (doubles if pair[2] > same else others).append(pair)
+        if most is not None and len(others) > 4 * most:
+            others = sorted(others, key=lambda pair: -pair[2])[:most]
+    return doubles + others
+
+
+def _groups(size: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Places that hang together by pairs, each group oldest first."""
+    root = list(range(size))
+
+    def top(place: int) -> int:
+        while root[place] != place:
+            root[place] = place = root[root[place]]
+        return place
+
+    for one, other in pairs:
+        low, high = sorted((top(one), top(other)))
+        root[high] = low
+    groups: dict[int, list[int]] = {}
+    for place in {place for pair in pairs for place in pair}:
+        groups.setdefault(top(place), []).append(place)
+    return [sorted(group) for _, group in sorted(groups.items())]

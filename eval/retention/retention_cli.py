@@ -1,0 +1,105 @@
+"""``atommem retention``: fit a scorer, check a rule, and the table of what every keeper keeps."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from atommem.config import EmbedderConfig
+from atommem.embedding import make_embedder
+from atommem.errors import AtomMemError, ConfigError
+from atommem.eval.retention.fitting import fit, save
+from atommem.eval.retention.keeping import Embedded, embedded
+from atommem.eval.retention.table import CAPACITIES, RULES, Cell, fill, markdown
+from atommem.eval.retention.turns import read_streams
+from atommem.memory import admission, retention
+from atommem.rules.check import problems
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``atommem retention ...``; returns the exit status (1: a rule breaks a promise; 2: an error, on stderr)."""
+    args = _parser().parse_args(argv)
+    try:
+        status: int = args.run(args)
+        return status
+    except AtomMemError as error:
+        print(f"atommem retention: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="atommem retention", description="Rules that keep and forget. docs/retention.md"
+    )
+    commands = parser.add_subparsers(required=True, metavar="fit|table|check|list")
+    for name, run, about in (
+        ("fit", _fit, "Fit the linear scorer on texts of which is known which were needed."),
+        ("table", _table, "What every keeper has left at every capacity, scorers fitted on the other streams."),
+    ):
+        command = commands.add_parser(name, help=about, description=about)
+        command.add_argument("data", type=Path, help="LoCoMo's file, or rows with stream, text and needed.")
+        command.add_argument("--embedder", default="sentence_transformer", help="As of every command.")
+        command.add_argument("--embedder_model", default=EmbedderConfig.embedder_model, help="Model name or folder.")
+        command.add_argument("--embedder_url", help="Of an OpenAI-compatible server.")
+        command.add_argument("--out", type=Path, help="Where the result goes (JSON).", required=name == "fit")
+        command.set_defaults(run=run)
+        if name == "fit":
+            command.add_argument("--exclude", nargs="*", default=(), help="Streams to leave out: those to try it on.")
+            command.add_argument("--with_embedding", action="store_true", help="Weigh the numbers of vectors too.")
+            command.add_argument("--ridge", type=float, default=1.0, help="Strength of the L2 penalty.")
+        else:
+            command.add_argument("--capacities", type=int, nargs="+", default=CAPACITIES)
+            command.add_argument("--rules", nargs="+", default=RULES, help="By name, with options.")
+    check = commands.add_parser("check", help="Does a rule keep what every rule promises?")
+    check.add_argument("retention", help="NAME, NAME(option=value), or package.module:Class.")
+    check.add_argument("--admission", default="accept")
+    check.set_defaults(run=_check)
+    commands.add_parser("list", help="The rules that we bring.").set_defaults(run=_list)
+    return parser
+
+
+async def _embedded(args: argparse.Namespace) -> list[Embedded]:
+    settings = {name: getattr(args, name) for name in ("embedder", "embedder_model", "embedder_url")}
+    return await embedded(read_streams(args.data), make_embedder(EmbedderConfig(**settings)))
+
+
+def _fit(args: argparse.Namespace) -> int:
+    given = asyncio.run(_embedded(args))
+    names = {each.stream.name for each in given}
+    if unknown := set(args.exclude) - names:
+        raise ConfigError(f"--exclude {' '.join(sorted(unknown))}: streams are {', '.join(sorted(names))}.")
+    chosen = [each for each in given if each.stream.name not in args.exclude]
+    weights = fit(chosen, embedding=args.with_embedding, ridge=args.ridge)
+    save(weights, args.out)
+    print(json.dumps({name: value for name, value in weights.items() if name != "vector"}, indent=1))
+    print(f'use it: --retention "linear(weights={args.out})"')
+    return 0
+
+
+def _table(args: argparse.Namespace) -> int:
+    async def filled() -> dict[str, dict[str, Cell]]:
+        return await fill(await _embedded(args), args.capacities, args.rules)
+
+    table = asyncio.run(filled())
+    print("all evidence kept / any kept / evidence recall, means over questions\n")
+    print(markdown(table))
+    if args.out is not None:
+        values = {name: {column: asdict(one) for column, one in row.items()} for name, row in table.items()}
+        args.out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    found = problems(args.retention, args.admission)
+    print("\n".join(found) or f"{args.retention} keeps its promises")
+    return 1 if found else 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    for setting, ours in (("retention", retention.OURS), ("admission", admission.OURS)):
+        print(f"{setting}: {', '.join(name for name, _ in ours)}")
+    return 0

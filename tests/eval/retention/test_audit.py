@@ -1,0 +1,151 @@
+"""Audits of each kind of store, and what rules would drop."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sqlite3
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.errors import DataError
+from atommem.eval.retention.audit import audit, dropped
+from atommem.eval.retention.audit_cli import main
+from atommem.eval.retention.stores import read_store
+from atommem.experience import Bank, Experience
+from atommem.session_state import SessionState
+from tests.atommem.memory.toys import CREATE, READ, memory
+
+TEXTS = ["Ann lives in Brent", "Ann lives in Brent", "Bob likes tea", "Ann lives in Lorne now", "It rains"]
+
+
+def rows(path: Path, **more: Any) -> Path:
+    path.write_text("".join(json.dumps({"text": text, **more}) + "\n" for text in TEXTS))
+    return path
+
+
+async def test_doubles_contradictions_and_what_rules_drop(tmp_path: Path) -> None:
+    async def judge(one: str, other: str) -> bool | None:
+        return None if "tea" in one + other else "Brent" in one and "Lorne" in other
+
+    store = read_store(rows(tmp_path / "a.jsonl"))
+    found = await audit(
+        store, HashingEmbedder(256), budget=3, rules=("fifo", "reject", "redundancy", "length"), judge=judge
+    )
+    assert (found.entries, found.doubles, found.never_shown) == (5, [[1, 2]], None)
+    assert found.contradictions == [(1, 4), (2, 4)]
+    assert found.asked[0] >= 2
+    assert found.dropped["fifo"] == [1, 2]
+    assert found.dropped["reject"] == [5, 4]
+    assert found.dropped["redundancy"][0] == 1
+    assert found.dropped["length"] == [5, 3]
+
+
+async def test_our_own_logs(tmp_path: Path) -> None:
+    m = memory(retrieve_k=1)
+    m.contents  # noqa: B018
+    operations = await _apply(m)
+    SessionState("k", 1, 0, m.start, operations).save(tmp_path / "s.jsonl")
+    store = read_store(tmp_path / "s.jsonl")
+    assert (store.kind, [entry.shown for entry in store.entries]) == ("session of AtomMem", [0, 1])
+    bank = await Bank(HashingEmbedder(64)).open(tmp_path / "b.jsonl")
+    await bank.fill([Experience("egg", "boil"), Experience("plum", "cut")])
+    await bank.retrieve("egg", 1)
+    bank.close()
+    found = await audit(read_store(tmp_path / "b.jsonl"), HashingEmbedder(64))
+    assert (found.entries, found.never_shown, found.contradictions) == (2, [2], None)
+
+
+async def _apply(m: Any) -> tuple[Any, ...]:
+    from atommem.actions import Action
+
+    return await m.apply([Action(CREATE, "bob hums"), Action(CREATE, "ann sings"), Action(READ, "ann")], 0)
+
+
+def mem0_store(folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As Qdrant's local mode writes it: a pickled point in a table; the class is gone when it is read."""
+    module = types.ModuleType("qdrant_client.http.models.models")
+
+    class PointStruct:
+        def __init__(self, payload: dict[str, Any]) -> None:
+            self.id, self.vector, self.payload = "x", [0.1], payload
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {"__dict__": dict(vars(self)), "__pydantic_fields_set__": {"id"}, "__pydantic_private__": None}
+
+    PointStruct.__module__, PointStruct.__qualname__ = module.__name__, "PointStruct"
+    module.PointStruct = PointStruct  # type: ignore[attr-defined]
+    for name in ("qdrant_client", "qdrant_client.http", "qdrant_client.http.models"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    target = folder / "collection" / "mem0"
+    target.mkdir(parents=True)
+    connection = sqlite3.connect(target / "storage.sqlite")
+    connection.execute("CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)")
+    for number, text in enumerate(texts):
+        point = PointStruct({"data": text, "hash": "h", "created_at": f"2026-01-0{9 - number}"})
+        connection.execute("INSERT INTO points VALUES (?, ?)", (str(number), pickle.dumps(point)))
+    connection.commit()
+    connection.close()
+    monkeypatch.undo()
+    return folder
+
+
+def test_mem0s_store_is_read_without_loading_what_it_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = read_store(mem0_store(tmp_path / "mem0", ["newer", "older"], monkeypatch))
+    assert (store.kind, [entry.text for entry in store.entries]) == ("mem0", ["older", "newer"])
+
+    class Bad:
+        def __reduce__(self) -> Any:
+            return (print, ("ran",))
+
+    connection = sqlite3.connect(tmp_path / "bad.sqlite")
+    connection.execute("CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)")
+    connection.execute("INSERT INTO points VALUES ('1', ?)", (pickle.dumps(Bad()),))
+    connection.commit()
+    connection.close()
+    with pytest.raises(DataError, match=r"builtins\.print, which is not read"):
+        read_store(tmp_path / "bad.sqlite")
+
+
+@pytest.mark.parametrize("text", ["", "no json", '{"a": 1}\n', '{"type": "session"}\n'])
+def test_what_is_no_store(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(DataError):
+        read_store(tmp_path / "x")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = rows(tmp_path / "a.jsonl", shown=0), tmp_path / "audit.json"
+    assert main([str(path), "--embedder", "hashing", "--budget", "3", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "1 entries repeat another" in said
+    assert "never shown: 5" in said
+    assert "fifo drops 2, first 1, 2" in said
+    assert json.loads(out.read_text())["doubles"] == [[1, 2]]
+    assert main([str(path), "--embedder", "hashing", "--judge_url", "http://127.0.0.1:1"]) == 2
+    assert "go together" in capsys.readouterr().err
+
+
+def test_all_rules_drop_down_to_the_budget() -> None:
+    import asyncio
+
+    from atommem.memory import retention
+
+    entries = tuple(read_entries())
+    vectors = asyncio.run(HashingEmbedder(64).embed([entry.text for entry in entries], "entry"))
+    for name, _ in retention.OURS:
+        if name not in ("linear", "oracle"):
+            gone = dropped(entries, vectors, name, 2)
+            assert len(gone) == len(set(gone)) == 3, name
+
+
+def read_entries() -> Any:
+    from atommem.memory.entries import Entry
+
+    return [Entry(number, text, number, number) for number, text in enumerate(TEXTS, start=1)]

@@ -1,0 +1,107 @@
+"""What keepers keep: by hand on a small stream, and on LoCoMo no arm more than the greedy oracle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.errors import ConfigError, DataError
+from atommem.eval.retention.fitting import fit, logistic, save
+from atommem.eval.retention.keeping import embedded, kept, score
+from atommem.eval.retention.retention_cli import main
+from atommem.eval.retention.table import ORACLE, UNLIMITED, fill, markdown
+from atommem.eval.retention.turns import Stream, read_streams
+from tests.envs.benchmark_rows import real_data
+
+TEXTS = tuple(
+    f"in {1990 + i} Ann moved to town number {i} with her dog" if i % 3 == 0 else f"oh well {i}" for i in range(30)
+)
+EVIDENCE = (*((i,) for i in range(0, 30, 3)), (0, 3))
+SMALL = Stream("small", TEXTS, tuple(f"where in {1990 + places[0]}?" for places in EVIDENCE), EVIDENCE)
+OTHER = Stream("other", TEXTS[::-1], SMALL.questions, tuple(tuple(29 - i for i in e) for e in EVIDENCE))
+
+
+async def test_by_hand() -> None:
+    (given,) = await embedded([SMALL], HashingEmbedder(64))
+    assert await kept(given, "fifo", 6) == [24, 25, 26, 27, 28, 29]
+    assert await kept(given, "length", 10) == list(range(0, 30, 3))
+    scores = score(given, [0, 4, 9])
+    assert scores.all_kept.tolist() == [1, 0, 0, 1, *[0] * 7]
+    assert scores.any_kept.tolist() == [1, 0, 0, 1, *[0] * 6, 1]
+    assert scores.recall.tolist() == [1, 0, 0, 1, *[0] * 6, 0.5]
+    assert scores.references == 3
+    assert SMALL.needs()[:4] == [2, 0, 0, 2]
+
+
+async def test_the_table_has_every_keeper_and_the_oracle_keeps_most() -> None:
+    table = await fill(await embedded([SMALL, OTHER], HashingEmbedder(64)), (3, 8), ("fifo", "random", "length"))
+    assert table[UNLIMITED]["all"].all_kept == 1
+    assert table["linear"]["8"].all_kept > table["random"]["8"].all_kept
+    for row in table.values():
+        for column, one in row.items():
+            if column != "all":
+                assert one.references <= table[ORACLE][column].references
+    assert "| fifo | " in markdown(table)
+
+
+def test_the_fit_is_that_of_a_reference() -> None:
+    """Against scipy's minimiser of the same loss."""
+    from scipy.optimize import minimize
+
+    rng = np.random.default_rng(0)
+    inputs = np.concatenate([np.ones((200, 1)), rng.normal(size=(200, 3))], axis=1)
+    labels = (rng.random(200) < 1 / (1 + np.exp(-inputs @ [0.5, 2, -1, 0]))).astype(float)
+
+    def loss(weights: np.ndarray) -> float:
+        margin = inputs @ weights
+        return float(np.logaddexp(0, margin).sum() - labels @ margin + 0.5 * (weights[1:] ** 2).sum())
+
+    assert np.allclose(logistic(inputs, labels, 1.0), minimize(loss, np.zeros(4)).x, atol=1e-3)
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"stream": stream.name, "text": text, "needed": needed}
+        for stream in (SMALL, OTHER)
+        for text, needed in zip(stream.texts, stream.needs(), strict=True)
+    ]
+    data, out = tmp_path / "rows.jsonl", tmp_path / "weights.json"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    hashing = ["--embedder", "hashing"]
+    assert main(["fit", str(data), *hashing, "--out", str(out), "--exclude", "other", "--with_embedding"]) == 0
+    assert json.loads(out.read_text())["fitted_on"] == {"streams": ["small"], "texts": 30}
+    assert main(["check", f"linear(weights={out})"]) == 2  # another embedder's vectors
+    assert "fitted on vectors of 256 numbers" in capsys.readouterr().err
+    assert (
+        main(["table", str(data), *hashing, "--capacities", "5", "--rules", "fifo", "--out", str(tmp_path / "t")]) == 0
+    )
+    assert json.loads((tmp_path / "t").read_text())["fifo"]["5"]["all_kept"] > 0
+    assert main(["check", "lru"]) == 0
+    assert main(["list"]) == 0
+    assert "ebbinghaus" in capsys.readouterr().out
+    assert main(["fit", str(data), *hashing, "--out", str(out), "--exclude", "nobody"]) == 2
+    data.write_text('{"stream": "a", "text": "b"}\n')
+    with pytest.raises(DataError, match="needed"):
+        read_streams(data)
+
+
+async def test_there_must_be_something_to_tell_apart(tmp_path: Path) -> None:
+    given = await embedded([Stream("s", ("a", "b"), (), ())], HashingEmbedder(16))
+    with pytest.raises(ConfigError, match="texts of both kinds"):
+        save(fit(given), tmp_path / "w")
+
+
+@pytest.mark.filterwarnings("ignore:.*names D.*no turn of the conversation")
+async def test_on_locomo_no_rule_keeps_more_evidence_than_the_greedy_oracle() -> None:
+    """With vectors of words: what is kept of the references does not ask for better ones."""
+    streams = [stream for stream in read_streams(real_data("locomo", "locomo10.json")) if stream.name == "conv-26"]
+    table = await fill(await embedded(streams, HashingEmbedder(64)), (20, 100))
+    for name, row in table.items():
+        for column in ("20", "100"):
+            if name != UNLIMITED:
+                assert row[column].references <= table[ORACLE][column].references, name
+    assert table[ORACLE]["100"].all_kept > table["length"]["100"].all_kept
