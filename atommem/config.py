@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from ipaddress import ip_address
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,6 +36,13 @@ class MemoryConfig:
     )
     retrieve_k: int = field(default=6, metadata={"help": "Entries shown for the current query."})
     capacity: int | None = field(default=None, metadata={"help": "Most entries in the store; unset is unlimited."})
+    capacities: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "Capacities of which one is drawn for each task, for a policy that is to serve every budget; 0 is "
+            "unlimited. A capacity that is set goes before them."
+        },
+    )
     retention: str = field(
         default="reject",
         metadata={"help": "Rule for a create beyond capacity: reject, fifo, lru, ... or package.module:Class."},
@@ -61,9 +69,22 @@ class MemoryConfig:
             raise ConfigError(f"retrieve_k is {self.retrieve_k}: give at least 1, or disable the read action.")
         if self.capacity is not None and self.capacity < 1:
             raise ConfigError(f"capacity is {self.capacity}: give at least 1, or leave it unset for no limit.")
+        if any(capacity < 0 for capacity in self.capacities):
+            raise ConfigError(f"capacities are {self.capacities}: give at least 1 each, or 0 for no limit.")
         for name in ("scratchpad_tokens", "query_tokens", "entry_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
+
+    def of_task(self, task_id: str) -> MemoryConfig:
+        """These settings with the capacity of one task: the same for all of its episodes, in every run."""
+        if self.capacity is not None or not self.capacities:
+            return self
+        return replace(self, capacity=drawn_capacity(self.capacities, task_id), capacities=[])
+
+
+def drawn_capacity(capacities: Sequence[int], task_id: str) -> int | None:
+    """One of `capacities` (0: None, unlimited), drawn by the task's id."""
+    return Random(f"capacity/{task_id}").choice(list(capacities)) or None
 
 
 @dataclass

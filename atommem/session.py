@@ -94,7 +94,11 @@ class Agent:
         """An empty memory; rules draw from random numbers of the session's own."""
         marker = self.dialect.templates.cut_marker
         seed = derived_seed(f"{self.sampling.seed}/{key}/rules")
-        return WorkingMemory(self.embedder, self.tokenizer, self.memory, marker, self.activity, seed)
+        return WorkingMemory(self.embedder, self.tokenizer, self._limits_of(key), marker, self.activity, seed)
+
+    def _limits_of(self, key: str) -> MemoryConfig:
+        """The memory's settings for a session ``TASK/SAMPLE``: its task may draw the capacity."""
+        return self.memory.of_task(key.rpartition("/")[0] or key)
 
     async def restore_memory(
         self,
@@ -102,6 +106,7 @@ class Agent:
         operations: Sequence[Operation] = (),
         vectors: TextVectors | None = None,
         reembed: bool = False,
+        key: str = "",
     ) -> WorkingMemory:
         """A memory that was put down; see `WorkingMemory.restore`."""
         marker = self.dialect.templates.cut_marker
@@ -109,7 +114,7 @@ class Agent:
             snapshot,
             self.embedder,
             self.tokenizer,
-            self.memory,
+            self._limits_of(key),
             marker,
             self.activity,
             operations=operations,
@@ -281,7 +286,7 @@ class Session:
             TraceError: The log does not follow from where it begins.
             OutageError: The embedder is out of reach.
         """
-        memory = await agent.restore_memory(state.memory, state.operations, state.vectors, reembed)
+        memory = await agent.restore_memory(state.memory, state.operations, state.vectors, reembed, state.key)
         session = cls(agent, state.key, memory)
         session.turns, session.sampled = state.turns, state.sampled
         return session

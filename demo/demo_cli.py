@@ -34,10 +34,11 @@ def main(argv: list[str] | None = None) -> int:
     # Torch's threads spin while they wait for each other; with another busy process beside them that costs threefold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Torch and TRL take seconds to import: not for --help.
-    from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, quick
+    from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB, quick
     from atommem.demo.run import run_demo
 
-    recipe = {"": FULL, "limited": LIMITED, "web": WEB, "injected": INJECTED, "blind": MIXED}[args.world]
+    documents = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "blind": MIXED}
+    recipe = {**documents, "web": WEB, "injected": INJECTED}[args.world]
     if args.quick:
         recipe = quick(recipe)
     if args.updates is not None:
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         ("web", "a site to browse: pages are visited by their links, and only memory stays"),
         ("injected", "that site with instructions of strangers on its pages, which the policy has to learn to ignore"),
         ("limited", "a store of three entries in a world with more facts: the policy has to learn to delete as well"),
+        ("bounded", "stores of 3, 5, 8, 20 entries or no limit, drawn for each task: one policy for every budget"),
         (
             "blind",
             "half of the tasks show their question only when the text is over: the policy has to learn what to keep "

@@ -116,6 +116,12 @@ LIMITED = Recipe(
     bars=Bars(lost={**FULL.bars.lost, "delete_off": 0.1}),
 )
 """A store of three entries that discards the fourth, in a world with more facts that says which are of no more use."""
+BOUNDED = replace(
+    LIMITED,
+    world=replace(LIMITED.world, capacity=None),
+    settings={"capacities": ("3", "5", "8", "20", "0")},
+)
+"""One policy for every budget: the prompt says how many entries the store holds, which differs from task to task."""
 LOOKED_UP = {"retrieve_k": ("4",), "max_reads": ("2",)}
 """What a question that comes after the text needs: two facts are looked up, one after the other. Four entries, because
 two corrections of one document concern up to four."""

@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 from trl import TrlParser
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig, MemoryConfig, drawn_capacity
 from atommem.demo.copying import pretrain_copying
 from atommem.demo.recipe import FULL, Recipe
 from atommem.demo.results import (
@@ -35,6 +35,7 @@ from atommem.environment import EnvironmentConfig, find_environment, make_enviro
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.synthetic.world import make_task, task_name
 from atommem.envs.task import Task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import Episode
@@ -143,8 +144,13 @@ class Demo:
 
     def tasks(self, stream: int, count: int, world: Any = None) -> list[Task]:
         """`count` tasks of one stream of this run, of the recipe's world or another of its kind."""
-        world = world or self.recipe.world
-        return list(world_of(world).generate(world, count, 10 * self.seed + stream))
+        world, seed = world or self.recipe.world, 10 * self.seed + stream
+        capacities = self.settings.memory.capacities
+        if not capacities:
+            return list(world_of(world).generate(world, count, seed))
+        # A task's world is that of its store: what may go is told before there is no more room.
+        limits = [drawn_capacity(capacities, task_name(seed, index)) for index in range(count)]
+        return [make_task(replace(world, capacity=limit), seed, index) for index, limit in enumerate(limits)]
 
     def learn_to_copy(self) -> None:
         """Pretraining: the ability to look something up in the context."""

@@ -55,8 +55,9 @@ def world_words(config: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[
 
 def _document_words(config: WorldConfig, memory: MemoryConfig) -> list[str]:
     numbers = [*range(1, memory.retrieve_k + 1)]  # handles
-    if memory.capacity is not None:
-        numbers += range(memory.capacity + 1)  # how full the store is
+    most = max([memory.capacity or 0, *memory.capacities])
+    if most:
+        numbers += range(most + 1)  # how full the store is
     return list(map(str, numbers))
 
 

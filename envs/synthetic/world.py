@@ -98,6 +98,11 @@ def generate(config: WorldConfig, count: int, seed: int) -> Iterator[Task]:
         yield make_task(config, seed, index)
 
 
+def task_name(seed: int, index: int) -> str:
+    """The id of the task number `index` of the seed."""
+    return f"synthetic-{seed}-{index}"
+
+
 def make_task(config: WorldConfig, seed: int, index: int) -> Task:
     """The task number `index` of the seed."""
     rng = random.Random(f"{seed}:{index}")
@@ -107,7 +112,7 @@ def make_task(config: WorldConfig, seed: int, index: int) -> Task:
     asked = [chain for chain in chains if chain.asked]
     needed = {fact for chain in asked for fact in [*chain.facts, chain.correction] if fact is not None}
     return Task(
-        id=f"synthetic-{seed}-{index}",
+        id=task_name(seed, index),
         questions=tuple(_question(prose, chain, f"{seed}-{index}-{number}") for number, chain in enumerate(asked)),
         documents=tuple(
             Document(

@@ -11,7 +11,7 @@ import pytest
 
 from atommem.config import CONFIG_FILE
 from atommem.demo.demo_cli import main
-from atommem.demo.recipe import FULL, INJECTED, LIMITED, WEB, Recipe
+from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB, Recipe
 from atommem.demo.run import load_settings
 from atommem.errors import ConfigError
 
@@ -49,7 +49,15 @@ def test_wrong_values_are_refused_before_anything_is_written(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "recipe"), [((), FULL), (("--limited",), LIMITED), (("--web",), WEB), (("--injected",), INJECTED)]
+    ("options", "recipe"),
+    [
+        ((), FULL),
+        (("--limited",), LIMITED),
+        (("--bounded",), BOUNDED),
+        (("--web",), WEB),
+        (("--injected",), INJECTED),
+        (("--blind",), MIXED),
+    ],
 )
 def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     options: tuple[str, ...], recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]

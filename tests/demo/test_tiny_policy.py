@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atommem.demo.recipe import FULL, INJECTED, LIMITED, WEB, PolicySize, Recipe
+from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, PolicySize, Recipe
 from atommem.demo.run import Settings, load_settings
 from atommem.demo.tiny_policy import EOS, PAD, UNK, make_model, make_tokenizer, vocabulary
 from atommem.demo.worlds import world_of
@@ -26,11 +26,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return load_settings(tmp_path_factory.mktemp("demo"), seed=0, updates=None)
 
 
-@pytest.mark.parametrize("recipe", [FULL, LIMITED, WEB, INJECTED], ids=["full", "limited", "web", "injected"])
+RECIPES = {"full": FULL, "limited": LIMITED, "web": WEB, "injected": INJECTED, "mixed": MIXED}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Recipe, tmp_path: Path) -> None:
-    settings = load_settings(tmp_path, 0, None, recipe.capacity, world_of(recipe.world))
+    settings = load_settings(tmp_path, 0, None, recipe.capacity, world_of(recipe.world), recipe.settings)
     assert settings.memory.capacity == recipe.capacity
-    tokenizer = make_tokenizer(recipe.world, settings.memory)
+    tokenizer = make_tokenizer(recipe.world, settings.memory, settings.environment)
     world = world_of(recipe.world)
     expert = world.expert(get_prose("compact"), dialect_of(settings), None)
     policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
