@@ -62,22 +62,18 @@ def features(store: StoreState, most_steps: int = 50) -> Numbers:
     now = max(1, store.step)
     shown, uses = store.column("shown"), store.column("uses")
     steps = store.column("steps")
-    return np.stack(
-        [
-            _filled(store.column("outcome")),
-            (store.step - store.column("created")) / now,
-            (store.step - last_used(store)) / now,
-            np.log1p(shown) / np.log1p(now),
-            1.0 - store.mean_cosines(),
-            np.maximum(store.nearest(), 0.0),
-            _filled(1.0 - steps / most_steps),
-            _filled(store.column("mean_outcome"), 0.5),
-            uses / (uses + 3.0),
-            _filled(store.column("last_similarity")),
-            _filled(store.column("mean_similarity")),
-        ]
-    )
-
-
-def _filled(numbers: Numbers, unknown: float = 0.0) -> Numbers:
-    return np.where(np.isnan(numbers), unknown, numbers)
+    utility = store.column("mean_outcome")
+    found = np.empty((len(LINEAR), len(store.ids)))
+    found[0] = store.column("outcome")
+    found[1] = (store.step - store.column("created")) / now
+    found[2] = (store.step - last_used(store)) / now
+    found[3] = np.log1p(shown) / np.log1p(now)
+    found[4] = 1.0 - store.mean_cosines()
+    found[5] = np.maximum(store.nearest(), 0.0)
+    found[6] = 1.0 - steps / most_steps
+    found[7] = np.where(np.isnan(utility), 0.5, utility)
+    found[8] = uses / (uses + 3.0)
+    found[9] = store.column("last_similarity")
+    found[10] = store.column("mean_similarity")
+    np.copyto(found, 0.0, where=np.isnan(found))
+    return found

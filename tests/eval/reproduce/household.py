@@ -20,9 +20,10 @@ class Household:
         self.loads += 1
         problem, _, self.goal = problem.partition("(:goal")
         self.places: dict[str, str] = {}
-        self.openable = {shown(name) for name in re.findall(r"\(openable (\S+)\)", problem)}
+        shown = engine_names(re.findall(r"(\S+_bar_\S+) - (?:receptacle|object)", problem))
+        self.openable = {shown[name] for name in re.findall(r"\(openable (\S+)\)", problem)}
         for thing, place in re.findall(r"\(inReceptacle (\S+) (\S+)\)", problem):
-            self.places[shown(thing)] = shown(place)
+            self.places[shown[thing]] = shown[place]
         self.opened: set[str] = set()
         self.states: set[tuple[str, str]] = set()
         self.at = self.held = ""
@@ -74,7 +75,10 @@ class Household:
         return len(there) >= len(kinds)
 
 
-def shown(identifier: str) -> str:
-    """``sink_bar_1_bar_sinkbasin`` as the engine shows it."""
-    kind, number, *basin = identifier.split("_bar_")
-    return f"{basin[0] if basin else kind} {number}"
+def engine_names(identifiers: list[str]) -> dict[str, str]:
+    """``sink_bar_1_bar_sinkbasin`` as the engine shows it: the last in the alphabet is number 1 of its kind."""
+    kinds: dict[str, list[str]] = {}
+    for identifier in sorted(identifiers, reverse=True):
+        kind, _, *basin = identifier.split("_bar_")
+        kinds.setdefault(basin[0] if basin else kind, []).append(identifier)
+    return {name: f"{kind} {i}" for kind, found in kinds.items() for i, name in enumerate(found, 1)}
