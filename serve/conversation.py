@@ -243,15 +243,19 @@ class Conversation:
 
         return await self._again(once)
 
-    async def move(self) -> None:
-        """Go on under this server's checkpoint and embedder; the session was opened as `moved`."""
+    async def move(self) -> bool:
+        """Go on under this server's checkpoint and embedder; whether they are others. The session was opened so."""
         shared, log = self._shared, self.log
         if log.checkpoint == shared.policy.checkpoint and log.embedder in (None, shared.policy.agent.embedder.id):
-            return
+            return False
+        if log.checkpoint is None:
+            return False
         cached = self.session.memory.vectors()
         before = {"checkpoint": log.checkpoint, "embedder": log.embedder}
         await self._commit([Event("moved", before)], cached=cached, snapshot=True)
         self._shown = None
+        log.checkpoint, log.embedder = shared.policy.checkpoint, shared.policy.agent.embedder.id
+        return True
 
     async def note(self, event: Event) -> Event:
         """An event that changes nothing."""

@@ -74,6 +74,11 @@ class ConversationLog:
         with self.engine.begin() as connection:
             return find_about(connection, conversation, owner)
 
+    def all(self) -> list[About]:
+        """Every conversation, of every owner."""
+        with self.engine.begin() as connection:
+            return [About(**row) for row in connection.execute(sa.select(conversations)).mappings()]
+
     def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> About:
         """Replace its metadata. Raises as `about`."""
         with self.write() as connection:
@@ -177,7 +182,11 @@ class ConversationLog:
                 .limit(1)
             ).one_or_none()
             seq = 0 if last is None else last.seq + 1
-            start = None if whole else newest_snapshot(connection, conversation, seq)
+            newest = newest_snapshot(connection, conversation, seq)
+            start = None if whole else newest
+            made_with = None if last is None else last.embedder
+            if newest is not None and newest.contents.position == seq:
+                made_with = newest.embedder  # it may have moved since its last operation
             since = operations_between(connection, conversation, 0 if start is None else start.contents.position, seq)
             found = sa.select(vectors.c.digest, vectors.c.row)
             cached = connection.execute(
@@ -190,7 +199,7 @@ class ConversationLog:
                 0 if step is None else step + 1,
                 int(sampled or 0),
                 checkpoint,
-                None if last is None else last.embedder,
+                made_with,
                 start,
                 since,
                 text_vectors(embedder, cached) if cached else None,

@@ -50,6 +50,7 @@ class Conversations:
         self.policy, self.log, self.metrics = policy, log, metrics
         self.in_thread = self.shared.in_thread
         self._waiting_each = waiting_each
+        self._answering: set[str] = set()
         self._most = open_count, open_bytes
         self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         metrics.watch("atommem_open_conversations", "Conversations held open", lambda: self.open_count)
@@ -108,6 +109,27 @@ class Conversations:
             if idle is None:
                 return
             del self._open[idle]
+
+    @asynccontextmanager
+    async def answering(self, response: str) -> AsyncIterator[None]:
+        """Hold that this process is working on an answer."""
+        self._answering.add(response)
+        try:
+            yield
+        finally:
+            self._answering.discard(response)
+
+    def is_answering(self, response: str) -> bool:
+        """Whether this process is working on it; another may be."""
+        return response in self._answering
+
+    async def move_all(self) -> int:
+        """Move every conversation of another checkpoint or embedder to this server's; how many there were."""
+        moved = 0
+        for about in await self.in_thread(self.log.all):
+            async with self.use(about.id, about.owner, moved=True) as held:
+                moved += await held.move()
+        return moved
 
     def waiting(self, conversation: str, owner: str) -> int:
         """Requests that use a conversation, or wait to."""

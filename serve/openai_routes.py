@@ -173,7 +173,7 @@ async def create_response(request: Request, body: Ask, owner: Owner, served: Ser
 
 @router.get("/responses/{response}")
 async def retrieve_response(response: str, owner: Owner, served: Served) -> dict[str, Any]:
-    """An answer of a conversation. A question that was taken and not answered is ``incomplete``."""
+    """An answer of a conversation. A question that was taken and is not being answered here is ``incomplete``."""
     conversation, ask, answer = await served.in_thread(served.log.response, response, owner)
     name, at = served.policy.name, ask.created_at
     shown = response_object(
@@ -186,7 +186,9 @@ async def retrieve_response(response: str, owner: Owner, served: Served) -> dict
     if answer is not None:
         shown["output"] = [item_object(answer)]
     else:
-        shown["incomplete_details"] = {"reason": "interrupted"}
+        working = served.is_answering(response)
+        shown["status"] = "in_progress" if working else "incomplete"
+        shown["incomplete_details"] = None if working else {"reason": "interrupted"}
     return shown
 
 
@@ -233,7 +235,7 @@ def _asking(
             held = nullcontext(served.passing({"goal": question}))
         else:
             held = served.use(conversation, owner)
-        async with held as memory:
+        async with served.answering(response), held as memory:
             new = before
             if resent and conversation is not None:
                 new = await served.in_thread(_not_read, served.log, conversation, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import signal
@@ -69,6 +70,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--name", default="", help="What clients call the model (default: the folder's name).")
     parser.add_argument("--db", default=_database(), help=_DATABASE_HELP)
     parser.add_argument("--hosts", nargs="*", default=[], help="Names that clients call this server by; * is any.")
+    parser.add_argument(
+        "--move",
+        action="store_true",
+        help="First move all conversations of other checkpoints or embedders to this one; entries are embedded anew.",
+    )
     for flag, kind, default, text in _OWN:
         parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
     parser.add_argument(
@@ -97,7 +103,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             f"host is {arguments.host} and there is no key: anybody on the network could read all memories. Make one "
             f"with atommem serve keys add OWNER --db {arguments.db}, or listen on 127.0.0.1."
         )
-    own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "name", "db", "hosts", "stdio"}
+    own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "name", "db", "hosts", "move", "stdio"}
     settings: dict[str, Any] = given_settings(arguments, tuple(own))
     policy = ServedPolicy.open(arguments.policy, name=arguments.name, **settings)
     conversations = Conversations(
@@ -110,6 +116,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         open_bytes=arguments.open_mb * 1_000_000,
         turn_seconds=arguments.turn_seconds,
     )
+    if arguments.move:
+        moved = asyncio.run(conversations.move_all())
+        print(f"atommem serve: {moved} conversations moved to checkpoint {policy.checkpoint}", file=sys.stderr)
     if arguments.stdio:
         from atommem.serve.mcp_server import serve_stdio
 

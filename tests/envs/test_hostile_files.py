@@ -196,7 +196,7 @@ def test_a_hundred_hostile_files_of_a_hundred(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"[]"), "is packed (gzip). Unpack it"),
+        (gzip.compress(b"[]", mtime=0), "is packed (gzip). Unpack it"),
         (b"PK\x03\x04rest", "is packed (zip). Unpack it"),
         (b"", "is empty. Get the file again"),
         (b"[]", "has no rows. Get the file again"),

@@ -126,7 +126,15 @@ def test_reading_that_was_interrupted_goes_on_with_the_next_call(tmp_path: Path)
         listed = http.get(f"/v1/conversations/{name}/items").json()["data"]
         assert [item["status"] for item in listed] == ["in_progress", "completed"]
         gate.fail = None
-        http.post("/v1/responses", json={"conversation": name, "input": "three"}).raise_for_status()
+        gate.open.clear(), gate.entered.clear()
+        with ThreadPoolExecutor(1) as threads:
+            body = {"conversation": name, "input": "three"}
+            asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json=body, timeout=10)
+            assert gate.entered.wait(5)
+            (question,) = server.conversations.log.events(name, ("ask",))
+            assert http.get(f"/v1/responses/{question.response}").json()["status"] == "in_progress"
+            gate.open.set()
+            asked.result().raise_for_status()
         held = http.get(f"/v1/conversations/{name}/memory").json()["entries"]
         assert [entry["text"] for entry in held] == ["one 1", "two 2", "three 3"]
         assert log_of(server.conversations, name)[0][:5] == ["item", "step", "item", "ask", "step"]

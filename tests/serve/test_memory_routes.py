@@ -164,6 +164,20 @@ def test_a_conversation_moves_to_another_checkpoint_and_embedder_on_request(tmp_
         assert said(ask(http, path, "Where does Ann live?")) == PARTS[0]
 
 
+async def test_all_conversations_move_at_once(tmp_path: Path) -> None:
+    db = tmp_path / "log.db"
+    with running(make_conversations(db)) as first, first.http() as http:
+        paths = [made(http) for _ in range(3)]
+        http.post("/v1/conversations", json={}).raise_for_status()
+    moved = make_conversations(db, scripted(checkpoint="next", embedder_dim=64))
+    assert await moved.move_all() == 3, "one has nothing to move"
+    assert await moved.move_all() == 0
+    await moved.close()
+    again = make_conversations(db, scripted(checkpoint="next", embedder_dim=64))
+    with running(again) as second, second.http() as http:
+        assert [said(ask(http, path, "Where does Bob live?")) for path in paths] == [PARTS[1]] * 3
+
+
 def test_the_export_is_json_lines(http: httpx.Client) -> None:
     lines = [json.loads(line) for line in http.get(f"{made(http)}/export").text.splitlines()]
     assert {line["type"] for line in lines} == {"conversation", "event", "operation"}
