@@ -52,7 +52,8 @@ def test_the_gate_knows_every_room() -> None:
 def test_every_room_s_coverage_is_printed_after_the_tests(checkout: Path) -> None:
     result = run(checkout)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["10 passed in 1s", *(f"coverage of {room}: 100.0%" for room in ROOMS)]
+    # All but the benches, then these.
+    assert result.stdout.splitlines() == ["10 passed in 1s"] * 2 + [f"coverage of {room}: 100.0%" for room in ROOMS]
 
 
 def test_one_room_below_the_bar_fails_though_the_total_is_above(checkout: Path) -> None:
