@@ -24,6 +24,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 ROOMS = ("envs", "train", "eval", "serve", "demo")
 COMMANDS = (
     "ask",
+    "serve",
     "demo",
     "data",
     "corpus",
@@ -39,7 +40,6 @@ COMMANDS = (
     "trace",
     "env",
     "configs",
-    "serve",
 )
 LAUNCH = ("-m", "accelerate.commands.launch")
 NOT_OURS = "raise SystemExit('{} is not ours, and was imported')\n"
