@@ -19,6 +19,7 @@ from atommem.errors import BudgetSpentError, ConfigError, DataError
 from atommem.eval.budget import Budget
 from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import OutputFolder, usage_of
+from atommem.garbage import frozen_heap
 
 
 async def evaluate(
@@ -93,7 +94,8 @@ async def evaluate(
             if on_record is not None:
                 on_record(record)
 
-        await runner.run_all(pending, on_episode, None if budget is None else lambda: budget.spent)
+        with frozen_heap():
+            await runner.run_all(pending, on_episode, None if budget is None else lambda: budget.spent)
         left = len(jobs) - len(records)
         if left:
             raise BudgetSpentError(f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run.")

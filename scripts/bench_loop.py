@@ -39,10 +39,10 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.episode_runner import EpisodeRunner
+from atommem.garbage import no_full_collection
 from atommem.policy.contract import Sampling
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.session import ENCODE_THREADS, Agent
-from atommem.train.rollout.rollout_trainer import no_full_collection
 
 EPISODES, GROUP, MOST_STALL = 256, 16, 0.050
 BASE, PER_PROMPT_TOKEN, IN_PYTHON, BATCHED_TOKENS = 0.015, 1e-5, 0.003, 8192

@@ -21,6 +21,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from atommem.config import save_config
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError
+from atommem.garbage import frozen_heap
 from atommem.train.resume import sharded
 from atommem.train.resume.checkpoint import TRAINING_ARGS, check_whole
 from atommem.train.resume.checkpoint_files import (
@@ -84,7 +85,7 @@ class ResumableTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """`Trainer.train`, with the endings above."""
-        with self.stop_request.installed():
+        with self.stop_request.installed(), frozen_heap():
             try:
                 return super().train(*args, **kwargs)
             except (TrainingInterrupted, BudgetSpentError) as stop:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
@@ -14,6 +13,7 @@ from atommem.envs.scoring.records import record_of
 from atommem.episode import Episode
 from atommem.episode_stats import add_sums, episode_sums, means
 from atommem.errors import OutageError
+from atommem.garbage import no_full_collection
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.dynamic_sampling import GroupPart
@@ -48,6 +48,11 @@ class RolloutTrainer(ResumableTrainer):
         """Groups that were begun in the update before; none before the first update of this process."""
         self._loop = asyncio.Runner()
         self._rollout_log = RolloutLog(map(backend.runner.agent.environments.describe, tasks))
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As below; see `sample` for when garbage is collected."""
+        with no_full_collection():
+            return super().train(*args, **kwargs)
 
     def close(self) -> None:
         """Free what the backend and the embedder hold. The trainer cannot train afterwards."""
@@ -95,11 +100,11 @@ class RolloutTrainer(ResumableTrainer):
         clock = self._rollout_log.clock
         broken: Exception | None = None
         done: Result | None = None
+        gc.collect()  # here, where the last update's episodes are gone
         with (
             self.backend.rollout(self),
             self.progress.rollout(count, name) as on_episode,
             clock.busy(EPISODES),
-            no_full_collection(),
         ):
             try:
                 done = self.run_async(self.stop_request.guard(work(on_episode)))
@@ -168,16 +173,3 @@ class RolloutTrainer(ResumableTrainer):
         self._rollout_log.sums([], agent.activity)
         self.backend.metrics()
         return report_held_out(self, gather_object(mine), metric_key_prefix)
-
-
-@contextmanager
-def no_full_collection() -> Iterator[None]:
-    """Without it Python looks, every few thousand steps of episodes, for garbage among all objects of the process: a
-    third of a second in which no thread goes on. Young garbage is collected all the same.
-    """
-    thresholds = gc.get_threshold()
-    gc.set_threshold(*thresholds[:2], 1_000_000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)

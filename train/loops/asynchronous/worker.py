@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import queue
 import threading
 import time
@@ -146,8 +145,6 @@ class RolloutWorker:
         # The first version serves the rest of the updates that it is meant for.
         self._limit = first + (1 + self.max_staleness) * self.groups_per_version - first % self.groups_per_version
         self._note_progress()
-        # Else Python looks, now and then, for garbage among all objects of the libraries, and every thread waits.
-        gc.freeze()
         self._running = self.loop.spawn(self._run(first))
 
     def stop(self) -> None:
