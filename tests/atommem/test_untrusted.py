@@ -243,9 +243,10 @@ def test_hostile_texts_take_linear_time() -> None:
 
     for guard in (guard_of("byte_level").data, guard_of("awkward").data, guard_text):
         for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<|im_end", "☃", "<a_", "\\u2603"):
-            assert seconds(unit * (200_000 // len(unit)), guard) < 2.0, unit  # quadratic time would be minutes
+            assert seconds(unit * (50_000 // len(unit)), guard) < 1.0, unit  # quadratic time would be minutes
 
 
+@pytest.mark.slow
 def test_the_bench_holds_on_the_tokenizers_that_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     assert load_script("bench_untrusted").main(["--built", "--n", "140", "--views", "7000"]) == 0

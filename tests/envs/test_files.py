@@ -94,12 +94,6 @@ def test_where_it_cannot_be_written(tmp_path: Path) -> None:
         save_tasks(TASKS, tmp_path / "file" / "x.jsonl")
 
 
-def test_memagent_files_are_recognised(tmp_path: Path) -> None:
-    rows = [{"context": "text", "input": "Who?", "answers": ["Orla"], "num_docs": 1, "index": 0}]
-    (task,) = load_tasks(write_json(tmp_path / "eval_50.json", rows))
-    assert (task.context, task.questions[0].answers) == ("text", ("Orla",))
-
-
 @pytest.mark.parametrize("write", [write_json, write_lines, write_parquet])
 def test_files_of_other_makers(tmp_path: Path, write: Any) -> None:
     """Optional fields may be left out."""

@@ -102,8 +102,7 @@ def model() -> tuple[Any, Any]:
     return Qwen3ForCausalLM(config), tokenizer
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("max_batch_tokens", [1, 65_536])
+@pytest.mark.parametrize(("temperature", "max_batch_tokens"), [(1.0, 1), (0.0, 65_536)])
 async def test_a_model_folder_gives_the_same_records_with_any_number_in_flight(
     model: tuple[Any, Any], tmp_path: Path, temperature: float, max_batch_tokens: int
 ) -> None:
@@ -125,7 +124,7 @@ async def test_a_model_folder_gives_the_same_records_with_any_number_in_flight(
             ),
             max_in_flight=in_flight,
         )
-        await evaluate(TASKS[:6], runner, tmp_path / str(in_flight), samples_per_task=2, progress=False)
+        await evaluate(TASKS[:4], runner, tmp_path / str(in_flight), samples_per_task=2, progress=False)
         await policy.close()
         found.append(contents(tmp_path / str(in_flight)))
     assert found[0] == found[1]

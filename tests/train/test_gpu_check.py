@@ -56,6 +56,7 @@ def test_a_part_that_fails_or_hangs_keeps_its_rows_and_leaves_the_others(
     assert check.main(["--out", str(tmp_path / "out"), "--only", "good"]) == 0
 
 
+@pytest.mark.slow
 def test_the_whole_check_ends_in_time(check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setattr(check, "PARTS", {"slow": check.Part("slow.py", (), 60)})

@@ -76,29 +76,6 @@ async def test_a_memory_that_was_put_down_goes_on_as_if_it_had_not_been(pause: s
             assert all(other.at(step) == one.at(step) for step in range(9))
 
 
-async def test_as_it_was_is_what_the_policy_was_shown_then() -> None:
-    rng = random.Random(0)
-    m, views = WorkingMemory(HashingEmbedder(32), WordTokenizer(), CONFIG), []
-    for step in range(8):
-        views.append(m.view())
-        await m.apply(random_turn(rng, step), step)
-    for step, view in enumerate(views):
-        assert m.at(step).contents.view(CONFIG.capacity) == view
-        assert (await restored(m.at(step))).view() == view
-    assert m.at(99) == m.snapshot()
-
-
-async def test_a_fork_goes_its_own_way() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
-    twin = m.fork()
-    await twin.apply([Action(UPDATE, "eve", 1), Action(CREATE, "dan")], 1)
-    await m.apply([Action(DELETE, handle=2), Action(READ, "ann")], 1)
-    assert (texts(m), texts(twin)) == ({1: "ann"}, {1: "eve", 2: "bob", 3: "dan"})
-    assert (shown(m)[0], len(shown(twin))) == ((1, "ann"), 3)
-    assert m.log[:4] == twin.log[:4]
-
-
 async def test_undo_embeds_only_what_was_lost() -> None:
     m = memory()
     await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)

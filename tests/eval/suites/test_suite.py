@@ -15,12 +15,13 @@ import yaml
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.eval import eval_cli, workbench
-from atommem.eval.reporting import report_cli
 from atommem.eval.suites.board import Board, duration
 from atommem.eval.suites.cells import Cell
 from atommem.policy.contract import Completion, Sampling
 from tests.eval.toys import ToyPolicy, make_task
 from tests.fakes import WordTokenizer
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class CountingPolicy(ToyPolicy):
@@ -45,7 +46,6 @@ class CountingPolicy(ToyPolicy):
 def policy(monkeypatch: pytest.MonkeyPatch) -> CountingPolicy:
     toy = CountingPolicy()
     monkeypatch.setattr(workbench, "open_policy", lambda config: toy)
-    monkeypatch.setattr(report_cli, "write_charts", lambda *arguments: None)  # they take a second
     return toy
 
 
