@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
-from atommem.embedding.embedder import TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, OutageError, TraceError
 from atommem.memory.contents import Snapshot
@@ -159,23 +156,3 @@ async def test_an_outage_leaves_a_memory_where_it_was() -> None:
     with pytest.raises(OutageError):
         await m.undo(1)
     assert (texts(m), len(m.log)) == ({1: "eve"}, 5)
-
-
-class Slow(HashingEmbedder):
-    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        for _ in range(random.randrange(1, 6)):
-            await asyncio.sleep(0)
-        return await super().embed(texts, kind)
-
-
-async def test_many_at_once_see_what_each_sees_alone() -> None:
-    async def episode(number: int, embedder: HashingEmbedder) -> tuple[object, ...]:
-        rng = random.Random(number)
-        m = WorkingMemory(embedder, WordTokenizer(), MemoryConfig(capacity=(None, 1, 7)[number % 3], retention="fifo"))
-        for step in range(6):
-            await m.apply(random_turn(rng, step), step)
-        return m.log, m.view()
-
-    shared = Slow(32)
-    together = await asyncio.gather(*(episode(number, shared) for number in range(64)))
-    assert together == [await episode(number, HashingEmbedder(32)) for number in range(64)]
