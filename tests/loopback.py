@@ -102,7 +102,7 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
     """
 
     class Handler(Quiet):
-        def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
+        def do_GET(self) -> None:  # the name that http.server calls
             self.reply({"data": [{"id": "tiny", "max_model_len": 4096}]})
 
         def do_POST(self) -> None:
