@@ -25,12 +25,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without their drawings: a chart takes a tenth of a second, and the page's scripts take two."""
-    from atommem.eval.reporting import charts, page
+    """Reports without their charts, of which each takes a tenth of a second, and the page's scripts two."""
+    from atommem.eval.reporting import charts, page, report_cli
 
     monkeypatch.setattr(charts.Chart, "svg", "<svg/>")
-    monkeypatch.setattr(charts.Chart, "draw", lambda chart, form: b"")
     monkeypatch.setattr(page, "_vega", lambda: "")
+    monkeypatch.setattr(report_cli, "make_charts", lambda *data: [])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -200,6 +200,12 @@ def test_truncated_json_lines(tmp_path: Path) -> None:
         list(read_rows(path))
 
 
+def test_a_line_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n{"a": "\xff"}')
+    with pytest.raises(DataError, match="row 2 is not UTF-8"):
+        list(read_rows(tmp_path / "x.jsonl"))
+
+
 def test_truncated_parquet(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "x.parquet", [columns(hotpot_row())])
     path.write_bytes(path.read_bytes()[:-20])
