@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import signal
 
+import pytest
+
 # The modules that tests import, and the tests, are half a million objects that stay to the end. To look through them
 # again and again was a quarter of the time of collecting the tests.
 
@@ -19,3 +21,21 @@ def pytest_sessionstart() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without their charts, of which each takes a tenth of a second, and the page's scripts two."""
+    from atommem.eval.reporting import charts, page, report_cli
+
+    monkeypatch.setattr(charts.Chart, "svg", "<svg/>")
+    monkeypatch.setattr(page, "_vega", lambda: "")
+    monkeypatch.setattr(report_cli, "make_charts", lambda *data: [])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _soon_again() -> None:
+    """Requests are repeated at once: a server of a test that fails needs no time to recover."""
+    from atommem.servers.client import ServerClient
+
+    ServerClient.__init__.__kwdefaults__["backoff"] = 0.001  # type: ignore[index]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,27 @@ from atommem.session import Agent
 def command(name: str) -> Callable[[Sequence[str]], int]:
     """``atommem NAME``, as a user calls it: its arguments to its exit status."""
     return lambda arguments: atommem([name, *arguments])
+
+
+def load_script(name: str) -> ModuleType:
+    """A module of ``scripts/``, which is no package, made anew."""
+    path = Path(__file__).parents[1] / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def word_level(words: Sequence[str], **special: Any) -> Any:
+    """A tokenizer of transformers whose tokens are these words, split at white space; the first is the unknown one."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", **special)
 
 
 class WordTokenizer:

@@ -65,6 +65,35 @@ def answering(body: str | bytes | Any, kind: str = "text/html", status: int = 20
     return route
 
 
+class Quiet(BaseHTTPRequestHandler):
+    """Says nothing of its requests."""
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        return None
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone away is none."""
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler], address: str = "127.0.0.1") -> Iterator[str]:
+    """The host and port of a server in a thread."""
+    server = _Server((address, 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"{address}:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @contextmanager
 def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str]:
     """The URL of a server that answers every prompt, or every conversation's contents, with ``script(text)``.
@@ -72,7 +101,7 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
     With a tokenizer it takes token ids under ``/v1/completions``; ``/v1/chat/completions`` it always has.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self) -> None:  # the name that http.server calls
             self.reply({"data": [{"id": "tiny", "max_model_len": 4096}]})
 
@@ -92,19 +121,5 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
         def reply(self, value: dict[str, Any]) -> None:
             answering(value, "application/json")(self, b"")
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            return None
-
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that has gone away is none."""
-
-    listening = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.server_port}"
-    finally:
-        listening.shutdown()
-        thread.join()
-        listening.server_close()
+    with listening(Handler) as host:
+        yield f"http://{host}"

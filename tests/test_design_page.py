@@ -1,11 +1,11 @@
 """docs/design.md shows a step as the code makes it."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.fakes import load_script
 
 pytest.importorskip("transformers")
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -14,13 +14,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 @pytest.fixture
 def design_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    spec = importlib.util.spec_from_file_location("design_step", SCRIPTS / "design_step.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.pop("design_step", None)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("design_step")
 
 
 def test_the_step_in_the_design_page_is_what_the_code_does(design_step: ModuleType) -> None:

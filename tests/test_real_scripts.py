@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from atommem.dialects import get_dialect
 from atommem.envs.task import Document, Question, Task
 from atommem.trace import read_trace
-from tests.fakes import WordTokenizer, longdoc
+from tests.fakes import WordTokenizer, load_script, longdoc
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "scripts"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 TASK = Task(
@@ -68,7 +57,7 @@ def test_wrong_calls(command: list[str], said: str) -> None:
 
 
 async def test_gold_demonstrations(tmp_path: Path) -> None:
-    demonstrations = load("gold_demonstrations")
+    demonstrations = load_script("gold_demonstrations")
     await demonstrations.demonstrate([TASK], WordTokenizer(), tmp_path, chunk_tokens=21)
     trace = read_trace(tmp_path / "0.jsonl")
     assert trace.complete
@@ -89,7 +78,7 @@ async def test_gold_demonstrations(tmp_path: Path) -> None:
 
 
 def test_gold_sentence() -> None:
-    gold_sentence = load("gold_demonstrations").gold_sentence
+    gold_sentence = load_script("gold_demonstrations").gold_sentence
     assert gold_sentence("One here. Two there! Three.", "two") == "Two there!"
     assert gold_sentence("One here. Two there.", "yes") == "One here."
     assert gold_sentence("No end", "yes") == "No end"
@@ -97,7 +86,7 @@ def test_gold_sentence() -> None:
 
 async def make_eval(folder: Path, ending: str = "answered", error: str | None = None) -> Path:
     """A folder as `atommem eval` writes it, with one episode."""
-    await load("gold_demonstrations").demonstrate([TASK], WordTokenizer(), folder / "traces", chunk_tokens=21)
+    await load_script("gold_demonstrations").demonstrate([TASK], WordTokenizer(), folder / "traces", chunk_tokens=21)
     questions = [] if ending == "failed" else [{"metrics": {"em": 1.0, "f1": 1.0}}]
     record = {"task_id": "t0", "stop_reason": ending, "error": error, "questions": questions}
     (folder / "episodes.jsonl").write_text(json.dumps(record) + "\n")
@@ -106,7 +95,7 @@ async def make_eval(folder: Path, ending: str = "answered", error: str | None = 
 
 async def test_sound_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = await make_eval(tmp_path / "hotpotqa")
-    assert load("real_check").main(["eval", "--tasks", "1", str(folder)]) == 0
+    assert load_script("real_check").main(["eval", "--tasks", "1", str(folder)]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["holds"] is True
     figures = result["hotpotqa"]
@@ -115,7 +104,7 @@ async def test_sound_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 async def test_outages_have_names(tmp_path: Path) -> None:
-    check_eval = load("real_check").check_eval
+    check_eval = load_script("real_check").check_eval
     named = check_eval(await make_eval(tmp_path / "a", "failed", "server gone"), 1)
     assert named["problems"] == []
     assert named["endings"] == {"failed: server gone": 1}
@@ -124,7 +113,7 @@ async def test_outages_have_names(tmp_path: Path) -> None:
 
 
 async def test_unsound_evaluations(tmp_path: Path) -> None:
-    check_eval = load("real_check").check_eval
+    check_eval = load_script("real_check").check_eval
     assert check_eval(await make_eval(tmp_path / "few"), 2)["problems"] == ["1 of 2 episodes are recorded"]
     assert check_eval(tmp_path / "none", 1)["problems"] == ["0 of 1 episodes are recorded"]
 
@@ -160,7 +149,7 @@ def test_training(tmp_path: Path, losses: list[float], lora_b: float, problem: s
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"train_runtime": 1.0})]) + "\n")
     weights = {"q.lora_A.weight": torch.ones(2, 2), "q.lora_B.weight": torch.full((2, 2), lora_b)}
     save_file(weights, tmp_path / "adapter_model.safetensors")
-    real_check = load("real_check")
+    real_check = load_script("real_check")
     problems = real_check.check_train(tmp_path, 2)["problems"]
     assert [found for found in problems if problem is None or problem not in found] == []
     assert bool(problems) is (problem is not None)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import io
 import time
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,22 +15,12 @@ from atommem.memory.entries import MemoryView, Retrieved
 from atommem.policy.contract import Sampling
 from atommem.policy.server import ServerPolicy
 from atommem.prompts import PromptBuilder
-from tests.fakes import WordTokenizer, answering, longdoc, reading
+from tests.fakes import WordTokenizer, answering, load_script, longdoc, reading
 
 pytest.importorskip("tokenizers")
 
 
-def load() -> ModuleType:
-    path = Path(__file__).parent.parent / "scripts" / "simulated_server.py"
-    spec = importlib.util.spec_from_file_location("simulated_server", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-server = load()
+server = load_script("simulated_server")
 DIALECT = get_dialect("paper", "full")
 GRAMMAR = DIALECT.grammar()
 PROMPTS = PromptBuilder.of(WordTokenizer(), DIALECT, MemoryConfig(), longdoc(WordTokenizer()))

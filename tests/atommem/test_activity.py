@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from atommem.activity import ActivityClock
@@ -54,14 +52,3 @@ def test_what_fails_ends_too() -> None:
         fail()
     now = 7.0
     assert clock.take() == {"generate": 1.0}
-
-
-async def test_coroutines_that_overlap() -> None:
-    clock = ActivityClock()
-
-    async def wait() -> None:
-        with clock.busy("generate"):
-            await asyncio.sleep(0.05)
-
-    await asyncio.gather(*(wait() for _ in range(20)))
-    assert 0.04 < clock.take()["generate"] < 0.5

@@ -24,13 +24,6 @@ class Doubler:
             item.resolve(2 * item.request)
 
 
-async def test_concurrent_requests_are_one_batch() -> None:
-    handle = Doubler()
-    batcher: RequestBatcher[int, int] = RequestBatcher(handle)
-    assert await asyncio.gather(*(batcher.submit(i) for i in range(256))) == [2 * i for i in range(256)]
-    assert handle.batches == [list(range(256))]
-
-
 async def test_requests_after_unequal_amounts_of_work_are_still_one_batch() -> None:
     handle = Doubler()
     batcher: RequestBatcher[int, int] = RequestBatcher(handle)
@@ -96,13 +89,6 @@ async def test_a_waiter_cancelled_while_its_batch_runs_harms_no_other() -> None:
         await asyncio.sleep(0.001)
     failing[0].cancel()
     assert (await asyncio.gather(*failing, return_exceptions=True))[1] is handle.error
-
-
-def test_one_batcher_serves_one_event_loop_after_the_other() -> None:
-    handle = Doubler()
-    batcher: RequestBatcher[int, int] = RequestBatcher(handle)
-    for i in range(3):
-        assert asyncio.run(batcher.submit(i)) == 2 * i
 
 
 def test_a_loop_that_ends_in_the_middle_leaves_nothing_behind() -> None:

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, version
@@ -34,12 +33,13 @@ def test_an_error_of_ours_is_a_message_not_a_traceback(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "atommem.cli", command, "--help"], capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    assert "usage" in result.stdout.lower()
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = cli.main([command, "--help"])
+    except SystemExit as stopped:
+        status = stopped.code  # type: ignore[assignment]
+    assert status == 0
+    assert "usage" in capsys.readouterr().out.lower()
 
 
 Add = Callable[[str, str, str], None]

@@ -40,12 +40,6 @@ def test_the_two_dialects_use_update_memory_for_different_things() -> None:
     assert {"paper", "released"} <= set(dialect_names())
 
 
-@pytest.mark.parametrize("templates", ["full", "compact"])
-@pytest.mark.parametrize("name", ["paper", "released"])
-def test_shipped_templates_load_for_every_dialect(name: str, templates: str) -> None:
-    assert get_dialect(name, templates).templates.entry
-
-
 def test_unknown_dialect_names_the_known_ones() -> None:
     with pytest.raises(DialectError, match=r"klingon.*paper"):
         get_dialect("klingon")
@@ -65,11 +59,6 @@ def test_a_dialect_needs_a_tag_of_its_own_for_every_action() -> None:
         register_dialect("test_gap", {kind: kind for kind in KINDS if kind != "delete"})
     with pytest.raises(DialectError, match="one tag for two actions"):
         register_dialect("test_same", dict.fromkeys(KINDS, "same"))
-
-
-def test_templates_come_from_a_file(tmp_path: Path) -> None:
-    dialect = get_dialect("released", write(tmp_path, system="the very wording {actions}"))
-    assert dialect.templates.system == "the very wording {actions}"
 
 
 @pytest.mark.parametrize(

@@ -121,32 +121,6 @@ async def test_an_error_reaches_every_request_of_its_call_and_no_other() -> None
     np.testing.assert_array_equal(await batcher.embed(["a"], "entry"), await expected(["a"]))
 
 
-async def test_a_cancelled_request_harms_no_other() -> None:
-    batcher = MicroBatcher(Recorder())
-    tasks = [asyncio.create_task(batcher.embed([text], "entry")) for text in "abc"]
-    await asyncio.sleep(0)
-    tasks[1].cancel()
-    results: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(results[1], asyncio.CancelledError)
-    np.testing.assert_array_equal(results[2], await expected(["c"]))
-
-
-def test_it_serves_one_event_loop_after_the_other() -> None:
-    recorder = Recorder()
-    batcher = MicroBatcher(recorder)
-    for _ in range(3):
-        assert asyncio.run(batcher.embed(["a"], "entry")).shape == (1, 16)
-    assert len(recorder.calls) == 1
-    asyncio.run(batcher.close())
-    assert recorder.closed
-
-
-async def test_nothing_to_embed_is_no_call() -> None:
-    recorder = Recorder()
-    assert (await MicroBatcher(recorder).embed([], "entry")).shape == (0, 16)
-    assert recorder.calls == []
-
-
 async def test_a_step_of_256_episodes_is_two_calls() -> None:
     """Bar 6, without a model: scripts/bench_embedding.py measures it with one."""
     recorder = Recorder()

@@ -69,12 +69,6 @@ async def test_vectors_are_normalised_and_in_the_order_of_the_texts(server: Embe
     await embedder.close()
 
 
-def test_it_works_in_one_event_loop_after_the_other(server: EmbeddingServer) -> None:
-    embedder = server.embedder()
-    for _ in range(3):
-        assert asyncio.run(embedder.embed(["a"], "entry")).shape == (1, 3)
-
-
 def test_a_server_that_fails_for_a_while_is_asked_again_and_then_is_an_outage(server: EmbeddingServer) -> None:
     embedder = server.embedder()
     server.answers = [httpx.Response(503), httpx.Response(429)]
@@ -136,12 +130,6 @@ def test_a_text_without_a_direction_gets_a_makeshift(server: EmbeddingServer, br
     server.answers = [data([broken])]
     with pytest.raises(ConfigError, match="zero or not finite"):
         server.embedder()
-
-
-def test_lone_surrogates_are_replaced(server: EmbeddingServer) -> None:
-    embedder = server.embedder()
-    asyncio.run(embedder.embed(["half \ud83d"], "entry"))
-    assert server.bodies[-1]["input"] == ["half \ufffd"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atommem import AsyncMemory, Memory
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import ConfigError
 from tests.atommem.test_face import TEXT, NotePolicy
 from tests.fakes import WordEmbedder
 
@@ -64,13 +64,6 @@ def test_from_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert sorted(entry.text.strip() for entry in memory.entries()) == [f"text {n}" for n in range(8)]
-
-
-def test_errors_come_through() -> None:
-    policy = NotePolicy()
-    policy.fail_at = 1
-    with pytest.raises(OutageError, match="server gone"):
-        make(policy).ask("What?")
 
 
 def test_ctrl_c_ends_a_reading_and_keeps_what_was_read(request: pytest.FixtureRequest) -> None:

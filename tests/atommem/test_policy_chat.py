@@ -97,10 +97,6 @@ async def test_errors(replies: list[Reply], error: type[Exception], words: str) 
     assert raised.type is error
 
 
-async def test_passing_trouble_is_retried() -> None:
-    assert (await ask(503, 429, "x")).text == "x"
-
-
 async def test_settings_that_a_server_does_not_take_are_left_out_and_said() -> None:
     """OpenAI's reasoning models: another name for max_tokens, no temperature."""
 

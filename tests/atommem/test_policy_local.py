@@ -13,6 +13,7 @@ from atommem.policy import local
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.decoding import Row
 from atommem.policy.local import FREE_PADDING, LocalPolicy, evaluating, plan_batches
+from tests.fakes import word_level
 
 torch = pytest.importorskip("torch")
 VOCABULARY = 50
@@ -159,21 +160,6 @@ def test_tokens_that_the_generation_config_names_also_end_a_completion(model: An
     assert (len(done[0].token_ids), done[0].finish_reason) == (1, "stop")
 
 
-def test_all_waiting_prompts_are_one_batch_off_the_event_loop(
-    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = batches_of(monkeypatch)
-    threads = []
-    make = local.make_completion
-    monkeypatch.setattr(
-        local, "make_completion", lambda *args: threads.append(threading.current_thread().name) or make(*args)
-    )
-    prompts = [PROMPTS[i % 8] for i in range(64)]
-    complete_all(policy, [Sampling(max_tokens=2 + i % 3) for i in range(64)], prompts)
-    assert [len(batch) for batch in batches] == [64]
-    assert {name.startswith("atommem-policy") for name in threads} == {True}
-
-
 def test_a_batch_waits_for_prompts_that_are_being_made(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = batches_of(monkeypatch)
 
@@ -237,19 +223,6 @@ def test_new_weights_are_used_at_once(model: Any, policy: LocalPolicy) -> None:
     assert after != before
 
 
-def test_an_exception_in_the_model_reaches_every_caller(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(local, "decode", broken)
-
-    async def run() -> list[Any]:
-        waiting = (policy.complete(p, Sampling(max_tokens=2)) for p in PROMPTS)
-        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
-
-    assert [str(error) for error in asyncio.run(run())] == ["out of memory"] * 8
-
-
 def test_requests_that_cannot_be_sampled_are_refused_at_once(policy: LocalPolicy) -> None:
     wrong = [
         ([2] * 60, Sampling(max_tokens=5), PromptTooLongError, r"60 tokens.*max_tokens=5.*64"),
@@ -267,13 +240,7 @@ def test_requests_that_cannot_be_sampled_are_refused_at_once(policy: LocalPolicy
 
 
 def test_from_pretrained_and_close(model: Any, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, VOCABULARY)}
-    backend = Tokenizer(WordLevel(words, unk_token="<pad>"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
+    tokenizer = word_level(["<pad>", "<eos>", *(f"w{i}" for i in range(2, VOCABULARY))])
     tokenizer.save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
     policy = LocalPolicy.from_pretrained(tmp_path, max_batch_size=2)

@@ -1,13 +1,12 @@
 """The server policy against a fake ``/v1/completions``; scripts/real_eval runs it against vLLM."""
 
-import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
 
-from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError
+from atommem.errors import OutageError, PolicyError, PromptTooLongError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
 from tests.fakes import WordTokenizer
@@ -93,11 +92,6 @@ async def test_a_completion_that_is_nothing_but_its_end_is_fine(vllm: Vllm, toke
     assert await complete(vllm, tokenizer) == Completion([0], [-3.0], "", "stop")
 
 
-async def test_a_completion_may_end_by_its_length(vllm: Vllm, tokenizer: WordTokenizer) -> None:
-    vllm.choice["finish_reason"] = "length"
-    assert (await complete(vllm, tokenizer)).finish_reason == "length"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -171,14 +165,3 @@ async def test_a_server_that_lists_no_models_asks_for_a_name(
     policy = ServerPolicy("http://s", tokenizer=tokenizer, transport=httpx.MockTransport(lambda request: response))
     with pytest.raises(PolicyError, match=message):
         await policy.complete([5], SAMPLING)
-
-
-def test_it_works_in_one_event_loop_after_the_other(vllm: Vllm, tokenizer: WordTokenizer) -> None:
-    policy = policy_of(vllm, tokenizer)
-    for _ in range(3):
-        assert asyncio.run(policy.complete([5], SAMPLING)).text == "forty two"
-
-
-def test_a_wrong_url_is_a_config_error(tokenizer: WordTokenizer) -> None:
-    with pytest.raises(ConfigError, match="'server:8000'"):
-        ServerPolicy("server:8000", tokenizer=tokenizer)

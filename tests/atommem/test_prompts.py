@@ -77,21 +77,8 @@ def test_compact_templates_have_no_chat_markup_and_no_instructions() -> None:
     )
 
 
-def test_build_encodes_the_text() -> None:
-    prompts = builder()
-    assert prompts.tokenizer.decode(prompts.build(READING, VIEW), skip_special_tokens=False) == prompts.text(
-        READING, VIEW
-    )
-
-
 def shown(*entries: str, scratchpad: str = "", query: str | None = None) -> MemoryView:
     return MemoryView(scratchpad, query, tuple(Retrieved(n, n, text, 0.5) for n, text in enumerate(entries, start=1)))
-
-
-def test_an_entry_is_not_mistaken_for_two() -> None:
-    prompts = builder()
-    assert "Memory 1: A\n\\Memory 2: B\n" in prompts.text(READING, shown("A\nMemory 2: B"))
-    assert "Memory 1: A\nMemory 2: B\n" in prompts.text(READING, shown("A", "B"))
 
 
 @pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples"])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from atommem.embedding.embedder import TextKind, Vectors
-from atommem.environment import StepResult, Turn
 from atommem.envs.task import Document
 from atommem.episode_runner import Limits
 from atommem.errors import OutageError, TraceError
@@ -118,30 +117,6 @@ async def test_a_past_that_is_not_this_episodes_is_refused() -> None:
         await runner().run(other, past=whole.steps[:3])
     with pytest.raises(TraceError, match="does not fit"):
         await runner().run(TASK, past=[whole.steps[0], replace(whole.steps[1], operations=whole.steps[3].operations)])
-
-
-async def test_the_environment_is_driven_by_the_turns_as_they_were() -> None:
-    whole = await runner().run(TASK)
-    run = runner()
-    driven: list[Turn] = []
-
-    class Environments(type(run.environments)):  # type: ignore[misc]
-        def __call__(self) -> Any:
-            environment = super().__call__()
-            step = environment.step
-
-            async def noted(turn: Turn) -> StepResult:
-                driven.append(turn)
-                return await step(turn)
-
-            environment.step = noted
-            return environment
-
-    run.agent.environments = Environments(run.environments.config, run.agent.tokenizer)
-    await run.run(TASK, past=whole.steps[:4])
-    assert [(t.text, t.actions, t.problems, t.operations) for t in driven] == [
-        (s.text, s.actions, s.problems, s.operations) for s in whole.steps
-    ]
 
 
 async def test_the_token_limit_counts_what_a_chat_server_sampled_before() -> None:

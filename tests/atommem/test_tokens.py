@@ -25,10 +25,6 @@ def test_a_cut_never_splits_a_character_of_several_tokens() -> None:
     assert [cut_position(offsets, n) for n in range(6)] == [0, 1, 1, 1, 2, 3]
 
 
-def test_nothing_to_cut() -> None:
-    assert cut_position([], 5) == 0
-
-
 @given(st.lists(st.integers(1, 4), max_size=30), st.integers(0, 40))
 def test_cut_positions_are_character_boundaries(widths: list[int], count: int) -> None:
     offsets = [(i, i + 1) for i, width in enumerate(widths) for _ in range(width)]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.episode import Episode, Step
-from atommem.errors import ConfigError, TraceError
+from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.operations import Operation, Outcome
 from atommem.observation import StopReason
@@ -187,21 +187,6 @@ def test_failed_episode_and_bare_questions(tmp_path: Path) -> None:
     assert "question 1: Who?" in text
     assert "error: server gone" in text
     assert "reward: none" in text
-
-
-@pytest.mark.parametrize(
-    "content", ["", "not json\n", '{"type": "something"}\n', "[1]\n", '{"type":"episode","format":9}\n']
-)
-def test_foreign_file(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "other.jsonl"
-    path.write_text(content)
-    with pytest.raises(TraceError, match=r"other\.jsonl"):
-        main([str(path)])
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot read the trace"):
-        main([str(tmp_path / "none.jsonl")])
 
 
 def test_command_prints_plain_text_when_piped(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

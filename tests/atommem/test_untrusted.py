@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,23 +20,12 @@ from atommem.tokens import encoder
 from atommem.untrusted import PromptGuard, clean, forms_in, guard_text
 from atommem.untrusted.control import control_tokens
 from atommem.untrusted.guard import ESCAPES, Rewrite
-from tests.fakes import longdoc, reading
+from tests.fakes import load_script, longdoc, reading
 
 pytest.importorskip("transformers")
 
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-def load_script(name: str) -> ModuleType:
-    """A module of ``scripts/``, which is no package."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 shapes = load_script("tokenizer_shapes").SHAPES
@@ -243,9 +229,10 @@ def test_hostile_texts_take_linear_time() -> None:
 
     for guard in (guard_of("byte_level").data, guard_of("awkward").data, guard_text):
         for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<|im_end", "☃", "<a_", "\\u2603"):
-            assert seconds(unit * (200_000 // len(unit)), guard) < 2.0, unit  # quadratic time would be minutes
+            assert seconds(unit * (50_000 // len(unit)), guard) < 1.0, unit  # quadratic time would be minutes
 
 
+@pytest.mark.slow
 def test_the_bench_holds_on_the_tokenizers_that_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     assert load_script("bench_untrusted").main(["--built", "--n", "140", "--views", "7000"]) == 0

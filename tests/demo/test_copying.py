@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
 from atommem.demo.copying import copying_rows, pretrain_copying
 from atommem.demo.recipe import CopyingConfig
+from tests.train.toys import make_model
 
 
 def test_predictable_tokens_follow_the_same_token_earlier() -> None:
@@ -32,23 +30,8 @@ def test_rows_repeat_with_the_seed() -> None:
     assert first != copying_rows(range(100), 3, 40, random.Random(8))
 
 
-def tiny_model(vocabulary: int) -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-    )
-    return Qwen3ForCausalLM(config)
-
-
 def test_training_makes_what_can_be_predicted_likelier() -> None:
-    model = tiny_model(60)
+    model = make_model(vocabulary=60, spread=0.02)
     once = CopyingConfig(steps=1, batch_size=8, length=32, warmup=1)
     before = pretrain_copying(model, once, seed=0, progress=False)
     pretrain_copying(model, CopyingConfig(steps=60, batch_size=8, length=32, warmup=1), seed=1, progress=False)

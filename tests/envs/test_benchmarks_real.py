@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from atommem.envs.benchmarks.registry import get_benchmark
-from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.task import Document
-from tests.envs.benchmark_rows import columns, real_data, write_parquet
+from tests.envs.benchmark_rows import real_data
 
 HOTPOT_LAYOUT = [
     ("hotpotqa", "hotpot_dev_distractor_v1.json", 149),
@@ -55,12 +54,6 @@ def test_hotpotqa_and_2wiki(benchmark: str, name: str, count: int) -> None:
             assert pair == [title, index if index < len(sentences) else None]
 
 
-def test_sentences_of_2wiki_are_separated() -> None:
-    path = real_data("2wikimultihopqa", "dev.json")
-    row = next(get_benchmark("2wikimultihopqa").read(path))
-    assert row.paragraphs[0].text == " ".join(raw_rows(path)[0]["context"][0][1])
-
-
 @pytest.mark.parametrize(("benchmark", "name", "count", "answerable"), MUSIQUE)
 def test_musique(benchmark: str, name: str, count: int, answerable: int) -> None:
     path = real_data(benchmark, name)
@@ -80,12 +73,3 @@ def test_musique(benchmark: str, name: str, count: int, answerable: int) -> None
         assert {p for p in row.paragraphs if p.gold} == gold
         assert len(row.paragraphs) == len({(p["title"], p["paragraph_text"].strip()) for p in fields["paragraphs"]})
         assert row.metadata["hops"] == len(fields["question_decomposition"]) == int(row.id[0])
-
-
-def test_hugging_face_layout_gives_the_same_rows(tmp_path: Path) -> None:
-    def read(path: Path) -> list[QARow]:
-        return list(get_benchmark("hotpotqa").read(path))
-
-    path = real_data("hotpotqa", "hotpot_train_v1.1.json")
-    parquet = write_parquet(tmp_path / "train.parquet", [columns(row) for row in raw_rows(path)])
-    assert read(parquet) == read(path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atommem.envs.benchmarks.build import BuildConfig, Pool, _permutation, build_tasks
+from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.scoring.metrics import normalize
@@ -173,15 +172,6 @@ def test_too_few_questions() -> None:
 def test_settings_that_make_no_sense(arguments: tuple, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BuildConfig(*arguments)
-
-
-def test_permutation() -> None:
-    assert sorted(_permutation(random.Random(0), 50)) == list(range(50))
-    firsts = Counter(next(_permutation(random.Random(i), 4)) for i in range(4000))
-    assert all(abs(firsts[k] - 1000) < 150 for k in range(4))
-    seconds = Counter(tuple(_permutation(random.Random(i), 3)) for i in range(6000))
-    assert len(seconds) == 6
-    assert all(abs(count - 1000) < 150 for count in seconds.values())
 
 
 @pytest.mark.parametrize(

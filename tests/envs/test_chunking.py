@@ -45,10 +45,6 @@ def test_whole_sentences_stay_together_when_they_fit() -> None:
     ]
 
 
-def test_no_chunks_of_nothing() -> None:
-    assert chunk_text("", WordTokenizer(), 4) == []
-
-
 def test_documents_are_joined_with_their_titles() -> None:
     task = Task("t", (), (Document("Ann", "She ran. "), Document("", "No title.")))
     assert joined_text(task) == "Document 1: Ann\nShe ran.\n\nNo title."

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -191,13 +189,6 @@ def test_errors(data: Path, capsys: pytest.CaptureFixture[str], arguments: tuple
     assert not (data / "x.parquet").exists()
 
 
-def test_a_damaged_file_names_the_row(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = data / "hotpotqa" / "hotpot_train_v1.1.json"
-    file.write_text(file.read_text()[:-100])
-    assert build("--input", data, "--docs", 12, "--n", 3, "--out", data / "x.parquet") == 2
-    assert "hotpot_train_v1.1.json: row 11, from character " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("arguments", [("--questions", "few"), ("--split", "test"), ("--benchmark", "squad")])
 def test_wrong_calls(arguments: tuple[str, str], data: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -228,14 +219,6 @@ def test_show_a_ready_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "context: Document 1: text text" in shown
     assert "..." in shown
     assert "answer: Orla | O" in shown
-
-
-def test_synthetic_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("atommem.envs.synthetic.synthetic_cli")
-    module.add_arguments = lambda parser: parser.add_argument("--hops", type=int)  # type: ignore[attr-defined]
-    module.run = lambda args: args.hops  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "atommem.envs.synthetic.synthetic_cli", module)
-    assert main(["synthetic", "--hops", "3"]) == 3
 
 
 @pytest.mark.parametrize("benchmark", ["hotpotqa", "2wikimultihopqa", "musique"])

@@ -66,12 +66,6 @@ def test_many_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert parquet.ParquetFile(tmp_path / "x.parquet").num_row_groups > 3
 
 
-def test_equal_tasks_make_equal_files(tmp_path: Path) -> None:
-    for name in ("x", "y"):
-        save_tasks(TASKS, tmp_path / f"{name}.parquet")
-    assert (tmp_path / "x.parquet").read_bytes() == (tmp_path / "y.parquet").read_bytes()
-
-
 def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     save_tasks(TASKS, path)
@@ -92,12 +86,6 @@ def test_where_it_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"x\.jsonl: cannot be written"):
         save_tasks(TASKS, tmp_path / "file" / "x.jsonl")
-
-
-def test_memagent_files_are_recognised(tmp_path: Path) -> None:
-    rows = [{"context": "text", "input": "Who?", "answers": ["Orla"], "num_docs": 1, "index": 0}]
-    (task,) = load_tasks(write_json(tmp_path / "eval_50.json", rows))
-    assert (task.context, task.questions[0].answers) == ("text", ("Orla",))
 
 
 @pytest.mark.parametrize("write", [write_json, write_lines, write_parquet])

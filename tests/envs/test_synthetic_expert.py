@@ -29,7 +29,7 @@ def play(
     config: WorldConfig,
     faults: Faults | None = None,
     *,
-    n: int = 12,
+    n: int = 6,
     dialect: str = "paper",
     templates: str = "full",
     disabled: tuple[str, ...] = (),

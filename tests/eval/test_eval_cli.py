@@ -69,6 +69,7 @@ def test_evaluates_and_continues(data: Path, policy: ToyPolicy, capsys: pytest.C
         eval_cli.main(arguments(data, "--max_reads", "2"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tasks_without_gold_answers(data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:
     known, unknown = make_task("a"), make_task("b")
     unknown = replace(unknown, questions=tuple(replace(question, answers=()) for question in unknown.questions))
@@ -126,16 +127,6 @@ def test_prompts_that_do_not_fit_are_an_exit_status(
     assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
 
 
-def test_traces_can_be_replayed(data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:
-    eval_cli.main(arguments(data))
-    capsys.readouterr()
-    assert trace_main([str(data.parent / "out" / "traces" / "b.0.jsonl")]) == 0
-    output = capsys.readouterr().out
-    assert "Please say-b-0 now" in output
-    assert "gold: something else" in output
-    assert "answer 1: b-0" in output
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_says_how_to_continue(
     number: signal.Signals,
@@ -174,6 +165,7 @@ def test_an_interruption_says_how_to_continue(
     assert set(policy.asked) == {"c", "d"}
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_no_finished_episode(data: Path) -> None:
     """SIGKILL in the middle: every line on disk is whole, and a rerun continues after them."""
     script = (

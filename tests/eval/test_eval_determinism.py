@@ -19,6 +19,7 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.session import Agent
 from tests.eval.toys import ToyPolicy, make_runner, make_task
+from tests.fakes import word_level
 
 TASKS = [make_task(f"t{index}", questions=1 + index % 2) for index in range(10)]
 ELEMENTS = [
@@ -74,16 +75,11 @@ async def test_the_order_in_which_episodes_end_changes_nothing_but_the_order_of_
 @pytest.fixture(scope="module")
 def model() -> tuple[Any, Any]:
     """A random model whose tokens are whole actions, with logits that are far from one another; its tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
+    from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 
     words = ["<unk>", *ELEMENTS, "first", "second", "third", "document.", "Please", "now", "<eos>", "<pad>"]
     words += [f"say-t{index}-{number}" for index in range(10) for number in range(2)]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>"
-    )
+    tokenizer = word_level(words, unk_token="<unk>")
     set_seed(1)
     config = Qwen3Config(
         vocab_size=len(words),
@@ -102,8 +98,7 @@ def model() -> tuple[Any, Any]:
     return Qwen3ForCausalLM(config), tokenizer
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("max_batch_tokens", [1, 65_536])
+@pytest.mark.parametrize(("temperature", "max_batch_tokens"), [(1.0, 1), (0.0, 65_536)])
 async def test_a_model_folder_gives_the_same_records_with_any_number_in_flight(
     model: tuple[Any, Any], tmp_path: Path, temperature: float, max_batch_tokens: int
 ) -> None:
@@ -125,7 +120,7 @@ async def test_a_model_folder_gives_the_same_records_with_any_number_in_flight(
             ),
             max_in_flight=in_flight,
         )
-        await evaluate(TASKS[:6], runner, tmp_path / str(in_flight), samples_per_task=2, progress=False)
+        await evaluate(TASKS[:4], runner, tmp_path / str(in_flight), samples_per_task=2, progress=False)
         await policy.close()
         found.append(contents(tmp_path / str(in_flight)))
     assert found[0] == found[1]

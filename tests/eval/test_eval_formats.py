@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,28 +26,6 @@ def answer(prompt: str) -> str:
     """Replies to the questions in the prompt, in their order."""
     asked = sorted((question for question in ANSWERS if question in prompt), key=prompt.rfind)
     return "".join(f"<final_answer>\\boxed{{{ANSWERS[question]}}}</final_answer>" for question in asked)
-
-
-@pytest.mark.parametrize("name", ["atommem", "memagent", "full_context", "rag", "no_memory"])
-async def test_memagents_evaluation_file(tmp_path: Path, name: str) -> None:
-    rows = [eval_row(), eval_row(input="Who is a potter?", answers=["Orla", "Orla B."])]
-    tasks = load_tasks(write_json(tmp_path / "eval_200.json", rows))
-    setup, _ = make_setup(answer)
-    result = await evaluate(tasks, make_method(name, setup), tmp_path / "out", progress=False)
-    summary = result.summary()
-    assert (summary["metrics"]["em"]["mean"], summary["metrics"]["f1"]["mean"]) == (0.0, pytest.approx((2 / 3 + 0) / 2))
-    assert summary["metrics"]["sub_em"]["mean"] == 0.5
-    assert summary["failed"] == 0
-
-
-@pytest.mark.parametrize("name", ["atommem", "memagent", "full_context", "rag"])
-async def test_several_questions_in_one_parquet_row(tmp_path: Path, name: str) -> None:
-    row: dict[str, Any] = train_row(["Where does Bran live?", "Who is a potter?"], [["Port", "in Port"], ["Orla"]])
-    tasks = load_tasks(write_parquet(tmp_path / "test.parquet", [row]))
-    setup, _ = make_setup(answer)
-    result = await evaluate(tasks, make_method(name, setup), tmp_path / "out", progress=False)
-    assert [question.metrics["em"] for question in result.records[0].questions] == [1.0, 0.0]
-    assert result.em == 0.5
 
 
 @pytest.mark.parametrize("method", ["atommem", "memagent", "rag"])

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.envs.scoring.paired import compare
-from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.task import Task
 from atommem.errors import ConfigError, DataError, PolicyError
@@ -275,26 +273,6 @@ async def test_progress_shows_failures_em_and_what_was_done_before(
     assert "4/4" in error
     assert "failed=1" in error
     assert "em=0.800" in error  # a, d (3 questions) right, b wrong
-
-
-async def test_compare_pairs_tasks_and_tests_the_signs() -> None:
-    wrong = [make_task(name, right=False) for name in "abcdefgh"]
-    right = [make_task(name) for name in "abcdef"]
-    before = (await evaluate(wrong, make_runner()[0], progress=False)).records
-    runner, policy = make_runner()
-    policy.out_of_reach = {"f"}
-    after = (await evaluate([*right, *wrong[6:]], runner, progress=False)).records
-    comparison = compare(before, after)
-    # f failed and is left out; g and h are wrong both times; 5 wins: p = 1 / 2^5 (mid-p).
-    assert (comparison.wins, comparison.losses, comparison.ties) == (5, 0, 2)
-    assert comparison.p_value == pytest.approx(1 / 32)
-    assert compare(after, before).losses == 5
-
-
-async def test_record_round_trip() -> None:
-    result = await evaluate(TASKS, make_runner()[0], progress=False)
-    for record in result.records:
-        assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 def test_file_stems_are_safe_and_distinct() -> None:

@@ -94,6 +94,7 @@ async def test_what_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
         make_results(make_cells([one]), reference="z")
 
 
+@pytest.mark.slow
 async def test_report_writes_everything_and_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     await run(tmp_path / "one", 9, "x")
     await run(tmp_path / "two", 3, "x", gone=1)
@@ -126,6 +127,7 @@ def page_of(evaluations: list[Evaluation], **settings: Any) -> tuple[str, dict[s
     return text, json.loads(content[1]), results
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_the_page_holds_its_data_safely(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><!-- & \u2028 \ud83d {{ 7 * 7 }}<img src=x onerror=alert(2)>"
     evaluation = await run(tmp_path / "one", 3, evil, dataset=evil)
@@ -145,6 +147,7 @@ async def test_the_page_holds_its_data_safely(tmp_path: Path) -> None:
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_only_the_pages_own_scripts_may_run(tmp_path: Path) -> None:
     page, _, _ = page_of([await run(tmp_path / "one", 3, "x")])
     policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', page)
@@ -156,6 +159,7 @@ async def test_only_the_pages_own_scripts_may_run(tmp_path: Path) -> None:
     assert html.unescape(policy[1]).endswith(f"script-src {allowed} 'unsafe-eval'")
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_embedded_episodes_are_of_every_kind_and_paired(tmp_path: Path) -> None:
     evaluations = [await run(tmp_path / "one", 9, "a", gone=2), await run(tmp_path / "two", 3, "b")]
     # t10, t11 failed in one; t3 to t8 differ; t9 is wrong in both; t0 to t2 right.
@@ -168,6 +172,7 @@ async def test_embedded_episodes_are_of_every_kind_and_paired(tmp_path: Path) ->
     assert 0 < len(data["episodes"]) < 4
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_two_rows_are_compared_by_the_test_of_the_tables(tmp_path: Path) -> None:
     rows = [await run(tmp_path / "one", 9, "a", gone=2), await run(tmp_path / "two", 3, "b")]
     _, data, results = page_of(rows)
@@ -180,6 +185,7 @@ async def test_two_rows_are_compared_by_the_test_of_the_tables(tmp_path: Path) -
     assert re.findall(r'<th scope="row">(t\d+)</th>', pair) == [f"t{n}" for n in range(3, 9)]
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_a_missing_trace_is_counted(tmp_path: Path) -> None:
     evaluation = await run(tmp_path / "one", 3, "a")
     evaluation.trace(evaluation.records[0]).unlink()

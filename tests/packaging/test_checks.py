@@ -56,6 +56,7 @@ def test_every_room_s_coverage_is_printed_after_the_tests(checkout: Path) -> Non
     assert result.stdout.splitlines() == ["10 passed in 1s"] * 2 + [f"coverage of {room}: 100.0%" for room in ROOMS]
 
 
+@pytest.mark.slow
 def test_one_room_below_the_bar_fails_though_the_total_is_above(checkout: Path) -> None:
     room = "train"
     (checkout / room / "module.py").write_text("value = 1\n" * 8 + "if value > 1:\n    value = 3\n")  # 90% is enough

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,18 @@ from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.local_backend import LocalBackend
 from atommem.train.train_config import TrainConfig
 from tests.train.toys import ToyTask, WrittenRunner, make_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+def torchrun(module: str, *arguments: object, ranks: int = 2) -> None:
+    """Run a module of the tests on so many processes; with 0, on one without a launcher."""
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"] if ranks else []
+    command = [sys.executable, "-m", *launcher, f"tests.train.{module}", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment.pop("WORLD_SIZE", None)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 class GradientRecorder(TrainerCallback):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,18 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import load_script
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The script as a module; its parts are to be found in `tmp_path`."""
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "scripts" / "gpu" / "check.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu_check", module)
-    spec.loader.exec_module(module)
+    module = load_script("gpu/check")
     monkeypatch.setattr(module, "HERE", tmp_path)
     return module
 
@@ -56,6 +52,7 @@ def test_a_part_that_fails_or_hangs_keeps_its_rows_and_leaves_the_others(
     assert check.main(["--out", str(tmp_path / "out"), "--only", "good"]) == 0
 
 
+@pytest.mark.slow
 def test_the_whole_check_ends_in_time(check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setattr(check, "PARTS", {"slow": check.Part("slow.py", (), 60)})

@@ -215,6 +215,7 @@ def test_no_model_is_named(tmp_path: Path) -> None:
         main(["--model_name_or_path", str(tmp_path), "--data", str(tmp_path / "tasks.jsonl"), "--use_cpu"])
 
 
+@pytest.mark.slow
 def test_both_stages(model_folder: Path, tmp_path: Path) -> None:
     """GRPO with traces, then a cold start from these traces, then GRPO from that, resumed."""
     data = tmp_path / "tasks.jsonl"
@@ -238,6 +239,7 @@ def test_both_stages(model_folder: Path, tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in lines if "reward" in json.loads(line)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_an_adapter_goes_on_being_trained(model_folder: Path, tmp_path: Path) -> None:
     data = tmp_path / "tasks.jsonl"
     save_tasks(make_tasks(), data)

@@ -18,6 +18,7 @@ from atommem.episode import Episode, Step
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Sampling
+from tests.fakes import word_level
 
 VOCABULARY = 40
 EOS, PAD = 40, 41
@@ -25,12 +26,7 @@ EOS, PAD = 40, 41
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Words w0 to w39, ``<eos>`` and ``<pad>``."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {f"w{index}": index for index in range(VOCABULARY)} | {"<eos>": EOS, "<pad>": PAD}
-    backend = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
+    return word_level([*(f"w{index}" for index in range(VOCABULARY)), "<eos>", "<pad>"])
 
 
 def make_model(

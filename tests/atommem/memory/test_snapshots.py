@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
-from atommem.embedding.embedder import TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, OutageError, TraceError
 from atommem.memory.contents import Snapshot
@@ -74,29 +71,6 @@ async def test_a_memory_that_was_put_down_goes_on_as_if_it_had_not_been(pause: s
         if pause in ("log", "fork", "undo"):
             assert other.log == one.log
             assert all(other.at(step) == one.at(step) for step in range(9))
-
-
-async def test_as_it_was_is_what_the_policy_was_shown_then() -> None:
-    rng = random.Random(0)
-    m, views = WorkingMemory(HashingEmbedder(32), WordTokenizer(), CONFIG), []
-    for step in range(8):
-        views.append(m.view())
-        await m.apply(random_turn(rng, step), step)
-    for step, view in enumerate(views):
-        assert m.at(step).contents.view(CONFIG.capacity) == view
-        assert (await restored(m.at(step))).view() == view
-    assert m.at(99) == m.snapshot()
-
-
-async def test_a_fork_goes_its_own_way() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
-    twin = m.fork()
-    await twin.apply([Action(UPDATE, "eve", 1), Action(CREATE, "dan")], 1)
-    await m.apply([Action(DELETE, handle=2), Action(READ, "ann")], 1)
-    assert (texts(m), texts(twin)) == ({1: "ann"}, {1: "eve", 2: "bob", 3: "dan"})
-    assert (shown(m)[0], len(shown(twin))) == ((1, "ann"), 3)
-    assert m.log[:4] == twin.log[:4]
 
 
 async def test_undo_embeds_only_what_was_lost() -> None:
@@ -182,23 +156,3 @@ async def test_an_outage_leaves_a_memory_where_it_was() -> None:
     with pytest.raises(OutageError):
         await m.undo(1)
     assert (texts(m), len(m.log)) == ({1: "eve"}, 5)
-
-
-class Slow(HashingEmbedder):
-    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        for _ in range(random.randrange(1, 6)):
-            await asyncio.sleep(0)
-        return await super().embed(texts, kind)
-
-
-async def test_many_at_once_see_what_each_sees_alone() -> None:
-    async def episode(number: int, embedder: HashingEmbedder) -> tuple[object, ...]:
-        rng = random.Random(number)
-        m = WorkingMemory(embedder, WordTokenizer(), MemoryConfig(capacity=(None, 1, 7)[number % 3], retention="fifo"))
-        for step in range(6):
-            await m.apply(random_turn(rng, step), step)
-        return m.log, m.view()
-
-    shared = Slow(32)
-    together = await asyncio.gather(*(episode(number, shared) for number in range(64)))
-    assert together == [await episode(number, HashingEmbedder(32)) for number in range(64)]

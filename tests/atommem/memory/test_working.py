@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from atommem.actions import Action
-from atommem.config import MemoryConfig
-from atommem.errors import OutageError, TraceError
+from atommem.errors import TraceError
 from atommem.memory.entries import MemoryView, Source
 from atommem.memory.operations import Outcome
-from atommem.memory.working import WorkingMemory
 from tests.atommem.memory.toys import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, by_policy, memory, shown, texts
-from tests.fakes import WordEmbedder, WordTokenizer
 
 
 async def test_a_read_is_shown_in_the_next_view_and_changes_nothing() -> None:
@@ -65,13 +60,6 @@ async def test_a_handle_that_was_not_shown_is_skipped_and_the_rest_applies(handl
     operations = await m.apply([Action(UPDATE, "gone", handle), Action(CREATE, "new")], 1)
     assert [o.outcome for o in by_policy(operations)] == [Outcome.UNKNOWN_HANDLE, Outcome.APPLIED]
     assert sorted(texts(m).values()) == ["ann one", "bob two", "new"]
-
-
-async def test_entries_that_were_never_read_have_no_handle() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "ann one")], 0)
-    (operation,) = await m.apply([Action(DELETE, handle=1)], 1)
-    assert operation.outcome is Outcome.UNKNOWN_HANDLE
 
 
 async def test_capacity_reject_and_the_room_that_a_delete_makes() -> None:
@@ -145,15 +133,6 @@ async def test_one_step_asks_the_embedder_once_per_kind() -> None:
     assert len(embedder.calls) == 2  # type: ignore[attr-defined]
 
 
-async def test_an_outage_leaves_the_memory_as_it_was() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "a"), Action(READ, "a")], 0)
-    m._resources.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
-    with pytest.raises(OutageError):
-        await m.apply([Action(SCRATCHPAD, "s"), Action(DELETE, handle=1), Action(CREATE, "b")], 1)
-    assert (list(texts(m).values()), m.contents.scratchpad) == (["a"], "")
-
-
 async def test_entries_know_when_and_how_well_they_were_shown() -> None:
     m = memory(retrieve_k=1)
     span = Source(0, "chunk 1", 5, 9)
@@ -188,22 +167,6 @@ async def test_the_outcome_of_the_writer_is_noted_until_another_writes() -> None
     assert [entry.outcome for entry in m.entries()] == [1.0, 0.5]
     await m.apply([Action(UPDATE, "ann sings", 1)], 1)
     assert [entry.outcome for entry in m.entries()] == [None, 0.5]
-
-
-async def test_being_shown_counts_as_use() -> None:
-    m = memory(capacity=2, retention="lru", retrieve_k=1)
-    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
-    await m.apply([Action(CREATE, "eve")], 1)
-    assert sorted(texts(m).values()) == ["ann", "eve"]
-
-
-async def test_episodes_do_not_see_each_other() -> None:
-    embedder, tokenizer = WordEmbedder(), WordTokenizer()
-    memories = [WorkingMemory(embedder, tokenizer, MemoryConfig()) for _ in range(16)]
-    await asyncio.gather(
-        *(m.apply([Action(CREATE, f"mine {i}"), Action(READ, "mine")], 0) for i, m in enumerate(memories))
-    )
-    assert [shown(m) for m in memories] == [[(1, f"mine {i}")] for i in range(16)]
 
 
 async def test_an_outcome_of_an_entry_that_is_not_there_changes_nothing() -> None:

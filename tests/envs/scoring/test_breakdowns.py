@@ -74,6 +74,7 @@ def test_where_the_evidence_lies_is_told_in_fifths() -> None:
     assert described[2].attributes == {}
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_an_evaluation_writes_them_and_its_report_shows_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

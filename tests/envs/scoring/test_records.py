@@ -134,6 +134,7 @@ class OnlyRewards:
         return Score(0.5 + 0.5 * score.reward, score.answers, {"calls": 3.0})
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_an_environment_without_exact_match_is_evaluated_compared_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ def play(
 
 
 def sites(config: SiteConfig) -> list[Task]:
-    return list(generate_sites(config, 40, seed=5))
+    return list(generate_sites(config, 16, seed=5))
 
 
 def em(episodes: list[Episode]) -> float:
@@ -85,7 +85,8 @@ def test_every_fault_costs(fault: str) -> None:
 
 def test_instructions_stand_on_pages_and_change_nothing_else() -> None:
     kinds = set()
-    for clean, hostile in zip(sites(SiteConfig()), sites(SiteConfig(injected=0.3)), strict=True):
+    pairs = zip(*(generate_sites(SiteConfig(injected=share), 40, seed=5) for share in (0.0, 0.3)), strict=True)
+    for clean, hostile in pairs:
         injected = hostile.metadata.get("injected", {"pages": [], "written": "-"})
         written = injected["written"]
         kinds.add(written[1:].split(">")[0])

@@ -22,12 +22,12 @@ from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
 from tests.envs.web.test_environment import ANSWER, PAGES, call, make_task
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc
 
 VISITS = [call("visit", page="Ann"), call("visit", page="Bob Vin"), ANSWER]
 
 
-def setup_for(completions: Sequence[str], room: int = 32_768, **settings: Any) -> Setup:
+def setup_for(completions: Sequence[str | Exception], room: int = 32_768, **settings: Any) -> Setup:
     tokenizer = WordTokenizer()
     return Setup(
         policy=ListPolicy(tokenizer, list(completions)),
@@ -41,7 +41,7 @@ def setup_for(completions: Sequence[str], room: int = 32_768, **settings: Any) -
 
 
 def play(
-    method: str, completions: Sequence[str], task: Task | None = None, room: int = 32_768, **settings: Any
+    method: str, completions: Sequence[str | Exception], task: Task | None = None, room: int = 32_768, **settings: Any
 ) -> Episode:
     setup = setup_for(completions, room, **settings)
     return asyncio.run(make_method(method, setup).run(task or make_task()))
@@ -117,20 +117,7 @@ def test_the_budget_and_several_questions_are_the_environments() -> None:
 
 
 def test_an_outage_fails_the_episode() -> None:
-    class Gone(ListPolicy):
-        async def complete(self, *arguments: Any) -> Any:
-            raise OutageError("gone.")
-
-    tokenizer = WordTokenizer()
-    setup = Setup(
-        Gone(tokenizer, []),
-        WordEmbedder(),
-        tokenizer,
-        make_environments(environment_config("web"), tokenizer),
-        MemoryConfig(),
-        Sampling(),
-    )
-    episode = asyncio.run(make_method("react", setup).run(make_task()))
+    episode = play("react", [OutageError("gone.")])
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
 
 
@@ -141,18 +128,13 @@ def test_no_memory_does_without_tools() -> None:
 
 
 def test_they_need_tools_and_the_readers_documents() -> None:
-    tokenizer = WordTokenizer()
-
-    def setup(environment: str, **settings: Any) -> Setup:
-        environments = make_environments(environment_config(environment, **settings), tokenizer)
-        return Setup(ListPolicy(tokenizer, []), WordEmbedder(), tokenizer, environments, MemoryConfig(), Sampling())
-
+    documents = replace(setup_for([]), environments=longdoc(WordTokenizer()))
     with pytest.raises(ConfigError, match="method react browses"):
-        make_method("react", setup("longdoc"))
+        make_method("react", documents)
     with pytest.raises(ConfigError, match="with calls json"):
-        make_method("react", setup("web", calls="compact"))
+        make_method("react", setup_for([], calls="compact"))
     with pytest.raises(ConfigError, match="method rag reads documents"):
-        make_method("rag", setup("web"))
+        make_method("rag", setup_for([]))
 
 
 def test_questions_without_golds_have_no_reward() -> None:

@@ -108,11 +108,6 @@ async def test_rag_splits_a_text_that_comes_joined() -> None:
         assert len(setup.embedder.calls[0]) == 1 + count  # type: ignore[attr-defined]
 
 
-async def test_rag_without_any_text() -> None:
-    setup, _ = make_setup()
-    assert (await make_method("rag", setup).run(Task("t", TASK.questions))).reward == 1.0
-
-
 async def test_an_oracle_without_named_facts_gets_all_gold_and_without_gold_says_so() -> None:
     setup, policy = make_setup()
     questions = tuple(replace(question, metadata={}) for question in TASK.questions)
@@ -255,13 +250,6 @@ async def test_every_method_is_evaluated_recorded_and_continued(name: str, tmp_p
     other = replace(setup, sampling=Sampling(temperature=1.0))
     with pytest.raises(ConfigError, match=r"sampling\.temperature is 0\.0 there and 1\.0 now"):
         await evaluate(tasks, make_method(name, other), tmp_path, progress=False)
-
-
-async def test_another_method_is_refused_in_the_same_folder(tmp_path: Path) -> None:
-    setup, _ = make_setup()
-    await evaluate([TASK], make_method("rag", setup), tmp_path, progress=False)
-    with pytest.raises(ConfigError, match=r"method\.name is 'rag' there and 'no_memory' now"):
-        await evaluate([TASK], make_method("no_memory", setup), tmp_path, progress=False)
 
 
 def test_an_unknown_method_is_named() -> None:

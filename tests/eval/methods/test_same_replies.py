@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
 from tests.eval.methods.same_replies import METHODS, digest, make_case, run
+from tests.fakes import load_script
 
 RECORDED: dict[str, list[str]] = json.loads(Path(__file__).with_name("authors.json").read_text())
-BENCH = Path(__file__).resolve().parents[3] / "scripts" / "bench_baselines.py"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -37,11 +36,7 @@ def test_another_method_is_found(method: str, setting: str, value: object, monke
 def test_the_bench_holds_and_a_weaker_method_fails_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = importlib.util.spec_from_file_location("bench_baselines", BENCH)
-    assert spec is not None
-    assert spec.loader is not None
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = load_script("bench_baselines")
     assert bench.main(["--quick"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["holds"]

@@ -16,11 +16,14 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.eval import eval_cli, workbench
 from atommem.eval.reporting import report_cli
+from atommem.eval.reporting.charts import make_charts
 from atommem.eval.suites.board import Board, duration
 from atommem.eval.suites.cells import Cell
 from atommem.policy.contract import Completion, Sampling
 from tests.eval.toys import ToyPolicy, make_task
 from tests.fakes import WordTokenizer
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class CountingPolicy(ToyPolicy):
@@ -45,7 +48,6 @@ class CountingPolicy(ToyPolicy):
 def policy(monkeypatch: pytest.MonkeyPatch) -> CountingPolicy:
     toy = CountingPolicy()
     monkeypatch.setattr(workbench, "open_policy", lambda config: toy)
-    monkeypatch.setattr(report_cli, "write_charts", lambda *arguments: None)  # they take a second
     return toy
 
 
@@ -116,7 +118,11 @@ def test_seeds_are_one_cell_with_a_spread(folder: Path, policy: CountingPolicy) 
     assert [item["seed"] for item in results(folder)["evaluations"]] == [5, 5]
 
 
-def test_the_report_tells_costs_and_training_where_it_is_asked_to(folder: Path, policy: CountingPolicy) -> None:
+@pytest.mark.slow
+def test_the_report_tells_costs_and_training_where_it_is_asked_to(
+    folder: Path, policy: CountingPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_cli, "make_charts", make_charts)
     lines = (f'{{"step": {step}, "reward": 0.1, "actions/create": 0.{step}}}\n' for step in (1, 2))
     (folder / "metrics.jsonl").write_text("".join(lines))
     tables = []

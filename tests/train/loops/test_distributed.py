@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.train.harness import assert_equal_gradients
+from tests.train.harness import assert_equal_gradients, torchrun
 
-ROOT = Path(__file__).parents[3]
 CASES = ["mixed-token", "mixed-step", "mixed-trajectory", "one_sided-token", "shared-token", "equal-token"]
 
 pytestmark = pytest.mark.slow
-
-
-def launch(processes: int, folder: Path) -> None:
-    command = [sys.executable, "-m", "tests.train.loops.distributed_worker", ",".join(CASES), str(folder)]
-    if processes > 1:
-        command[1:2] = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    environment.pop("WORLD_SIZE", None)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """For each case: the one process, then both of two."""
     folder = tmp_path_factory.mktemp("distributed")
-    launch(1, folder)
-    launch(2, folder)
+    for ranks in (0, 2):
+        torchrun("loops.distributed_worker", ",".join(CASES), folder, ranks=ranks)
     runs = ((1, 0), (2, 0), (2, 1))
     return {case: [torch.load(folder / f"{case}-{n}-{rank}.pt") for n, rank in runs] for case in CASES}
 

@@ -20,6 +20,7 @@ from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
 from atommem.train.watch.trace_writer import TraceWriter
+from tests.fakes import word_level
 from tests.train.harness import GradientRecorder, make_config
 from tests.train.toys import make_model
 
@@ -41,18 +42,8 @@ ELEMENTS = [
 
 def make_element_tokenizer() -> PreTrainedTokenizerFast:
     """A token is a whole element, so that a random policy acts and answers."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     words = ["<unk>", *ELEMENTS, "c0", "c1", "city", "<eos>", "<pad>"]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        unk_token="<unk>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        clean_up_tokenization_spaces=False,
-    )
+    return word_level(words, unk_token="<unk>", clean_up_tokenization_spaces=False)
 
 
 def make_tasks(count: int = 6) -> list[Task]:

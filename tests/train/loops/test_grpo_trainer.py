@@ -93,18 +93,6 @@ def test_logged_means_do_not_depend_on_the_token_budget(tmp_path: Path) -> None:
     assert logged[0]["entropy"] > 0.1
 
 
-def test_skipping_equal_groups_changes_nothing(tmp_path: Path) -> None:
-    """The reference with every group in it, those of advantage 0 included."""
-    model = make_model()
-    episodes = episodes_of(mixed_episode, TASKS, 4)
-    advantages = group_advantages([episode.reward for episode in episodes], 4)
-    assert advantages[4:12] == [0.0] * 8
-    _, everything = reference_gradients(model, episodes, advantages, "token")
-    trainer, recorder, _ = make_trainer(model, make_config(tmp_path, per_device_train_batch_size=16), mixed_episode)
-    trainer.train()
-    assert_equal_gradients(recorder.gradients[0], everything)
-
-
 @pytest.mark.parametrize("normalization", ["token", "step", "trajectory"])
 def test_equal_rows_are_computed_once(tmp_path: Path, normalization: str) -> None:
     """All samples of a task begin with the same step; the reference computes each of them."""

@@ -77,11 +77,14 @@ def damage(folder: Path, how: str) -> str:
         whole[350] ^= 1
         file.write_bytes(whole)
         return "the contents of optimizer.pt are not what was written"
-    (folder / MARKER).unlink()
+    if how == "marker":
+        (folder / MARKER).unlink()
+    else:
+        (folder / MARKER).write_text("{")
     return "it has no readable checkpoint_complete.json"
 
 
-DAMAGES = ["truncated", "missing", "flipped", "marker"]
+DAMAGES = ["truncated", "missing", "flipped", "marker", "garbage"]
 
 
 @pytest.mark.parametrize("how", DAMAGES)

@@ -78,21 +78,6 @@ def test_a_checkpoint_of_a_version_without_checksums_counts_as_it_is(tmp_path: P
     assert changed_files(saved) == []
 
 
-@pytest.mark.parametrize("damage", ["marker", "file", "size", "garbage"])
-def test_what_lacks_anything_is_not(tmp_path: Path, damage: str) -> None:
-    saved = save(tmp_path, 3)
-    if damage == "marker":
-        (saved / MARKER).unlink()
-    elif damage == "file":
-        (saved / "inner" / "shard").unlink()
-    elif damage == "size":
-        (saved / "model.bin").write_text("weight")
-    else:
-        (saved / MARKER).write_text("{")
-    assert not is_complete(saved)
-    assert last_checkpoint(tmp_path) is None
-
-
 def test_the_last_one_is_the_one_saved_last(tmp_path: Path) -> None:
     """Not the highest number: a run may have been continued from an earlier checkpoint."""
     for step in (10, 20, 15):

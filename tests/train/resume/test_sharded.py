@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,26 +12,18 @@ from atommem.errors import ConfigError
 from atommem.train.resume.checkpoint import save_final
 from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
 from atommem.train.resume.export import export
-from tests.train.resume.sharded_worker import FORMS, ROOT, make, run
+from tests.train.harness import torchrun
+from tests.train.resume.sharded_worker import FORMS, make, run
 
 pytestmark = pytest.mark.slow
-
-
-def launch(part: str, ranks: int, folder: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
-    command += ["tests.train.resume.sharded_worker", part, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of two FSDP2 processes, of one, and of two that go on from the one."""
     folder = tmp_path_factory.mktemp("sharded")
-    launch("two", 2, folder)
-    launch("one", 1, folder)
-    launch("resume", 2, folder)
+    for part, ranks in (("two", 2), ("one", 1), ("resume", 2)):
+        torchrun("resume.sharded_worker", part, folder, ranks=ranks)
     return folder
 
 

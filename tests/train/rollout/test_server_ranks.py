@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.train.harness import torchrun
 from tests.train.rollout.server_ranks_worker import train_replacing
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
 
@@ -22,11 +18,7 @@ pytestmark = pytest.mark.slow
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "tests.train.rollout.server_ranks_worker", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun("rollout.server_ranks_worker", folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.train.harness import assert_equal_gradients
+from tests.train.harness import assert_equal_gradients, torchrun
 from tests.train.toys import make_model
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
 
@@ -24,15 +18,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """What one process found, then both of two."""
     folder = tmp_path_factory.mktemp("fsdp2")
     make_model().save_pretrained(folder / "model")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    environment.pop("WORLD_SIZE", None)
-    for ranks in (1, 2):
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"] if ranks == 2 else []
-        command = [sys.executable, *launcher, "-m", "tests.train.shipped.fsdp2_worker", str(folder), request.param]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+    for ranks in (0, 2):
+        torchrun("shipped.fsdp2_worker", folder, request.param, ranks=ranks)
     return [
         torch.load(folder / f"{request.param}-{n}-{rank}.pt", weights_only=False)
         for n, rank in ((1, 0), (2, 0), (2, 1))

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.fakes import load_script
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_shipped", ROOT / "scripts" / "bench_shipped.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_shipped"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("bench_shipped")
 
 
 def test_every_recipe_and_launcher_has_its_pair(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

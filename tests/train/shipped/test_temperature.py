@@ -4,7 +4,6 @@ training computes of them."""
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from atommem.policy.server import ServerPolicy
 from atommem.train.objective.loss import correction
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.padding import pad_rows
+from tests.fakes import load_script
 
-ROOT = Path(__file__).parents[3]
 TEMPERATURE = 0.7
 
 pytestmark = [
@@ -50,11 +49,7 @@ def sampled(url: str, tokenizer: Any) -> list[Row]:
 
 @pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
 def test_ratios_are_one_on_policy(tmp_path: Path, mode: str) -> None:
-    spec = importlib.util.spec_from_file_location("vllm_process", ROOT / "scripts" / "vllm_process.py")
-    assert spec is not None
-    assert spec.loader is not None
-    vllm_process = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(vllm_process)
+    vllm_process = load_script("vllm_process")
     world = WorldConfig(prose="compact", names=16, facts_per_document=2)
     tokenizer = make_tokenizer(world, MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2))
     torch.manual_seed(0)

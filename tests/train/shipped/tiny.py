@@ -10,6 +10,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
+from tests.fakes import word_level
 from tests.train.toys import make_model
 
 ELEMENTS = [
@@ -26,14 +27,8 @@ DATA += ["hotpotqa_small.parquet"]
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A token is a whole element, so that a random policy acts and answers."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     words = ["<unk>", *ELEMENTS, *WORDS, "<eos>", "<pad>"]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>", model_max_length=4096
-    )
+    return word_level(words, unk_token="<unk>", model_max_length=4096)
 
 
 def make_world(folder: Path, head_dim: int = 8, words: int = 0) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from typing import Any
 
 from atommem.envs.web.net.guard import Address
-from tests.loopback import Route, answering
+from tests.loopback import Quiet, Route, answering, listening
 
 INTERNET = "127.0.0.2"
 
@@ -26,8 +24,8 @@ def serving(routes: Mapping[str, Route], address: str = INTERNET) -> Iterator[tu
     """The host:port of a server with these paths, and what it was asked: (method and path, headers, body) each."""
     asked: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the name that http.server calls
+    class Handler(Quiet):
+        def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             asked.append((f"{self.command} {self.path}", dict(self.headers.items()), body))
             path = self.path.partition("?")[0]
@@ -35,25 +33,8 @@ def serving(routes: Mapping[str, Route], address: str = INTERNET) -> Iterator[tu
 
         do_POST = do_GET  # noqa: N815
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            return None
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        block_on_close = False
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that has gone away is none."""
-
-    listening = Server((address, 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield f"{address}:{listening.server_port}", asked
-    finally:
-        listening.shutdown()
-        thread.join()
-        listening.server_close()
+    with listening(Handler, address) as host:
+        yield host, asked
 
 
 def resolver(names: Mapping[str, list[str]]) -> Any:

@@ -90,6 +90,7 @@ def test_pages_that_cannot_be_read_are_observations() -> None:
     assert "not on the public web" in results[-1].text
 
 
+@pytest.mark.slow
 def test_a_page_that_takes_too_long_or_too_much_memory_is_given_up_and_the_next_one_is_read() -> None:
     table = "<html><body><table>" + "<tr>" + "<td><p>x</p></td>" * 40_000 + "</tr></table></body></html>"
     routes = {"/table": answering(table), "/ann": answering(PAGE)}
@@ -120,8 +121,8 @@ def test_a_machine_that_can_start_no_process_has_an_outage_and_reads_on_when_it_
 def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_gives_no_permission() -> None:
     routes = {
         "/robots.txt": answering("User-agent: *\nDisallow: /private\n", "text/plain"),
-        "/private/a": answering(PAGE),
-        "/open": answering(PAGE),
+        "/private/a": answering(PROSE, "text/plain"),
+        "/open": answering(PROSE, "text/plain"),
     }
     with serving(routes) as (host, asked):
         refused, fine = read(direct(obey_robots=True), f"http://{host}/private/a", f"http://{host}/open")
@@ -132,9 +133,9 @@ def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_g
     with serving(routes) as (host, asked):
         assert "does not let robots read" in read(direct(obey_robots=True), f"http://{host}/in")[0].text
     assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /in"]
-    with serving({"/open": answering(PAGE)}) as (host, _):
+    with serving({"/open": routes["/open"]}) as (host, _):
         assert not read(direct(obey_robots=True), f"http://{host}/open")[0].is_error, "no rules: all is allowed"
-    with serving({"/open": answering(PAGE), "/robots.txt": answering("", status=503)}) as (host, _):
+    with serving({"/open": routes["/open"], "/robots.txt": answering("", status=503)}) as (host, _):
         assert "robots.txt answers 503" in read(direct(obey_robots=True), f"http://{host}/open")[0].text
 
 

@@ -51,6 +51,7 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
         main(["async", "--model_name_or_path", str(tmp_path), "--data", "x", "--use_cpu"])
 
 
+@pytest.mark.slow
 def test_trains_saves_and_resumes(tmp_path: Path) -> None:
     model, data, out = save_model(tmp_path), tmp_path / "tasks.parquet", tmp_path / "out"
     save_config(model, *SETTINGS)

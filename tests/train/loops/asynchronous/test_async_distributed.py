@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.train.harness import torchrun
 from tests.train.loops.asynchronous.distributed_worker import train
 from tests.train.loops.asynchronous.test_async_trainer import save_model
-
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     model = save_model(tmp_path)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
-    command += ["tests.train.loops.asynchronous.distributed_worker", str(model), str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun("loops.asynchronous.distributed_worker", model, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
 
     alone = train(model, tmp_path / "one", processes=1)

@@ -1,0 +1,118 @@
+"""How many changes of the code its tests notice: mutants that mutmut makes (`pip install mutmut`), a sample of a file.
+
+    python scripts/mutation.py [FILE ...] [--n 16] [--seed 0] [--save M.json | --load M.json]
+
+The tree is copied, and in the copy one mutant after the other stands in its file's place. First the fast tests that
+bear its name are run (or those of its folder), then those of its room; a mutant that none of them notices is printed.
+The last line is JSON. --load judges another tree's tests by the same mutants: run it in a `git worktree`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+FILES = (
+    *("atommem/parsing.py", "atommem/prompts.py", "atommem/memory/working.py", "atommem/session.py"),
+    *("atommem/episode_runner.py", "train/objective/advantages.py", "train/objective/loss.py", "train/packing/trie.py"),
+    *("train/packing/planning.py", "envs/scoring/answers.py", "envs/scoring/metrics.py", "envs/scoring/statistics.py"),
+    "serve/conversation_log.py",
+)
+SECONDS = 240
+
+
+def mutants(file: str, n: int, seed: int) -> list[str]:
+    """Up to `n` different mutants of a file, as patches."""
+    from mutmut.mutation.file_mutation import create_mutations, deep_replace
+
+    code = Path(file).read_text(encoding="utf-8")
+    module, mutations, *_ = create_mutations(file, code)
+    found: dict[str, str] = {}
+    for mutation in random.Random(f"{seed}/{file}").sample(mutations, len(mutations)):
+        text = deep_replace(module, mutation.original_node, mutation.mutated_node).code
+        if mutation.contained_by_top_level_function is not None and text != code and len(found) < n:
+            found[text] = "".join(difflib.unified_diff(code.splitlines(True), text.splitlines(True), file, file))
+    return list(found.values())
+
+
+def stages(file: str) -> list[list[str]]:
+    """Tests of the file, then of its room."""
+    path = Path(file)
+    own = sorted(map(str, Path("tests", path.parent).glob(f"test_{path.stem}*.py")))
+    return [own or [f"tests/{path.parent}"], [f"tests/{path.parts[0]}"]]
+
+
+def noticed(tests: list[str]) -> bool:
+    """Whether a test fails, or none of them ends in time."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nowhere, stream)
+        import pytest
+
+        os._exit(int(pytest.main(["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *tests])))
+    for _ in range(SECONDS * 20):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status) != 0
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", default=FILES)
+    parser.add_argument("--n", type=int, default=16, help="mutants of each file")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--load", type=Path)
+    args = parser.parse_args()
+    made = [(file, patch) for file in args.files for patch in ([] if args.load else mutants(file, args.n, args.seed))]
+    if args.load:
+        made = json.loads(args.load.read_text())
+    if args.save:
+        args.save.write_text(json.dumps(made))
+    killed, total = Counter[str](), Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        left_out = shutil.ignore_patterns(".git*", ".venv*")
+        tree = shutil.copytree(".", Path(folder) / "tree", symlinks=True, ignore=left_out)
+        os.chdir(tree)
+        sys.path.insert(0, str(tree))
+        os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", WANDB_MODE="offline")
+        sys.dont_write_bytecode = True
+        import torch  # noqa: F401  # once, for all that are forked
+        import transformers  # noqa: F401
+
+        for tests in {tuple(stage) for file, _ in made for stage in stages(file)}:
+            assert not noticed(list(tests)), f"{tests} fail as they are"
+        for file, patch in made:
+            whole = Path(file).read_text(encoding="utf-8")
+            subprocess.run(["patch", "-p0", "-s"], input=patch, text=True, check=True)
+            found = any(noticed(tests) for tests in stages(file))
+            Path(file).write_text(whole, encoding="utf-8")
+            total[file] += 1
+            killed[file] += found
+            if not found:
+                print(patch, flush=True)
+    each = {file: f"{killed[file]} of {total[file]}" for file in total}
+    print(json.dumps({"killed": sum(killed.values()), "mutants": sum(total.values()), "files": each}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
