@@ -68,6 +68,7 @@ def log_of(conversations: Conversations, conversation: str) -> tuple[list[str], 
     return [event.kind for event in log.events(conversation)], [row["seq"] for row in log.operations(conversation, 0)]
 
 
+@pytest.mark.slow
 def test_two_gateways_on_one_database_lose_nothing(tmp_path: Path) -> None:
     """Both write to the same conversations at the same time, from eight threads each."""
     db = tmp_path / "log.db"

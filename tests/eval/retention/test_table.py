@@ -95,6 +95,7 @@ async def test_there_must_be_something_to_tell_apart(tmp_path: Path) -> None:
         save(fit(given), tmp_path / "w")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*names D.*no turn of the conversation")
 async def test_on_locomo_no_rule_keeps_more_evidence_than_the_greedy_oracle() -> None:
     """With vectors of words: what is kept of the references does not ask for better ones."""
