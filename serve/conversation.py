@@ -181,7 +181,8 @@ class Conversation:
                 await self.note(Event("stopped", {"reason": "read under another checkpoint"}, of=of))
                 continue
             try:
-                step = await self._turn(observations[done], of)
+                step = await self._turn(observations[done])
+                await self._commit([_step_event(step, of)], step.operations)
             except ConflictError:
                 await self._reload()
                 continue
@@ -210,25 +211,27 @@ class Conversation:
         if on_taken is not None:
             await on_taken()
         await self.read(on_step)
+        steps: list[Step] = []
         entries: tuple[Entry, ...] = ()
 
         async def turn(observation: Observation) -> Step:
             nonlocal entries
+            held = self.session.memory.contents.entries
+            entries = tuple(held[item.entry_id] for item in self.session.memory.view().retrieved)
+            return await self._turn(observation)
 
-            async def once() -> Step:
-                nonlocal entries
-                held = self.session.memory.contents.entries
-                entries = tuple(held[item.entry_id] for item in self.session.memory.view().retrieved)
-                return await self._turn(observation, ask.version)
-
-            step = await self._again(once)
+        async def keep(step: Step, ended: bool, answer: str | None) -> None:
+            # A step that answers and its answer are one commit.
+            body = {"text": answer, "entries": [entry.id for entry in entries]}
+            last = [Event("answer", body, of=ask.version, response=response)] if ended else []
+            await self._commit([_step_event(step, ask.version), *last], step.operations)
+            steps.append(step)
             if on_step is not None:
                 await on_step(step)
-            return step
 
-        text, steps = await asked(self._shared.policy.environments, question, turn)
-        body = {"text": text, "entries": [entry.id for entry in entries]}
-        await self.note(Event("answer", body, of=ask.version, response=response))
+        # Where another gateway was faster it is asked again on top of that; the steps that were kept stay.
+        environments = self._shared.policy.environments
+        text, _ = await self._again(lambda: asked(environments, question, turn, keep))
         return Answered(response, text, entries, tuple(steps))
 
     async def change(
@@ -277,21 +280,14 @@ class Conversation:
         )
         return item
 
-    async def _turn(self, observation: Observation, of: int) -> Step:
-        """A turn, committed.
-
-        Raises:
-            ConflictError: Another gateway was faster: nothing of it counts.
-        """
+    async def _turn(self, observation: Observation) -> Step:
+        """A turn, not committed yet."""
         shared = self._shared
         async with shared.turns.turn():
             with shared.metrics.stage("turn"):
                 deadline = asyncio.get_running_loop().time() + shared.turn_seconds
                 step = await self.session.turn(observation, affinity=self.id, deadline=deadline)
         shared.metrics.sampled(step.prompt_tokens, step.completion_tokens)
-        body = step_record(replace(step, operations=()), tokens=True)
-        event = Event("step", body, step=step.index, of=of, tokens=step.completion_tokens)
-        await self._commit([event], step.operations)
         return step
 
     async def _commit(
@@ -362,6 +358,11 @@ class Conversation:
                 self._shared.metrics.conflicts.inc()
                 await self._reload()
         raise BusyError(f"conversation {self.id} is written by others all the time: try again.")
+
+
+def _step_event(step: Step, of: int) -> Event:
+    body = step_record(replace(step, operations=()), tokens=True)
+    return Event("step", body, step=step.index, of=of, tokens=step.completion_tokens)
 
 
 class PassingConversation(Conversation):

@@ -120,7 +120,7 @@ class ConversationLog:
             conversation: Its id.
             version, seq: Of what these events and operations follow on.
             new: At least one event.
-            written: The operations that the last event brought.
+            written: The operations that the first event brought.
             checkpoint, embedder: What made them.
             cached: Vectors of new texts.
             snapshot: Of the memory after `written`, where one is due.
@@ -128,11 +128,10 @@ class ConversationLog:
         Raises:
             ConflictError: It has gone on since, or is gone.
         """
-        last = version + len(new)
         lines = [replace(event, version=number) for number, event in enumerate(new, version + 1)]
         rows = [
             row_of(operation)
-            | {"conversation": conversation, "seq": number, "version": last}
+            | {"conversation": conversation, "seq": number, "version": version + 1}
             | {"checkpoint": checkpoint, "embedder": embedder}
             for number, operation in enumerate(written, seq)
         ]

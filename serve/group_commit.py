@@ -17,7 +17,7 @@ class _Write:
 
 
 class GroupCommit:
-    """Whoever gets the lock commits what all have brought; each write is a savepoint, and fails by itself.
+    """Whoever gets the lock commits what all have brought; where one of them fails, each is done by itself.
 
     Args:
         engine: Whose transactions write.
@@ -46,15 +46,12 @@ class GroupCommit:
         try:
             with self._engine.begin() as connection:
                 for write in batch:
-                    point = connection.begin_nested()
-                    try:
-                        write.work(connection)
-                        point.commit()
-                    except BaseException as error:
-                        point.rollback()
-                        write.error = error
-        except BaseException as error:  # of the whole: none of them is there
-            for write in batch:
-                write.error = write.error or error
+                    write.work(connection)
+        except BaseException as error:  # none of them is there
+            if len(batch) > 1:
+                for write in batch:
+                    self._commit([write])
+            else:
+                batch[0].error = error
         for write in batch:
             write.done = True

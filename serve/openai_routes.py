@@ -39,13 +39,13 @@ router = APIRouter(prefix="/v1")
 _LISTED = ("item", "ask", "answer")
 
 
-def owner_of(request: Request) -> str:
+async def owner_of(request: Request) -> str:
     """Whose request it is: the owner of its key, and nothing that the client says."""
     owner: str = request.state.owner
     return owner
 
 
-def conversations_of(request: Request) -> Conversations:
+async def conversations_of(request: Request) -> Conversations:
     """The server's conversations."""
     found: Conversations = request.app.state.conversations
     return found
@@ -168,7 +168,8 @@ async def create_response(request: Request, body: Ask, owner: Owner, served: Ser
         summaries.append(step_summary(step))
 
     answered = await while_there(request, asking(noted, None))
-    return response_object(response, name, conversation=conversation, answered=answered, summaries=summaries)
+    whole = response_object(response, name, conversation=conversation, answered=answered, summaries=summaries)
+    return JSONResponse(whole)
 
 
 @router.get("/responses/{response}")
