@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -85,6 +87,17 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
     app.add_exception_handler(GoneError, _gone)
     app.add_middleware(Guard, conversations=conversations, limits=limits or Limits())
     return app
+
+
+def run(app: FastAPI, **options: Any) -> None:
+    """Serve `app` in this process until it is told to end; `options` are uvicorn's."""
+    import uvicorn
+
+    # What was loaded stays: looking through it for garbage would stop all requests for 100 ms and more.
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(0.001)  # the thread that commits waits so long for the event loop's after each of its calls
+    uvicorn.run(app, access_log=False, **options)
 
 
 def _handler(status: int, code: str) -> Any:

@@ -207,10 +207,14 @@ class Conversation:
         Raises:
             ...: As of `read`. The question is in the log then, without an answer.
         """
-        ask = await self.note(Event("ask", {"question": question}, response=response))
+        event = Event("ask", {"question": question}, response=response)
+        ask: Event | None = None
+        if on_taken is not None or self.log.unread:
+            ask = await self.note(event)
         if on_taken is not None:
             await on_taken()
         await self.read(on_step)
+        taking: asyncio.Future[list[Event]] | None = None
         steps: list[Step] = []
         entries: tuple[Entry, ...] = ()
 
@@ -222,6 +226,10 @@ class Conversation:
 
         async def keep(step: Step, ended: bool, answer: str | None) -> None:
             # A step that answers and its answer are one commit.
+            nonlocal ask
+            if ask is None:
+                assert taking is not None
+                (ask,) = await taking
             body = {"text": answer, "entries": [entry.id for entry in entries]}
             last = [Event("answer", body, of=ask.version, response=response)] if ended else []
             await self._commit([_step_event(step, ask.version), *last], step.operations)
@@ -229,10 +237,19 @@ class Conversation:
             if on_step is not None:
                 await on_step(step)
 
+        async def once() -> str | None:
+            nonlocal taking
+            if ask is None:  # nobody waits for it: it is committed while the policy writes
+                taking = asyncio.ensure_future(self._commit([event]))
+            try:
+                text, _ = await asked(self._shared.policy.environments, question, turn, keep)
+            finally:
+                if taking is not None:
+                    await asyncio.wait((taking,))
+            return text
+
         # Where another gateway was faster it is asked again on top of that; the steps that were kept stay.
-        environments = self._shared.policy.environments
-        text, _ = await self._again(lambda: asked(environments, question, turn, keep))
-        return Answered(response, text, entries, tuple(steps))
+        return Answered(response, await self._again(once), entries, tuple(steps))
 
     async def change(
         self, event: Event, work: Callable[[Session], Awaitable[Sequence[Operation]]]
@@ -300,22 +317,16 @@ class Conversation:
     ) -> list[Event]:
         shared, loaded, memory = self._shared, self.log, self.session.memory
         ids = {item.entry_id: None for item in written if item.entry_id in memory.contents.entries and item.after}
-        if written and cached is None:
+        if cached is None and any(item.after for item in written):
             cached = memory.vectors([entry_id for entry_id in ids if entry_id is not None])
         seq = loaded.seq + len(written)
         due = snapshot or seq // SNAPSHOT_EVERY > loaded.seq // SNAPSHOT_EVERY
         made = {"checkpoint": shared.policy.checkpoint, "embedder": shared.policy.agent.embedder.id}
         with shared.metrics.stage("commit"):
-            await shared.in_thread(
-                lambda: shared.log.commit(
-                    self.id,
-                    loaded.version,
-                    loaded.seq,
-                    new,
-                    written,
-                    cached=cached,
-                    snapshot=memory.snapshot() if due else None,
-                    **made,
+            kept = memory.snapshot() if due else None
+            await asyncio.wrap_future(
+                shared.log.commit_soon(
+                    self.id, loaded.version, loaded.seq, new, written, cached=cached, snapshot=kept, **made
                 )
             )
         done = [replace(event, version=number) for number, event in enumerate(new, loaded.version + 1)]

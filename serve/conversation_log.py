@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
-from atommem.serve.group_commit import GroupCommit
+from atommem.serve.group_commit import EachCommit, GroupCommit
 from atommem.serve.log_rows import (
     About,
     ConflictError,
@@ -54,7 +55,9 @@ class ConversationLog:
         self._insert: Any = (sqlite if engine.dialect.name == "sqlite" else postgresql).insert
         # SQLite has one writer: threads that wait for each other here need not poll it.
         self._lock = threading.Lock() if engine.dialect.name == "sqlite" else None
-        self._group = None if self._lock is None else GroupCommit(self._writing, self._lock)
+        self._commits: GroupCommit | EachCommit = EachCommit(self._writing)
+        if self._lock is not None:
+            self._commits = GroupCommit(self._writing, self._lock)
 
     def write(self) -> Transaction:
         """A transaction; what it wrote is there when its block has ended, and otherwise nothing of it."""
@@ -101,7 +104,15 @@ class ConversationLog:
             finally:
                 raw.close()
 
-    def commit(
+    def commit(self, *arguments: Any, **named: Any) -> None:
+        """`commit_soon`, waited for.
+
+        Raises:
+            ConflictError: It has gone on since, or is gone.
+        """
+        self.commit_soon(*arguments, **named).result()
+
+    def commit_soon(
         self,
         conversation: str,
         version: int,
@@ -113,8 +124,8 @@ class ConversationLog:
         embedder: str,
         cached: TextVectors | None = None,
         snapshot: Snapshot | None = None,
-    ) -> None:
-        """Append to a conversation, all or nothing.
+    ) -> Future[None]:
+        """Append to a conversation, all or nothing; raised in the future is what `commit` raises.
 
         Args:
             conversation: Its id.
@@ -124,9 +135,6 @@ class ConversationLog:
             checkpoint, embedder: What made them.
             cached: Vectors of new texts.
             snapshot: Of the memory after `written`, where one is due.
-
-        Raises:
-            ConflictError: It has gone on since, or is gone.
         """
         lines = [replace(event, version=number) for number, event in enumerate(new, version + 1)]
         rows = [
@@ -136,7 +144,7 @@ class ConversationLog:
             for number, operation in enumerate(written, seq)
         ]
 
-        def append(connection: sa.Connection) -> None:
+        def insert(connection: sa.Connection) -> None:
             append_events(connection, conversation, lines, checkpoint)
             if rows:
                 connection.execute(operations.insert(), rows)
@@ -149,14 +157,13 @@ class ConversationLog:
                 values = {"conversation": conversation, "seq": seq + len(rows), "body": snapshot.to_json()}
                 connection.execute(snapshots.insert().values(values))
 
-        try:
-            if self._group is not None:
-                self._group.run(append)
-            else:
-                with self.write() as connection:
-                    append(connection)
-        except sa.exc.IntegrityError as error:
-            raise ConflictError(f"conversation {conversation} has gone on after version {version}.") from error
+        def append(connection: sa.Connection) -> None:
+            try:
+                insert(connection)
+            except sa.exc.IntegrityError as error:
+                raise ConflictError(f"conversation {conversation} has gone on after version {version}.") from error
+
+        return self._commits.submit(append)
 
     def load(self, conversation: str, owner: str, embedder: str, whole: bool = False) -> Loaded:
         """All that is needed to go on with it.

@@ -14,8 +14,8 @@ from atommem.serve.serve_metrics import Metrics
 from atommem.serve.served_policy import ServedPolicy
 from atommem.serve.turns import BusyError, Turns
 
-THREADS = 64
-"""They wait for the disk: writers for one another's commit, while others read."""
+THREADS = 16
+"""They read from the disk; commits have their own."""
 
 
 class Conversations:
