@@ -16,6 +16,7 @@ from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
 from atommem.serve.group_commit import EachCommit, GroupCommit
 from atommem.serve.log_rows import (
+    ENDS,
     About,
     ConflictError,
     Event,
@@ -175,22 +176,11 @@ class ConversationLog:
         """
         with self.engine.begin() as connection:
             about = find_about(connection, conversation, owner)
-            of_it = events.c.conversation == conversation
-            counts = sa.select(sa.func.max(events.c.version), sa.func.max(events.c.step), sa.func.sum(events.c.tokens))
-            version, step, sampled = connection.execute(counts.where(of_it)).one()
-            checkpoint = connection.scalar(
-                sa.select(events.c.checkpoint).where(of_it).order_by(events.c.version.desc()).limit(1)
-            )
-            last = connection.execute(
-                sa.select(operations.c.seq, operations.c.embedder)
-                .where(operations.c.conversation == conversation)
-                .order_by(operations.c.seq.desc())
-                .limit(1)
-            ).one_or_none()
-            seq = 0 if last is None else last.seq + 1
+            ends = connection.execute(ENDS, {"of": conversation}).one()
+            seq = 0 if ends.seq is None else ends.seq + 1
             newest = newest_snapshot(connection, conversation, seq)
             start = None if whole else newest
-            made_with = None if last is None else last.embedder
+            made_with = ends.embedder
             if newest is not None and newest.contents.position == seq:
                 made_with = newest.embedder  # it may have moved since its last operation
             since = operations_between(connection, conversation, 0 if start is None else start.contents.position, seq)
@@ -200,11 +190,11 @@ class ConversationLog:
             ).all()
             return Loaded(
                 about,
-                version or 0,
+                ends.version or 0,
                 seq,
-                0 if step is None else step + 1,
-                int(sampled or 0),
-                checkpoint,
+                0 if ends.step is None else ends.step + 1,
+                int(ends.sampled or 0),
+                ends.checkpoint,
                 made_with,
                 start,
                 since,

@@ -22,6 +22,22 @@ OPERATION_FIELDS = tuple(item.name for item in fields(Operation) if item.name in
 _REST = tuple(item.name for item in fields(Operation) if item.name not in operations.c)
 
 
+def _last(column: sa.Column[Any], by: sa.Column[Any]) -> Any:
+    of_it = by.table.c.conversation == sa.bindparam("of")
+    return sa.select(column).where(of_it).order_by(by.desc()).limit(1).scalar_subquery().label(column.name)
+
+
+ENDS = sa.select(
+    sa.func.max(events.c.version).label("version"),
+    sa.func.max(events.c.step).label("step"),
+    sa.func.sum(events.c.tokens).label("sampled"),
+    _last(events.c.checkpoint, events.c.version),
+    _last(operations.c.seq, operations.c.seq),
+    _last(operations.c.embedder, operations.c.seq),
+).where(events.c.conversation == sa.bindparam("of"))
+"""How far the conversation ``of`` has come, and what its newest event and operation were made with."""
+
+
 class NotFoundError(AtomMemError):
     """There is no such thing, or it is another owner's: nobody can tell which."""
 
