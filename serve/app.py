@@ -19,7 +19,7 @@ from atommem.serve import conversation_list, memory_routes, openai_routes, recal
 from atommem.serve.conversation import MovedError
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import Guard, Limits
-from atommem.serve.log_rows import ConflictError, NotFoundError
+from atommem.serve.log_rows import ConflictError, KeyReusedError, NotFoundError
 from atommem.serve.mcp_server import make_mcp, mcp_routes
 from atommem.serve.streaming import GoneError
 from atommem.serve.turns import BusyError
@@ -31,6 +31,7 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
     (MovedError, 409, "checkpoint_differs"),
     (BusyError, 429, "too_busy"),
     (ConflictError, 409, "conflict"),
+    (KeyReusedError, 422, "idempotency_key_reused"),
     (PromptTooLongError, 400, "context_length_exceeded"),
     (DataError, 400, "invalid_request"),
     (ConfigError, 400, "invalid_request"),

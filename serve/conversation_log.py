@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -22,25 +22,28 @@ from atommem.serve.log_rows import (
     Event,
     Loaded,
     NotFoundError,
+    RequestKey,
     Transaction,
     append_events,
     event_of,
     find_about,
+    find_request,
     log_length,
     new_conversation,
     newest_snapshot,
+    note_request,
     operations_between,
     row_of,
     text_vectors,
     unread_items,
     vector_rows,
 )
-from atommem.serve.schema import conversations, events, operations, snapshots, vectors
+from atommem.serve.schema import conversations, events, operations, requests, snapshots, vectors
 
 SNAPSHOT_EVERY = 256
 """Operations between two snapshots."""
 KINDS = ("item", "ask", "step", "answer", "stopped", "edit", "deleted", "moved", "fork", "feedback")
-_OF_A_CONVERSATION = (events, operations, snapshots, vectors)
+_OF_A_CONVERSATION = (events, operations, snapshots, vectors, requests)
 
 
 class ConversationLog:
@@ -64,10 +67,32 @@ class ConversationLog:
         """A transaction; what it wrote is there when its block has ended, and otherwise nothing of it."""
         return Transaction(self._writing, self._lock)
 
-    def create(self, owner: str, metadata: Mapping[str, str]) -> About:
-        """A new conversation."""
-        with self.write() as connection:
-            return new_conversation(connection, owner, metadata)
+    def create(self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None) -> About:
+        """A new conversation; or the one that this request made when it came before."""
+        return self._made(owner, request, lambda connection: new_conversation(connection, owner, metadata))
+
+    def _made(self, owner: str, request: RequestKey | None, work: Callable[[sa.Connection], About]) -> About:
+        try:
+            with self.write() as connection:
+                found = find_request(connection, request)
+                if found is not None:
+                    return find_about(connection, found.conversation, owner)
+                about = work(connection)
+                note_request(connection, request, about.id)
+                return about
+        except sa.exc.IntegrityError:  # another gateway was faster
+            if (wrote := self.wrote(request)) is None:
+                raise
+            return self.about(wrote.conversation, owner)
+
+    def wrote(self, request: RequestKey | None) -> sa.Row[Any] | None:
+        """The ``conversation`` and ``version`` that a request wrote when it came before; None: it did not.
+
+        Raises:
+            KeyReusedError: It was another one.
+        """
+        with self.engine.begin() as connection:
+            return find_request(connection, request)
 
     def about(self, conversation: str, owner: str) -> About:
         """What it is.
@@ -125,6 +150,7 @@ class ConversationLog:
         embedder: str,
         cached: TextVectors | None = None,
         snapshot: Snapshot | None = None,
+        request: RequestKey | None = None,
     ) -> Future[None]:
         """Append to a conversation, all or nothing; raised in the future is what `commit` raises.
 
@@ -136,6 +162,7 @@ class ConversationLog:
             checkpoint, embedder: What made them.
             cached: Vectors of new texts.
             snapshot: Of the memory after `written`, where one is due.
+            request: What is written at its behest: only if it has written nothing yet.
         """
         lines = [replace(event, version=number) for number, event in enumerate(new, version + 1)]
         rows = [
@@ -147,6 +174,7 @@ class ConversationLog:
 
         def insert(connection: sa.Connection) -> None:
             append_events(connection, conversation, lines, checkpoint)
+            note_request(connection, request, conversation, version + 1)
             if rows:
                 connection.execute(operations.insert(), rows)
             if cached is not None and len(cached.digests):
@@ -243,9 +271,11 @@ class ConversationLog:
             raise NotFoundError(f"there is no item {item!r} in this conversation.")
         return found[0]
 
-    def fork(self, conversation: str, owner: str, at: int | None) -> About:
+    def fork(self, conversation: str, owner: str, at: int | None, request: RequestKey | None = None) -> About:
         """A conversation that is another one as `at` operations had left it (unset: all); it has nothing unread."""
-        with self.write() as connection:
+
+        def work(connection: sa.Connection) -> About:
+            nonlocal at
             source = find_about(connection, conversation, owner)
             length = log_length(connection, conversation)
             at = length if at is None else at
@@ -268,7 +298,9 @@ class ConversationLog:
             if checkpoint is not None:
                 body = {"conversation": conversation, "at": at}
                 append_events(connection, about.id, [Event("fork", body, version=version + 1)], checkpoint)
-        return about
+            return about
+
+        return self._made(owner, request, work)
 
     def restore(
         self,
@@ -277,9 +309,11 @@ class ConversationLog:
         past: Sequence[Event],
         written: Sequence[Operation],
         made: Sequence[tuple[int, str, str]],
+        request: RequestKey | None = None,
     ) -> About:
         """A new conversation with this past; `made` has the version, checkpoint and embedder of each operation."""
-        with self.write() as connection:
+
+        def work(connection: sa.Connection) -> About:
             about = new_conversation(connection, owner, metadata)
             last = Event("fork", {}, version=len(past) + 1, checkpoint=past[-1].checkpoint if past else "")
             for event in (*past, *([last] if past else ())):
@@ -291,7 +325,9 @@ class ConversationLog:
             ]
             if rows:
                 connection.execute(operations.insert(), rows)
-        return about
+            return about
+
+        return self._made(owner, request, work)
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """The conversation, question and answer of a response; None where it was not answered.
@@ -307,9 +343,12 @@ class ConversationLog:
             raise NotFoundError(f"there is no response {response!r}.")
         return rows[0]["conversation"], event_of(rows[0]), event_of(rows[1]) if len(rows) > 1 else None
 
-    def operations(self, conversation: str, first: int, limit: int | None = None) -> list[Mapping[str, Any]]:
-        """Its operations from number `first` on, as JSON values with their numbers, checkpoints and embedders."""
+    def operations(
+        self, conversation: str, first: int, limit: int | None = None, *, version: int | None = None
+    ) -> list[Mapping[str, Any]]:
+        """Its operations from number `first` on (those of one event), as JSON values with number, checkpoint, embedder."""
         query = sa.select(operations).where(operations.c.conversation == conversation, operations.c.seq >= first)
+        query = query if version is None else query.where(operations.c.version == version)
         with self.engine.begin() as connection:
             rows = connection.execute(query.order_by(operations.c.seq).limit(limit)).mappings().all()
         hidden = ("conversation",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 import time
@@ -16,7 +17,7 @@ from atommem.errors import AtomMemError
 from atommem.memory.contents import Snapshot
 from atommem.memory.operations import Operation, operation_from_json, to_json
 from atommem.memory.vectors import TextVectors
-from atommem.serve.schema import conversations, events, operations, snapshots
+from atommem.serve.schema import conversations, events, operations, requests, snapshots
 
 OPERATION_FIELDS = tuple(item.name for item in fields(Operation) if item.name in operations.c)
 _REST = tuple(item.name for item in fields(Operation) if item.name not in operations.c)
@@ -70,6 +71,27 @@ class About:
     owner: str
     created_at: int
     metadata: dict[str, str]
+
+
+class KeyReusedError(AtomMemError):
+    """A request has the ``Idempotency-Key`` of another one."""
+
+
+@dataclass(frozen=True)
+class RequestKey:
+    """What tells a repeated request from another one.
+
+    Attributes:
+        key: SHA-256 of its owner and its ``Idempotency-Key``, hexadecimal.
+        digest: SHA-256 of all that was sent.
+    """
+
+    key: str
+    digest: str
+
+    def part(self, name: str) -> RequestKey:
+        """Of another write of the same request."""
+        return RequestKey(hashlib.sha256(f"{self.key}/{name}".encode()).hexdigest(), self.digest)
 
 
 @dataclass
@@ -150,6 +172,24 @@ def append_events(
         "checkpoint": checkpoint,
     }
     connection.execute(events.insert(), [{**vars(event), **made} for event in new])
+
+
+def note_request(
+    connection: sa.Connection, request: RequestKey | None, conversation: str, version: int | None = None
+) -> None:
+    if request is not None:
+        values = {**vars(request), "conversation": conversation, "version": version}
+        connection.execute(requests.insert(), values)
+
+
+def find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:
+    """What a request wrote when it came before."""
+    if request is None:
+        return None
+    row = connection.execute(sa.select(requests).where(requests.c.key == request.key)).one_or_none()
+    if row is not None and row.digest != request.digest:
+        raise KeyReusedError("this Idempotency-Key was sent with another request: take a new one for each.")
+    return row
 
 
 def log_length(connection: sa.Connection, conversation: str) -> int:

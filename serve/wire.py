@@ -179,8 +179,8 @@ def page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 
 def entry_object(entry: Entry) -> dict[str, Any]:
     """An entry with its statistics and source."""
-    source = {} if entry.source is None else {"source": asdict(entry.source)}
-    return {name: value for name, value in ({name: getattr(entry, name) for name in _ENTRY} | source).items() if value is not None}
+    held = {name: value for name in _ENTRY if (value := getattr(entry, name)) is not None}
+    return held if entry.source is None else {**held, "source": asdict(entry.source)}
 
 
 def step_summary(step: Step) -> str:

@@ -8,7 +8,6 @@ from atommem.environment import EnvironmentFactory, Turn
 from atommem.episode import Step
 from atommem.observation import Observation
 
-
 Keep = Callable[[Step, bool, str | None], Awaitable[None]]
 
 
