@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -220,7 +221,6 @@ class Conversation:
         if on_taken is not None:
             await on_taken()
         await self.read(on_step)
-        taking: asyncio.Future[list[Event]] | None = None
         steps: list[Step] = []
         entries: tuple[Entry, ...] = ()
 
@@ -231,31 +231,33 @@ class Conversation:
             return await self._turn(observation)
 
         async def keep(step: Step, ended: bool, answer: str | None) -> None:
-            # A step that answers and its answer are one commit.
+            # A question that nobody has been told of, its first step and its answer are one commit, as far as they come.
             nonlocal ask
-            if ask is None:
-                assert taking is not None
-                (ask,) = await taking
+            first, of = ([event], self.log.version + 1) if ask is None else ([], ask.version)
             body = {"text": answer, "entries": [entry.id for entry in entries]}
-            last = [Event("answer", body, of=ask.version, response=response)] if ended else []
-            await self._commit([_step_event(step, ask.version), *last], step.operations)
+            last = [Event("answer", body, of=of, response=response)] if ended else []
+            done = await self._commit(
+                [*first, _step_event(step, of), *last], step.operations, request=request if first else None
+            )
+            ask = done[0] if ask is None else ask
             steps.append(step)
             if on_step is not None:
                 await on_step(step)
 
         async def once() -> Answered:
-            nonlocal ask, taking
+            nonlocal ask
             if ask is None:
                 ask = next(iter(await self._before(request)), None)
-            if ask is None:  # nobody waits for it: it is committed while the policy writes
-                taking = asyncio.ensure_future(self._commit([event], request=request))
-            elif request is not None and (told := await self._answer_to(ask)) is not None:
+            if request is not None and ask is not None and (told := await self._answer_to(ask)) is not None:
                 return told
             try:
                 text, _ = await asked(self._shared.policy.environments, question, turn, keep)
-            finally:
-                if taking is not None:
-                    await asyncio.wait((taking,))
+            except ConflictError:
+                raise
+            except BaseException:
+                if ask is None:  # it stays, without an answer
+                    await self.note(event, request)
+                raise
             return Answered(response, text, entries, tuple(steps))
 
         # Where another gateway was faster it is asked again on top of that; the steps that were kept stay.
@@ -359,6 +361,7 @@ class Conversation:
         request: RequestKey | None = None,
     ) -> list[Event]:
         shared, loaded, memory = self._shared, self.log, self.session.memory
+        new = [replace(event, created_at=int(time.time())) for event in new]
         ids = {item.entry_id: None for item in written if item.entry_id in memory.contents.entries and item.after}
         if cached is None and any(item.after for item in written):
             cached = memory.vectors([entry_id for entry_id in ids if entry_id is not None])

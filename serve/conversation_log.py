@@ -158,16 +158,17 @@ class ConversationLog:
             conversation: Its id.
             version, seq: Of what these events and operations follow on.
             new: At least one event.
-            written: The operations that the first event brought.
+            written: The operations that the step among them brought, or else the first of them.
             checkpoint, embedder: What made them.
             cached: Vectors of new texts.
             snapshot: Of the memory after `written`, where one is due.
             request: What is written at its behest: only if it has written nothing yet.
         """
         lines = [replace(event, version=number) for number, event in enumerate(new, version + 1)]
+        of = next((line.version for line in lines if line.kind == "step"), version + 1)
         rows = [
             row_of(operation)
-            | {"conversation": conversation, "seq": number, "version": version + 1}
+            | {"conversation": conversation, "seq": number, "version": of}
             | {"checkpoint": checkpoint, "embedder": embedder}
             for number, operation in enumerate(written, seq)
         ]
@@ -317,7 +318,7 @@ class ConversationLog:
             about = new_conversation(connection, owner, metadata)
             last = Event("fork", {}, version=len(past) + 1, checkpoint=past[-1].checkpoint if past else "")
             for event in (*past, *([last] if past else ())):
-                append_events(connection, about.id, [event], event.checkpoint, event.created_at or None)
+                append_events(connection, about.id, [event], event.checkpoint)
             rows = [
                 {**row_of(operation), "conversation": about.id, "seq": seq}
                 | {"version": version, "checkpoint": checkpoint, "embedder": embedder}

@@ -163,15 +163,10 @@ def new_conversation(connection: sa.Connection, owner: str, metadata: Mapping[st
     return about
 
 
-def append_events(
-    connection: sa.Connection, conversation: str, new: Sequence[Event], checkpoint: str, at: int | None = None
-) -> None:
-    made = {
-        "conversation": conversation,
-        "created_at": int(time.time()) if at is None else at,
-        "checkpoint": checkpoint,
-    }
-    connection.execute(events.insert(), [{**vars(event), **made} for event in new])
+def append_events(connection: sa.Connection, conversation: str, new: Sequence[Event], checkpoint: str) -> None:
+    made, now = {"conversation": conversation, "checkpoint": checkpoint}, int(time.time())
+    rows = [{**vars(event), **made, "created_at": event.created_at or now} for event in new]
+    connection.execute(events.insert(), rows)
 
 
 def note_request(
