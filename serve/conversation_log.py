@@ -204,10 +204,12 @@ class ConversationLog:
             whole: With its whole log, from no snapshot on.
         """
         with self.engine.begin() as connection:
-            about = find_about(connection, conversation, owner)
-            ends = connection.execute(ENDS, {"of": conversation}).one()
+            ends = connection.execute(ENDS, {"of": conversation, "whose": owner}).one_or_none()
+            if ends is None:
+                raise NotFoundError(f"there is no conversation {conversation!r}.")
+            about = About(*ends[:4])
             seq = 0 if ends.seq is None else ends.seq + 1
-            newest = newest_snapshot(connection, conversation, seq)
+            newest = None if ends.snapshot is None else Snapshot.from_json(ends.snapshot)
             start = None if whole else newest
             made_with = ends.embedder
             if newest is not None and newest.contents.position == seq:

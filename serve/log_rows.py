@@ -23,20 +23,30 @@ OPERATION_FIELDS = tuple(item.name for item in fields(Operation) if item.name in
 _REST = tuple(item.name for item in fields(Operation) if item.name not in operations.c)
 
 
-def _last(column: sa.Column[Any], by: sa.Column[Any]) -> Any:
-    of_it = by.table.c.conversation == sa.bindparam("of")
-    return sa.select(column).where(of_it).order_by(by.desc()).limit(1).scalar_subquery().label(column.name)
+def _of_it(value: Any, last: sa.Column[Any] | None = None) -> Any:
+    """Of a conversation's rows: what they come to; or the value in the last of them."""
+    table = value.table if last is not None else next(iter(value.clauses)).table
+    query = sa.select(value).where(table.c.conversation == conversations.c.id)
+    return (query if last is None else query.order_by(last.desc()).limit(1)).scalar_subquery()
 
 
 ENDS = sa.select(
-    sa.func.max(events.c.version).label("version"),
-    sa.func.max(events.c.step).label("step"),
-    sa.func.sum(events.c.tokens).label("sampled"),
-    _last(events.c.checkpoint, events.c.version),
-    _last(operations.c.seq, operations.c.seq),
-    _last(operations.c.embedder, operations.c.seq),
-).where(events.c.conversation == sa.bindparam("of"))
-"""How far the conversation ``of`` has come, and what its newest event and operation were made with."""
+    *conversations.c,
+    _of_it(sa.func.max(events.c.version)).label("version"),
+    _of_it(sa.func.max(events.c.step)).label("step"),
+    _of_it(sa.func.sum(events.c.tokens)).label("sampled"),
+    _of_it(events.c.checkpoint, events.c.version).label("checkpoint"),
+    _of_it(operations.c.seq, operations.c.seq).label("seq"),
+    _of_it(operations.c.embedder, operations.c.seq).label("embedder"),
+    _of_it(snapshots.c.body, snapshots.c.seq).label("snapshot"),
+).where(conversations.c.id == sa.bindparam("of"), conversations.c.owner == sa.bindparam("whose"))
+"""What the conversation ``of`` is, how far it has come, and what its newest event and operation were made with."""
+_READ = (
+    sa.select(events.c.version, events.c.kind, events.c.of, events.c.chunks)
+    .where(events.c.conversation == sa.bindparam("conversation"))
+    .where(events.c.kind.in_(("item", "step", "stopped", "fork")))
+    .order_by(events.c.version)
+)
 
 
 class NotFoundError(AtomMemError):
@@ -220,16 +230,17 @@ def restored(rows: Iterable[sa.RowMapping]) -> Iterator[Operation]:
 
 def unread_items(connection: sa.Connection, conversation: str) -> list[tuple[int, int]]:
     """Items with chunks that have not been read: only those at the end can have any."""
-    of_it = events.c.conversation == conversation
-    items = sa.select(events.c.version, events.c.chunks).where(of_it, events.c.kind == "item")
-    forked = sa.select(sa.func.coalesce(sa.func.max(events.c.version), 0)).where(of_it, events.c.kind == "fork")
-    items = items.where(events.c.version > forked.scalar_subquery())
-    ended = sa.select(events.c.of, events.c.kind).where(of_it, events.c.kind.in_(("step", "stopped")))
-    read: dict[int, float] = {}
-    for of, kind in connection.execute(ended):
-        read[of] = read.get(of, 0) + (1 if kind == "step" else float("inf"))
-    found = connection.execute(items.order_by(events.c.version)).all()
-    return [(version, int(read.get(version, 0))) for version, chunks in found if read.get(version, 0) < chunks]
+    unread: dict[int, list[int]] = {}
+    for version, kind, of, chunks in connection.execute(_READ, {"conversation": conversation}):
+        if kind == "fork":
+            unread.clear()
+        elif kind == "item":
+            unread[version] = [0, chunks]
+        elif kind == "stopped":
+            unread.pop(of, None)
+        elif of in unread:
+            unread[of][0] += 1
+    return [(version, read) for version, (read, chunks) in unread.items() if read < chunks]
 
 
 def vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:

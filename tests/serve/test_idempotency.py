@@ -23,6 +23,7 @@ def count(server: Running) -> tuple[int, int]:
     return len(held), sum(len(log.events(about.id)) for about in held)
 
 
+@pytest.mark.slow
 def test_every_write_is_done_once(tmp_path: Path) -> None:
     with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
         name = http.post("/v1/conversations", json=items("Ann lives in Rome.")).json()["id"]
@@ -60,6 +61,7 @@ def test_every_write_is_done_once(tmp_path: Path) -> None:
                     assert (one.get(kind) or [None])[-1] == (two.get(kind) or [None])[-1]
 
 
+@pytest.mark.slow
 def test_after_a_broken_connection_it_goes_on_where_it_was(tmp_path: Path) -> None:
     gate = Gate()
     with running(make_conversations(tmp_path / "log.db", gated(gate))) as server, server.http() as http:
