@@ -67,9 +67,7 @@ def script(prompt: str) -> str:
 
 def run_gateway(url: str, port: int, latency: float, bounds: dict[str, Any]) -> None:
     """Serve until the process ends."""
-    import uvicorn
-
-    from atommem.serve.app import make_app
+    from atommem.serve.app import make_app, run
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
     from atommem.serve.guard import Limits
@@ -81,7 +79,7 @@ def run_gateway(url: str, port: int, latency: float, bounds: dict[str, Any]) -> 
     policy = ServedPolicy.of(engine, "secretary", "script")
     conversations = Conversations(policy, ConversationLog(open_database(url)), Metrics(), **bounds)
     app = make_app(conversations, Limits(requests_per_minute=None))
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
+    run(app, host="127.0.0.1", port=port, log_level="error")
 
 
 class Gateway:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -17,7 +19,7 @@ from atommem.serve import conversation_list, memory_routes, openai_routes, recal
 from atommem.serve.conversation import MovedError
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import Guard, Limits
-from atommem.serve.log_rows import ConflictError, NotFoundError
+from atommem.serve.log_rows import ConflictError, KeyReusedError, NotFoundError
 from atommem.serve.mcp_server import make_mcp, mcp_routes
 from atommem.serve.streaming import GoneError
 from atommem.serve.turns import BusyError
@@ -29,6 +31,7 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
     (MovedError, 409, "checkpoint_differs"),
     (BusyError, 429, "too_busy"),
     (ConflictError, 409, "conflict"),
+    (KeyReusedError, 422, "idempotency_key_reused"),
     (PromptTooLongError, 400, "context_length_exceeded"),
     (DataError, 400, "invalid_request"),
     (ConfigError, 400, "invalid_request"),
@@ -85,6 +88,17 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
     app.add_exception_handler(GoneError, _gone)
     app.add_middleware(Guard, conversations=conversations, limits=limits or Limits())
     return app
+
+
+def run(app: FastAPI, **options: Any) -> None:
+    """Serve `app` in this process until it is told to end; `options` are uvicorn's."""
+    import uvicorn
+
+    # What was loaded stays: looking through it for garbage would stop all requests for 100 ms and more.
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(0.001)  # the thread that commits waits so long for the event loop's after each of its calls
+    uvicorn.run(app, access_log=False, **options)
 
 
 def _handler(status: int, code: str) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from atommem.memory.threads import offload
 from atommem.memory.vectors import TextVectors
 from atommem.observation import Observation
 from atommem.serve.conversation_log import SNAPSHOT_EVERY, ConversationLog
-from atommem.serve.log_rows import About, ConflictError, Event, Loaded
+from atommem.serve.log_rows import About, ConflictError, Event, Loaded, RequestKey
 from atommem.serve.serve_metrics import Metrics
 from atommem.serve.served_policy import ServedPolicy
 from atommem.serve.turns import BusyError, Turns
@@ -156,7 +157,7 @@ class Conversation:
         """Forget the session: the log has it, or it never was."""
         self._session = self._loaded = None
 
-    async def add(self, items: Sequence[dict[str, Any]]) -> list[Event]:
+    async def add(self, items: Sequence[dict[str, Any]], request: RequestKey | None = None) -> list[Event]:
         """Take items to be read; `read` reads them. They stay, whatever becomes of this process."""
         policy = self._shared.policy
         goal = self.log.about.metadata.get("goal", "")
@@ -165,7 +166,7 @@ class Conversation:
         for item in items:
             observations = await offload(policy.reading, item["parts"], questions)
             new.append(Event("item", {**item, "questions": questions}, chunks=len(observations)))
-        return await self._again(lambda: self._commit(new))
+        return await self._once(new, request)
 
     async def read(self, on_step: OnStep | None = None) -> None:
         """Read what has been taken and not been read, one turn a chunk.
@@ -181,7 +182,8 @@ class Conversation:
                 await self.note(Event("stopped", {"reason": "read under another checkpoint"}, of=of))
                 continue
             try:
-                step = await self._turn(observations[done], of)
+                step = await self._turn(observations[done])
+                await self._commit([_step_event(step, of)], step.operations)
             except ConflictError:
                 await self._reload()
                 continue
@@ -193,7 +195,12 @@ class Conversation:
                 await on_step(step)
 
     async def ask(
-        self, question: str, response: str, on_step: OnStep | None = None, on_taken: OnTaken | None = None
+        self,
+        question: str,
+        response: str,
+        on_step: OnStep | None = None,
+        on_taken: OnTaken | None = None,
+        request: RequestKey | None = None,
     ) -> Answered:
         """Ask, after what is unread has been read.
 
@@ -202,46 +209,77 @@ class Conversation:
             response: The answer's id.
             on_step: Called after every step, reading and answering, once it is committed.
             on_taken: Called once the question is.
+            request: Where it asked before, that question is answered, or its answer told again, without the steps.
 
         Raises:
             ...: As of `read`. The question is in the log then, without an answer.
         """
-        ask = await self.note(Event("ask", {"question": question}, response=response))
+        event = Event("ask", {"question": question}, response=response)
+        ask: Event | None = None
+        if on_taken is not None or self.log.unread:
+            ask = await self.note(event, request)
         if on_taken is not None:
             await on_taken()
         await self.read(on_step)
+        steps: list[Step] = []
         entries: tuple[Entry, ...] = ()
 
         async def turn(observation: Observation) -> Step:
             nonlocal entries
+            held = self.session.memory.contents.entries
+            entries = tuple(held[item.entry_id] for item in self.session.memory.view().retrieved)
+            return await self._turn(observation)
 
-            async def once() -> Step:
-                nonlocal entries
-                held = self.session.memory.contents.entries
-                entries = tuple(held[item.entry_id] for item in self.session.memory.view().retrieved)
-                return await self._turn(observation, ask.version)
-
-            step = await self._again(once)
+        async def keep(step: Step, ended: bool, answer: str | None) -> None:
+            # A question that nobody has been told of, its first step and its answer are one commit, as far as they come.
+            nonlocal ask
+            first, of = ([event], self.log.version + 1) if ask is None else ([], ask.version)
+            body = {"text": answer, "entries": [entry.id for entry in entries]}
+            last = [Event("answer", body, of=of, response=response)] if ended else []
+            done = await self._commit(
+                [*first, _step_event(step, of), *last], step.operations, request=request if first else None
+            )
+            ask = done[0] if ask is None else ask
+            steps.append(step)
             if on_step is not None:
                 await on_step(step)
-            return step
 
-        text, steps = await asked(self._shared.policy.environments, question, turn)
-        body = {"text": text, "entries": [entry.id for entry in entries]}
-        await self.note(Event("answer", body, of=ask.version, response=response))
-        return Answered(response, text, entries, tuple(steps))
+        async def once() -> Answered:
+            nonlocal ask
+            if ask is None:
+                ask = next(iter(await self._before(request)), None)
+            if request is not None and ask is not None and (told := await self._answer_to(ask)) is not None:
+                return told
+            try:
+                text, _ = await asked(self._shared.policy.environments, question, turn, keep)
+            except ConflictError:
+                raise
+            except BaseException:
+                if ask is None:  # it stays, without an answer
+                    await self.note(event, request)
+                raise
+            return Answered(response, text, entries, tuple(steps))
+
+        # Where another gateway was faster it is asked again on top of that; the steps that were kept stay.
+        return await self._again(once)
 
     async def change(
-        self, event: Event, work: Callable[[Session], Awaitable[Sequence[Operation]]]
-    ) -> Sequence[Operation]:
-        """What the owner does to the memory: an event with its operations."""
+        self,
+        event: Event,
+        work: Callable[[Session], Awaitable[Sequence[Operation]]],
+        request: RequestKey | None = None,
+    ) -> list[Mapping[str, Any]]:
+        """What the owner does to the memory: an event with its operations, which are returned as the log has them."""
 
-        async def once() -> Sequence[Operation]:
+        async def once() -> list[Event]:
+            if before := await self._before(request):
+                return before
             written = await work(self.session)
-            await self._commit([event], written)
-            return written
+            return await self._commit([event], written, request=request)
 
-        return await self._again(once)
+        (done,) = await self._again(once)
+        log = self._shared.log
+        return await self._shared.in_thread(lambda: log.operations(self.id, 0, version=done.version))
 
     async def move(self) -> bool:
         """Go on under this server's checkpoint and embedder; whether they are others. The session was opened so."""
@@ -257,9 +295,35 @@ class Conversation:
         log.checkpoint, log.embedder = shared.policy.checkpoint, shared.policy.agent.embedder.id
         return True
 
-    async def note(self, event: Event) -> Event:
+    async def note(self, event: Event, request: RequestKey | None = None) -> Event:
         """An event that changes nothing."""
-        return (await self._again(lambda: self._commit([event])))[0]
+        return (await self._once([event], request))[0]
+
+    async def _once(self, new: Sequence[Event], request: RequestKey | None) -> list[Event]:
+        """Append; or what this request appended when it came before."""
+
+        async def once() -> list[Event]:
+            return await self._before(request, len(new)) or await self._commit(new, request=request)
+
+        return await self._again(once)
+
+    async def _before(self, request: RequestKey | None, count: int = 1) -> list[Event]:
+        """The events that this request appended when it came before."""
+        shared = self._shared
+        if request is None or (wrote := await shared.in_thread(shared.log.wrote, request)) is None:
+            return []
+        return await shared.in_thread(lambda: shared.log.events(self.id, after=wrote.version - 1, limit=count))
+
+    async def _answer_to(self, ask: Event) -> Answered | None:
+        """The answer that the log has; its entries as they are now."""
+        log = self._shared.log
+        found = await self._shared.in_thread(lambda: log.events(self.id, ("answer",), after=ask.version))
+        answer = next((event for event in found if event.of == ask.version), None)
+        if answer is None or ask.response is None:
+            return None
+        held = self.session.memory.contents.entries
+        entries = tuple(held[entry_id] for entry_id in answer.body["entries"] if entry_id in held)
+        return Answered(ask.response, answer.body["text"], entries, ())
 
     async def _observations(self, of: int) -> Sequence[Observation]:
         """An item as it is shown."""
@@ -277,21 +341,14 @@ class Conversation:
         )
         return item
 
-    async def _turn(self, observation: Observation, of: int) -> Step:
-        """A turn, committed.
-
-        Raises:
-            ConflictError: Another gateway was faster: nothing of it counts.
-        """
+    async def _turn(self, observation: Observation) -> Step:
+        """A turn, not committed yet."""
         shared = self._shared
         async with shared.turns.turn():
             with shared.metrics.stage("turn"):
                 deadline = asyncio.get_running_loop().time() + shared.turn_seconds
                 step = await self.session.turn(observation, affinity=self.id, deadline=deadline)
         shared.metrics.sampled(step.prompt_tokens, step.completion_tokens)
-        body = step_record(replace(step, operations=()), tokens=True)
-        event = Event("step", body, step=step.index, of=of, tokens=step.completion_tokens)
-        await self._commit([event], step.operations)
         return step
 
     async def _commit(
@@ -301,24 +358,28 @@ class Conversation:
         *,
         cached: TextVectors | None = None,
         snapshot: bool = False,
+        request: RequestKey | None = None,
     ) -> list[Event]:
         shared, loaded, memory = self._shared, self.log, self.session.memory
+        new = [replace(event, created_at=int(time.time())) for event in new]
         ids = {item.entry_id: None for item in written if item.entry_id in memory.contents.entries and item.after}
-        if written and cached is None:
+        if cached is None and any(item.after for item in written):
             cached = memory.vectors([entry_id for entry_id in ids if entry_id is not None])
         seq = loaded.seq + len(written)
         due = snapshot or seq // SNAPSHOT_EVERY > loaded.seq // SNAPSHOT_EVERY
         made = {"checkpoint": shared.policy.checkpoint, "embedder": shared.policy.agent.embedder.id}
         with shared.metrics.stage("commit"):
-            await shared.in_thread(
-                lambda: shared.log.commit(
+            kept = memory.snapshot() if due else None
+            await asyncio.wrap_future(
+                shared.log.commit_soon(
                     self.id,
                     loaded.version,
                     loaded.seq,
                     new,
                     written,
                     cached=cached,
-                    snapshot=memory.snapshot() if due else None,
+                    snapshot=kept,
+                    request=request,
                     **made,
                 )
             )
@@ -362,6 +423,11 @@ class Conversation:
                 self._shared.metrics.conflicts.inc()
                 await self._reload()
         raise BusyError(f"conversation {self.id} is written by others all the time: try again.")
+
+
+def _step_event(step: Step, of: int) -> Event:
+    body = step_record(replace(step, operations=()), tokens=True)
+    return Event("step", body, step=step.index, of=of, tokens=step.completion_tokens)
 
 
 class PassingConversation(Conversation):

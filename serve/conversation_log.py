@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -13,32 +14,36 @@ from sqlalchemy.dialects import postgresql, sqlite
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
-from atommem.serve.group_commit import GroupCommit
+from atommem.serve.group_commit import EachCommit, GroupCommit
 from atommem.serve.log_rows import (
+    ENDS,
     About,
     ConflictError,
     Event,
     Loaded,
     NotFoundError,
+    RequestKey,
     Transaction,
     append_events,
     event_of,
     find_about,
+    find_request,
     log_length,
     new_conversation,
     newest_snapshot,
+    note_request,
     operations_between,
     row_of,
     text_vectors,
     unread_items,
     vector_rows,
 )
-from atommem.serve.schema import conversations, events, operations, snapshots, vectors
+from atommem.serve.schema import conversations, events, operations, requests, snapshots, vectors
 
 SNAPSHOT_EVERY = 256
 """Operations between two snapshots."""
 KINDS = ("item", "ask", "step", "answer", "stopped", "edit", "deleted", "moved", "fork", "feedback")
-_OF_A_CONVERSATION = (events, operations, snapshots, vectors)
+_OF_A_CONVERSATION = (events, operations, snapshots, vectors, requests)
 
 
 class ConversationLog:
@@ -54,16 +59,40 @@ class ConversationLog:
         self._insert: Any = (sqlite if engine.dialect.name == "sqlite" else postgresql).insert
         # SQLite has one writer: threads that wait for each other here need not poll it.
         self._lock = threading.Lock() if engine.dialect.name == "sqlite" else None
-        self._group = None if self._lock is None else GroupCommit(self._writing, self._lock)
+        self._commits: GroupCommit | EachCommit = EachCommit(self._writing)
+        if self._lock is not None:
+            self._commits = GroupCommit(self._writing, self._lock)
 
     def write(self) -> Transaction:
         """A transaction; what it wrote is there when its block has ended, and otherwise nothing of it."""
         return Transaction(self._writing, self._lock)
 
-    def create(self, owner: str, metadata: Mapping[str, str]) -> About:
-        """A new conversation."""
-        with self.write() as connection:
-            return new_conversation(connection, owner, metadata)
+    def create(self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None) -> About:
+        """A new conversation; or the one that this request made when it came before."""
+        return self._made(owner, request, lambda connection: new_conversation(connection, owner, metadata))
+
+    def _made(self, owner: str, request: RequestKey | None, work: Callable[[sa.Connection], About]) -> About:
+        try:
+            with self.write() as connection:
+                found = find_request(connection, request)
+                if found is not None:
+                    return find_about(connection, found.conversation, owner)
+                about = work(connection)
+                note_request(connection, request, about.id)
+                return about
+        except sa.exc.IntegrityError:  # another gateway was faster
+            if (wrote := self.wrote(request)) is None:
+                raise
+            return self.about(wrote.conversation, owner)
+
+    def wrote(self, request: RequestKey | None) -> sa.Row[Any] | None:
+        """The ``conversation`` and ``version`` that a request wrote when it came before; None: it did not.
+
+        Raises:
+            KeyReusedError: It was another one.
+        """
+        with self.engine.begin() as connection:
+            return find_request(connection, request)
 
     def about(self, conversation: str, owner: str) -> About:
         """What it is.
@@ -101,7 +130,15 @@ class ConversationLog:
             finally:
                 raw.close()
 
-    def commit(
+    def commit(self, *arguments: Any, **named: Any) -> None:
+        """`commit_soon`, waited for.
+
+        Raises:
+            ConflictError: It has gone on since, or is gone.
+        """
+        self.commit_soon(*arguments, **named).result()
+
+    def commit_soon(
         self,
         conversation: str,
         version: int,
@@ -113,32 +150,32 @@ class ConversationLog:
         embedder: str,
         cached: TextVectors | None = None,
         snapshot: Snapshot | None = None,
-    ) -> None:
-        """Append to a conversation, all or nothing.
+        request: RequestKey | None = None,
+    ) -> Future[None]:
+        """Append to a conversation, all or nothing; raised in the future is what `commit` raises.
 
         Args:
             conversation: Its id.
             version, seq: Of what these events and operations follow on.
             new: At least one event.
-            written: The operations that the last event brought.
+            written: The operations that the step among them brought, or else the first of them.
             checkpoint, embedder: What made them.
             cached: Vectors of new texts.
             snapshot: Of the memory after `written`, where one is due.
-
-        Raises:
-            ConflictError: It has gone on since, or is gone.
+            request: What is written at its behest: only if it has written nothing yet.
         """
-        last = version + len(new)
         lines = [replace(event, version=number) for number, event in enumerate(new, version + 1)]
+        of = next((line.version for line in lines if line.kind == "step"), version + 1)
         rows = [
             row_of(operation)
-            | {"conversation": conversation, "seq": number, "version": last}
+            | {"conversation": conversation, "seq": number, "version": of}
             | {"checkpoint": checkpoint, "embedder": embedder}
             for number, operation in enumerate(written, seq)
         ]
 
-        def append(connection: sa.Connection) -> None:
+        def insert(connection: sa.Connection) -> None:
             append_events(connection, conversation, lines, checkpoint)
+            note_request(connection, request, conversation, version + 1)
             if rows:
                 connection.execute(operations.insert(), rows)
             if cached is not None and len(cached.digests):
@@ -150,14 +187,13 @@ class ConversationLog:
                 values = {"conversation": conversation, "seq": seq + len(rows), "body": snapshot.to_json()}
                 connection.execute(snapshots.insert().values(values))
 
-        try:
-            if self._group is not None:
-                self._group.run(append)
-            else:
-                with self.write() as connection:
-                    append(connection)
-        except sa.exc.IntegrityError as error:
-            raise ConflictError(f"conversation {conversation} has gone on after version {version}.") from error
+        def append(connection: sa.Connection) -> None:
+            try:
+                insert(connection)
+            except sa.exc.IntegrityError as error:
+                raise ConflictError(f"conversation {conversation} has gone on after version {version}.") from error
+
+        return self._commits.submit(append)
 
     def load(self, conversation: str, owner: str, embedder: str, whole: bool = False) -> Loaded:
         """All that is needed to go on with it.
@@ -168,23 +204,14 @@ class ConversationLog:
             whole: With its whole log, from no snapshot on.
         """
         with self.engine.begin() as connection:
-            about = find_about(connection, conversation, owner)
-            of_it = events.c.conversation == conversation
-            counts = sa.select(sa.func.max(events.c.version), sa.func.max(events.c.step), sa.func.sum(events.c.tokens))
-            version, step, sampled = connection.execute(counts.where(of_it)).one()
-            checkpoint = connection.scalar(
-                sa.select(events.c.checkpoint).where(of_it).order_by(events.c.version.desc()).limit(1)
-            )
-            last = connection.execute(
-                sa.select(operations.c.seq, operations.c.embedder)
-                .where(operations.c.conversation == conversation)
-                .order_by(operations.c.seq.desc())
-                .limit(1)
-            ).one_or_none()
-            seq = 0 if last is None else last.seq + 1
-            newest = newest_snapshot(connection, conversation, seq)
+            ends = connection.execute(ENDS, {"of": conversation, "whose": owner}).one_or_none()
+            if ends is None:
+                raise NotFoundError(f"there is no conversation {conversation!r}.")
+            about = About(*ends[:4])
+            seq = 0 if ends.seq is None else ends.seq + 1
+            newest = None if ends.snapshot is None else Snapshot.from_json(ends.snapshot)
             start = None if whole else newest
-            made_with = None if last is None else last.embedder
+            made_with = ends.embedder
             if newest is not None and newest.contents.position == seq:
                 made_with = newest.embedder  # it may have moved since its last operation
             since = operations_between(connection, conversation, 0 if start is None else start.contents.position, seq)
@@ -194,11 +221,11 @@ class ConversationLog:
             ).all()
             return Loaded(
                 about,
-                version or 0,
+                ends.version or 0,
                 seq,
-                0 if step is None else step + 1,
-                int(sampled or 0),
-                checkpoint,
+                0 if ends.step is None else ends.step + 1,
+                int(ends.sampled or 0),
+                ends.checkpoint,
                 made_with,
                 start,
                 since,
@@ -247,9 +274,11 @@ class ConversationLog:
             raise NotFoundError(f"there is no item {item!r} in this conversation.")
         return found[0]
 
-    def fork(self, conversation: str, owner: str, at: int | None) -> About:
+    def fork(self, conversation: str, owner: str, at: int | None, request: RequestKey | None = None) -> About:
         """A conversation that is another one as `at` operations had left it (unset: all); it has nothing unread."""
-        with self.write() as connection:
+
+        def work(connection: sa.Connection) -> About:
+            nonlocal at
             source = find_about(connection, conversation, owner)
             length = log_length(connection, conversation)
             at = length if at is None else at
@@ -272,7 +301,9 @@ class ConversationLog:
             if checkpoint is not None:
                 body = {"conversation": conversation, "at": at}
                 append_events(connection, about.id, [Event("fork", body, version=version + 1)], checkpoint)
-        return about
+            return about
+
+        return self._made(owner, request, work)
 
     def restore(
         self,
@@ -281,13 +312,15 @@ class ConversationLog:
         past: Sequence[Event],
         written: Sequence[Operation],
         made: Sequence[tuple[int, str, str]],
+        request: RequestKey | None = None,
     ) -> About:
         """A new conversation with this past; `made` has the version, checkpoint and embedder of each operation."""
-        with self.write() as connection:
+
+        def work(connection: sa.Connection) -> About:
             about = new_conversation(connection, owner, metadata)
             last = Event("fork", {}, version=len(past) + 1, checkpoint=past[-1].checkpoint if past else "")
             for event in (*past, *([last] if past else ())):
-                append_events(connection, about.id, [event], event.checkpoint, event.created_at or None)
+                append_events(connection, about.id, [event], event.checkpoint)
             rows = [
                 {**row_of(operation), "conversation": about.id, "seq": seq}
                 | {"version": version, "checkpoint": checkpoint, "embedder": embedder}
@@ -295,7 +328,9 @@ class ConversationLog:
             ]
             if rows:
                 connection.execute(operations.insert(), rows)
-        return about
+            return about
+
+        return self._made(owner, request, work)
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """The conversation, question and answer of a response; None where it was not answered.
@@ -311,9 +346,12 @@ class ConversationLog:
             raise NotFoundError(f"there is no response {response!r}.")
         return rows[0]["conversation"], event_of(rows[0]), event_of(rows[1]) if len(rows) > 1 else None
 
-    def operations(self, conversation: str, first: int, limit: int | None = None) -> list[Mapping[str, Any]]:
-        """Its operations from number `first` on, as JSON values with their numbers, checkpoints and embedders."""
+    def operations(
+        self, conversation: str, first: int, limit: int | None = None, *, version: int | None = None
+    ) -> list[Mapping[str, Any]]:
+        """Its operations from number `first` on (those of one event), as JSON values with number, checkpoint, embedder."""
         query = sa.select(operations).where(operations.c.conversation == conversation, operations.c.seq >= first)
+        query = query if version is None else query.where(operations.c.version == version)
         with self.engine.begin() as connection:
             rows = connection.execute(query.order_by(operations.c.seq).limit(limit)).mappings().all()
         hidden = ("conversation",)

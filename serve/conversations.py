@@ -14,8 +14,8 @@ from atommem.serve.serve_metrics import Metrics
 from atommem.serve.served_policy import ServedPolicy
 from atommem.serve.turns import BusyError, Turns
 
-THREADS = 64
-"""They wait for the disk: writers for one another's commit, while others read."""
+THREADS = 16
+"""They read from the disk; commits have their own."""
 
 
 class Conversations:
@@ -53,6 +53,9 @@ class Conversations:
         self._answering: set[str] = set()
         self._most = open_count, open_bytes
         self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+        self._sizes: dict[tuple[str, str], int] = {}
+        self.open_bytes = 0
+        """What conversations take that are held open, roughly, as each was when it was last used."""
         metrics.watch("atommem_open_conversations", "Conversations held open", lambda: self.open_count)
         metrics.watch("atommem_open_bytes", "Bytes that they take, roughly", lambda: self.open_bytes)
         metrics.watch("atommem_turns_taken", "Turns in work or waiting", lambda: turns.taken)
@@ -99,16 +102,24 @@ class Conversations:
 
     def _settle(self, key: tuple[str, str], held: Conversation) -> None:
         """Close what is over the bounds, least recently used first."""
+        if self._open.get(key) is not held:
+            return
+        self._measure(key, held.size)
+        self._open.move_to_end(key)
         if held.size == 0 and not held.waiting:
-            self._open.pop(key, None)
-        elif key in self._open:
-            self._open.move_to_end(key)
+            del self._open[key]
         count, size = self._most
         while self._open and (len(self._open) > count or self.open_bytes > size):
             idle = next((name for name, item in self._open.items() if not item.waiting), None)
             if idle is None:
                 return
+            self._measure(idle, 0)
             del self._open[idle]
+
+    def _measure(self, key: tuple[str, str], size: int) -> None:
+        self.open_bytes += size - self._sizes.pop(key, 0)
+        if size:
+            self._sizes[key] = size
 
     @asynccontextmanager
     async def answering(self, response: str) -> AsyncIterator[None]:
@@ -140,11 +151,6 @@ class Conversations:
     def open_count(self) -> int:
         """Conversations that are held open."""
         return len(self._open)
-
-    @property
-    def open_bytes(self) -> int:
-        """What they take, roughly."""
-        return sum(item.size for item in self._open.values())
 
     async def close(self) -> None:
         """Free the policy and the threads."""

@@ -24,6 +24,8 @@ LOGGER = logging.getLogger("atommem.serve")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _OPEN = ("/health", "/ready", "/ui")
 """Asked without a key: by who runs the server, and for the page, which asks for the key itself."""
+KEY_SECONDS = 1.0
+"""How long a key that was found is not looked up again: so long may one go on that was revoked."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Guard:
         self._keys = Keys(conversations.log)
         self._limits = limits
         self._rates = Rates()
+        self._known: dict[str, tuple[Key, float]] = {}
         self._hosts = {*LOOPBACK, *(host.lower() for host in limits.hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,13 +121,23 @@ class Guard:
             return None, Key("none", "")
         kind, _, token = headers.get("authorization", "").partition(" ")
         token = token if kind.lower() == "bearer" else ""
-        key = await self._conversations.in_thread(self._keys.find, token)
+        key = await self._key(token)
         if key is None:
             return _refusal(401, "invalid_api_key", "the key is missing or unknown: Authorization: Bearer KEY."), None
         rate = key.requests_per_minute or self._limits.requests_per_minute
         if rate and (wait := self._rates.wait(key.id, rate)):
             return _refusal(429, "rate_limit_exceeded", f"this key may ask {rate} times a minute.", wait), key
         return None, key
+
+    async def _key(self, token: str) -> Key | None:
+        key, ends = self._known.get(token, (None, 0.0))
+        if time.monotonic() >= ends:
+            key = await self._conversations.in_thread(self._keys.find, token)
+            if key is None or len(self._known) > 10_000:
+                self._known.clear()
+            if key is not None:
+                self._known[token] = key, time.monotonic() + KEY_SECONDS
+        return key
 
 
 def _bounded(receive: Receive, most: int) -> Receive:

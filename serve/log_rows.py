@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 import time
@@ -16,10 +17,36 @@ from atommem.errors import AtomMemError
 from atommem.memory.contents import Snapshot
 from atommem.memory.operations import Operation, operation_from_json, to_json
 from atommem.memory.vectors import TextVectors
-from atommem.serve.schema import conversations, events, operations, snapshots
+from atommem.serve.schema import conversations, events, operations, requests, snapshots
 
 OPERATION_FIELDS = tuple(item.name for item in fields(Operation) if item.name in operations.c)
 _REST = tuple(item.name for item in fields(Operation) if item.name not in operations.c)
+
+
+def _of_it(value: Any, last: sa.Column[Any] | None = None) -> Any:
+    """Of a conversation's rows: what they come to; or the value in the last of them."""
+    table = value.table if last is not None else next(iter(value.clauses)).table
+    query = sa.select(value).where(table.c.conversation == conversations.c.id)
+    return (query if last is None else query.order_by(last.desc()).limit(1)).scalar_subquery()
+
+
+ENDS = sa.select(
+    *conversations.c,
+    _of_it(sa.func.max(events.c.version)).label("version"),
+    _of_it(sa.func.max(events.c.step)).label("step"),
+    _of_it(sa.func.sum(events.c.tokens)).label("sampled"),
+    _of_it(events.c.checkpoint, events.c.version).label("checkpoint"),
+    _of_it(operations.c.seq, operations.c.seq).label("seq"),
+    _of_it(operations.c.embedder, operations.c.seq).label("embedder"),
+    _of_it(snapshots.c.body, snapshots.c.seq).label("snapshot"),
+).where(conversations.c.id == sa.bindparam("of"), conversations.c.owner == sa.bindparam("whose"))
+"""What the conversation ``of`` is, how far it has come, and what its newest event and operation were made with."""
+_READ = (
+    sa.select(events.c.version, events.c.kind, events.c.of, events.c.chunks)
+    .where(events.c.conversation == sa.bindparam("conversation"))
+    .where(events.c.kind.in_(("item", "step", "stopped", "fork")))
+    .order_by(events.c.version)
+)
 
 
 class NotFoundError(AtomMemError):
@@ -54,6 +81,27 @@ class About:
     owner: str
     created_at: int
     metadata: dict[str, str]
+
+
+class KeyReusedError(AtomMemError):
+    """A request has the ``Idempotency-Key`` of another one."""
+
+
+@dataclass(frozen=True)
+class RequestKey:
+    """What tells a repeated request from another one.
+
+    Attributes:
+        key: SHA-256 of its owner and its ``Idempotency-Key``, hexadecimal.
+        digest: SHA-256 of all that was sent.
+    """
+
+    key: str
+    digest: str
+
+    def part(self, name: str) -> RequestKey:
+        """Of another write of the same request."""
+        return RequestKey(hashlib.sha256(f"{self.key}/{name}".encode()).hexdigest(), self.digest)
 
 
 @dataclass
@@ -125,15 +173,28 @@ def new_conversation(connection: sa.Connection, owner: str, metadata: Mapping[st
     return about
 
 
-def append_events(
-    connection: sa.Connection, conversation: str, new: Sequence[Event], checkpoint: str, at: int | None = None
+def append_events(connection: sa.Connection, conversation: str, new: Sequence[Event], checkpoint: str) -> None:
+    made, now = {"conversation": conversation, "checkpoint": checkpoint}, int(time.time())
+    rows = [{**vars(event), **made, "created_at": event.created_at or now} for event in new]
+    connection.execute(events.insert(), rows)
+
+
+def note_request(
+    connection: sa.Connection, request: RequestKey | None, conversation: str, version: int | None = None
 ) -> None:
-    made = {
-        "conversation": conversation,
-        "created_at": int(time.time()) if at is None else at,
-        "checkpoint": checkpoint,
-    }
-    connection.execute(events.insert(), [{**vars(event), **made} for event in new])
+    if request is not None:
+        values = {**vars(request), "conversation": conversation, "version": version}
+        connection.execute(requests.insert(), values)
+
+
+def find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:
+    """What a request wrote when it came before."""
+    if request is None:
+        return None
+    row = connection.execute(sa.select(requests).where(requests.c.key == request.key)).one_or_none()
+    if row is not None and row.digest != request.digest:
+        raise KeyReusedError("this Idempotency-Key was sent with another request: take a new one for each.")
+    return row
 
 
 def log_length(connection: sa.Connection, conversation: str) -> int:
@@ -169,16 +230,17 @@ def restored(rows: Iterable[sa.RowMapping]) -> Iterator[Operation]:
 
 def unread_items(connection: sa.Connection, conversation: str) -> list[tuple[int, int]]:
     """Items with chunks that have not been read: only those at the end can have any."""
-    of_it = events.c.conversation == conversation
-    items = sa.select(events.c.version, events.c.chunks).where(of_it, events.c.kind == "item")
-    forked = sa.select(sa.func.coalesce(sa.func.max(events.c.version), 0)).where(of_it, events.c.kind == "fork")
-    items = items.where(events.c.version > forked.scalar_subquery())
-    ended = sa.select(events.c.of, events.c.kind).where(of_it, events.c.kind.in_(("step", "stopped")))
-    read: dict[int, float] = {}
-    for of, kind in connection.execute(ended):
-        read[of] = read.get(of, 0) + (1 if kind == "step" else float("inf"))
-    found = connection.execute(items.order_by(events.c.version)).all()
-    return [(version, int(read.get(version, 0))) for version, chunks in found if read.get(version, 0) < chunks]
+    unread: dict[int, list[int]] = {}
+    for version, kind, of, chunks in connection.execute(_READ, {"conversation": conversation}):
+        if kind == "fork":
+            unread.clear()
+        elif kind == "item":
+            unread[version] = [0, chunks]
+        elif kind == "stopped":
+            unread.pop(of, None)
+        elif of in unread:
+            unread[of][0] += 1
+    return [(version, read) for version, (read, chunks) in unread.items() if read < chunks]
 
 
 def vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:

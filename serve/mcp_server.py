@@ -152,7 +152,7 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         async with _told(), served.use(conversation, owner_of(context), whole=bool(source)) as memory:
             body = {"entry": entry, "text": None} if entry is not None else {"forget": source}
             done = await memory.change(Event("edit", body), work)
-            return Forgotten(entries=[item.entry_id for item in done if item.kind == "delete" and item.entry_id])
+            return Forgotten(entries=[item["entry_id"] for item in done if item["kind"] == "delete"])
 
     @server.tool()
     async def ask(

@@ -11,9 +11,9 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
 from atommem.errors import DataError
-from atommem.memory.operations import Operation, to_json
-from atommem.serve.log_rows import Event
-from atommem.serve.openai_routes import Owner, Served
+from atommem.memory.operations import Operation
+from atommem.serve.log_rows import Event, RequestKey
+from atommem.serve.openai_routes import Once, Owner, Served
 from atommem.serve.transfer import exported, imported
 from atommem.serve.wire import ConversationId, Name, Number, Text, conversation_object, entry_object
 from atommem.session import Session
@@ -93,23 +93,25 @@ async def steps(
 
 
 @router.post("/fork")
-async def fork(conversation: ConversationId, owner: Owner, served: Served, at: At = None) -> dict[str, Any]:
+async def fork(
+    conversation: ConversationId, owner: Owner, served: Served, request: Once, at: At = None
+) -> dict[str, Any]:
     """A second conversation that is this one as it was after ``at`` operations, and goes its own way from there."""
 
     def forked() -> dict[str, Any]:
         served.log.about(conversation, owner)
         _checked(served.log.length(conversation), at)
-        return conversation_object(served.log.fork(conversation, owner, at))
+        return conversation_object(served.log.fork(conversation, owner, at, request))
 
     return await served.in_thread(forked)
 
 
 @router.post("/entries/{entry}")
 async def edit_entry(
-    conversation: ConversationId, entry: Number, body: NewText, owner: Owner, served: Served
+    conversation: ConversationId, entry: Number, body: NewText, owner: Owner, served: Served, request: Once
 ) -> dict[str, Any]:
     """Replace the text of an entry: an operation of the actor ``user``."""
-    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, body.text))
+    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, body.text), request=request)
 
 
 @router.delete("/entries/{entry}")
@@ -150,13 +152,15 @@ async def move(conversation: ConversationId, owner: Owner, served: Served) -> di
 
 
 @router.post("/feedback")
-async def feedback(conversation: ConversationId, body: Feedback, owner: Owner, served: Served) -> dict[str, Any]:
+async def feedback(
+    conversation: ConversationId, body: Feedback, owner: Owner, served: Served, request: Once
+) -> dict[str, Any]:
     """Say how good an answer was: the reward of what led to it, where it is trained on."""
     found, _, _ = await served.in_thread(served.log.response, body.response, owner)
     if found != conversation:
         raise DataError(f"response {body.response!r} is of another conversation.")
     async with served.use(conversation, owner) as held:
-        event = await held.note(Event("feedback", body.model_dump()))
+        event = await held.note(Event("feedback", body.model_dump()), request)
     return {"object": "feedback", "version": event.version, **body.model_dump()}
 
 
@@ -172,10 +176,10 @@ _LINES = {"requestBody": {"content": {"application/x-ndjson": {"schema": {"type"
 
 
 @imports.post("/imports", openapi_extra=_LINES)
-async def import_conversation(request: Request, owner: Owner, served: Served) -> dict[str, Any]:
+async def import_conversation(sent: Request, owner: Owner, served: Served, request: Once) -> dict[str, Any]:
     """A conversation from what was exported: under a new id, and the importing key's owner."""
-    text = (await request.body()).decode("utf-8", "replace")
-    return conversation_object(await served.in_thread(lambda: imported(served.log, owner, text)))
+    text = (await sent.body()).decode("utf-8", "replace")
+    return conversation_object(await served.in_thread(lambda: imported(served.log, owner, text, request)))
 
 
 def _checked(length: int, at: int | None) -> int:
@@ -196,12 +200,16 @@ async def _listed(
 
 
 async def _edited(
-    served: Served, conversation: str, owner: str, work: Callable[[Session], Any], *, whole: bool = False
+    served: Served,
+    conversation: str,
+    owner: str,
+    work: Callable[[Session], Any],
+    *,
+    whole: bool = False,
+    request: RequestKey | None = None,
 ) -> dict[str, Any]:
     async with served.use(conversation, owner, whole=whole) as held:
-        written: Sequence[Operation] = await held.change(Event("edit"), work)
-        last = held.log.seq
-    data = [{"seq": last - len(written) + place, **to_json(item)} for place, item in enumerate(written)]
+        data = await held.change(Event("edit"), work, request)
     return {"object": "list", "data": data, "has_more": False}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -9,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import JSONResponse
 
 from atommem.episode import Step
@@ -17,7 +18,7 @@ from atommem.errors import DataError
 from atommem.serve.conversation import Answered, Conversation
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
-from atommem.serve.log_rows import Event, NotFoundError
+from atommem.serve.log_rows import Event, NotFoundError, RequestKey
 from atommem.serve.streaming import ChatEvents, ResponseEvents, Stream, while_there
 from atommem.serve.wire import (
     Ask,
@@ -39,13 +40,13 @@ router = APIRouter(prefix="/v1")
 _LISTED = ("item", "ask", "answer")
 
 
-def owner_of(request: Request) -> str:
+async def owner_of(request: Request) -> str:
     """Whose request it is: the owner of its key, and nothing that the client says."""
     owner: str = request.state.owner
     return owner
 
 
-def conversations_of(request: Request) -> Conversations:
+async def conversations_of(request: Request) -> Conversations:
     """The server's conversations."""
     found: Conversations = request.app.state.conversations
     return found
@@ -53,6 +54,25 @@ def conversations_of(request: Request) -> Conversations:
 
 Owner = Annotated[str, Depends(owner_of)]
 Served = Annotated[Conversations, Depends(conversations_of)]
+
+
+async def request_key(
+    request: Request,
+    owner: Owner,
+    key: Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)] = None,
+) -> RequestKey | None:
+    """What tells a repeated request: its ``Idempotency-Key``, where it has one."""
+    if key is None:
+        return None
+    sent = (request.method.encode(), request.scope["raw_path"], request.scope["query_string"], await request.body())
+    return RequestKey(_sha256(owner.encode(), key.encode()), _sha256(*sent))
+
+
+Once = Annotated[RequestKey | None, Depends(request_key)]
+
+
+def _sha256(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 @router.get("/models")
@@ -69,11 +89,13 @@ def model(model: str, served: Served) -> dict[str, Any]:
 
 
 @router.post("/conversations")
-async def create_conversation(request: Request, body: NewConversation, owner: Owner, served: Served) -> dict[str, Any]:
+async def create_conversation(
+    request: Request, body: NewConversation, owner: Owner, served: Served, once: Once
+) -> dict[str, Any]:
     """Create a conversation: an empty memory. Items, if any, are read before this returns."""
-    about = await served.in_thread(served.log.create, owner, body.metadata or {})
+    about = await served.in_thread(served.log.create, owner, body.metadata or {}, once)
     if body.items:
-        await while_there(request, _read(served, about.id, owner, body.items))
+        await while_there(request, _read(served, about.id, owner, body.items, once and once.part("items")))
     return conversation_object(about)
 
 
@@ -103,13 +125,14 @@ async def delete_conversation(conversation: ConversationId, owner: Owner, served
 
 @router.post("/conversations/{conversation}/items")
 async def create_items(
-    request: Request, conversation: ConversationId, body: NewItems, owner: Owner, served: Served
+    request: Request, conversation: ConversationId, body: NewItems, owner: Owner, served: Served, once: Once
 ) -> dict[str, Any]:
     """Give texts to be read. This returns when they have been read, one turn a chunk.
 
-    Should it not return, the items that had been taken are there (list them), and reading goes on with the next call.
+    Should it not return, the items that had been taken are there (list them), and reading goes on with the next call:
+    the same one with the same ``Idempotency-Key`` does not give them again.
     """
-    done = await while_there(request, _read(served, conversation, owner, body.items))
+    done = await while_there(request, _read(served, conversation, owner, body.items, once))
     return page([item_object(event) for event in done], False)
 
 
@@ -153,13 +176,13 @@ async def retrieve_item(conversation: ConversationId, item: str, owner: Owner, s
 
 
 @router.post("/responses", response_model=None)
-async def create_response(request: Request, body: Ask, owner: Owner, served: Served) -> Any:
+async def create_response(request: Request, body: Ask, owner: Owner, served: Served, once: Once) -> Any:
     """Ask a conversation; without one, the input before the question is read into a memory for this call."""
     _check_model(served, body.model)
     before, question = _question(body.messages)
-    response, conversation = f"resp_{secrets.token_hex(16)}", body.conversation_id
+    response, conversation = _new_response(once), body.conversation_id
     name = served.policy.name
-    asking = _asking(served, owner, conversation, before, question, response)
+    asking = _asking(served, owner, conversation, before, question, response, once)
     if body.stream:
         return await Stream(asking, ResponseEvents(response, name, conversation)).start(request)
     summaries: list[str] = []
@@ -168,7 +191,8 @@ async def create_response(request: Request, body: Ask, owner: Owner, served: Ser
         summaries.append(step_summary(step))
 
     answered = await while_there(request, asking(noted, None))
-    return response_object(response, name, conversation=conversation, answered=answered, summaries=summaries)
+    whole = response_object(response, name, conversation=conversation, answered=answered, summaries=summaries)
+    return JSONResponse(whole)
 
 
 @router.get("/responses/{response}")
@@ -193,13 +217,13 @@ async def retrieve_response(response: str, owner: Owner, served: Served) -> dict
 
 
 @router.post("/chat/completions", response_model=None)
-async def chat(request: Request, body: Chat, owner: Owner, served: Served) -> Any:
+async def chat(request: Request, body: Chat, owner: Owner, served: Served, once: Once) -> Any:
     """The last user message asks, what stands before it is read; with ``conversation``, into that memory."""
     _check_model(served, body.model)
     before, question = _question(body.messages)
-    response = f"resp_{secrets.token_hex(16)}"
+    response = _new_response(once)
     head = {"id": response.replace("resp_", "chatcmpl-"), "created": int(time.time()), "model": served.policy.name}
-    asking = _asking(served, owner, body.conversation, before, question, response, resent=True)
+    asking = _asking(served, owner, body.conversation, before, question, response, once, resent=True)
     if body.stream:
         return await Stream(asking, ChatEvents(head)).start(request)
     answered = await while_there(request, asking(None, None))
@@ -220,6 +244,7 @@ def _asking(
     before: Sequence[Message],
     question: str,
     response: str,
+    once: RequestKey | None,
     *,
     resent: bool = False,
 ) -> Callable[
@@ -231,6 +256,7 @@ def _asking(
         on_step: Callable[[Step], Awaitable[None]] | None, on_taken: Callable[[], Awaitable[None]] | None
     ) -> Answered:
         held: AbstractAsyncContextManager[Conversation]
+        request = None if conversation is None else once  # nothing is kept of a call without one
         if conversation is None:
             held = nullcontext(served.passing({"goal": question}))
         else:
@@ -241,18 +267,24 @@ def _asking(
                 new = await served.in_thread(_not_read, served.log, conversation, before)
             items = [new_item(message) for message in new if message.parts]
             if items:
-                await memory.add(items)
-            return await memory.ask(question, response, on_step, on_taken)
+                await memory.add(items, request and request.part("items"))
+            return await memory.ask(question, response, on_step, on_taken, request)
 
     return ask
 
 
-async def _read(served: Conversations, conversation: str, owner: str, items: Sequence[Message]) -> list[Event]:
+def _new_response(once: RequestKey | None) -> str:
+    return f"resp_{secrets.token_hex(16) if once is None else once.key[:32]}"
+
+
+async def _read(
+    served: Conversations, conversation: str, owner: str, items: Sequence[Message], once: RequestKey | None
+) -> list[Event]:
     new = [new_item(message) for message in items]
     if not all(item["parts"] for item in new):
         raise DataError("an item is blank: there is nothing to read.")
     async with served.use(conversation, owner) as memory:
-        done = await memory.add(new)
+        done = await memory.add(new, once)
         await memory.read()
         return done
 

@@ -93,6 +93,17 @@ snapshots = sa.Table(
 )
 """A memory as ``seq`` operations had left it: also follows from the log, and spares replaying it from the start."""
 
+requests = sa.Table(
+    "requests",
+    metadata,
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("digest", sa.String(64), nullable=False),
+    _of_conversation(nullable=False, index=True),
+    sa.Column("version", sa.Integer),
+)
+"""What a request with an ``Idempotency-Key`` wrote, in the transaction that wrote it: the conversation that it made, or
+the first event (``version``) that it appended to one."""
+
 api_keys = sa.Table(
     "api_keys",
     metadata,

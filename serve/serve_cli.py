@@ -85,10 +85,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    import uvicorn
-
     from atommem.serve.api_keys import Keys
-    from atommem.serve.app import make_app
+    from atommem.serve.app import make_app, run
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
     from atommem.serve.guard import LOGGER, LOOPBACK, JsonLines, Limits
@@ -134,12 +132,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
     # When it has drained, uvicorn raises the signal again: it has had its effect.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    uvicorn.run(
+    run(
         make_app(conversations, limits),
         host=arguments.host,
         port=arguments.port,
         log_level="warning",
-        access_log=False,
         server_header=False,
         timeout_graceful_shutdown=arguments.drain_seconds,
     )

@@ -12,7 +12,7 @@ from atommem.errors import DataError, TraceError
 from atommem.memory.contents import replay
 from atommem.memory.operations import Operation
 from atommem.serve.conversation_log import KINDS, ConversationLog
-from atommem.serve.log_rows import About, Event
+from atommem.serve.log_rows import About, Event, RequestKey
 from atommem.serve.wire import Metadata
 from atommem.untrusted import clean
 
@@ -85,7 +85,7 @@ def exported(log: ConversationLog, conversation: str, owner: str) -> list[dict[s
     return [head, *events, *({"type": "operation", **row} for row in log.operations(conversation, 0))]
 
 
-def imported(log: ConversationLog, owner: str, text: str) -> About:
+def imported(log: ConversationLog, owner: str, text: str, request: RequestKey | None = None) -> About:
     """Make the conversation that was exported as `text`, whole or not at all. What it had not read stays unread.
 
     Raises:
@@ -106,7 +106,7 @@ def imported(log: ConversationLog, owner: str, text: str) -> About:
         told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise DataError(f"this is no exported conversation, or damaged: {type(error).__name__} {told}.") from error
     made = [(place.version, place.checkpoint, place.embedder) for place in places]
-    return log.restore(owner, metadata, events, operations, made)
+    return log.restore(owner, metadata, events, operations, made, request)
 
 
 def _event(line: dict[str, Any]) -> Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -20,6 +20,7 @@ from atommem.untrusted import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}
 """Seconds after which to try again, by status."""
+_ENTRY = tuple(item.name for item in fields(Entry))
 Text = Annotated[str, AfterValidator(clean)]
 Name = Annotated[str, Field(max_length=200), AfterValidator(clean)]
 ConversationId = Annotated[str, Field(max_length=64)]
@@ -178,7 +179,8 @@ def page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 
 def entry_object(entry: Entry) -> dict[str, Any]:
     """An entry with its statistics and source."""
-    return {name: value for name, value in asdict(entry).items() if value is not None}
+    held = {name: value for name in _ENTRY if (value := getattr(entry, name)) is not None}
+    return held if entry.source is None else {**held, "source": asdict(entry.source)}
 
 
 def step_summary(step: Step) -> str:
