@@ -231,7 +231,7 @@ class Conversation:
             return await self._turn(observation)
 
         async def keep(step: Step, ended: bool, answer: str | None) -> None:
-            # A question that nobody has been told of, its first step and its answer are one commit, as far as they come.
+            # One commit: the question where nobody was told of it, its step, and the answer where it gave one.
             nonlocal ask
             first, of = ([event], self.log.version + 1) if ask is None else ([], ask.version)
             body = {"text": answer, "entries": [entry.id for entry in entries]}

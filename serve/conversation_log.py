@@ -349,7 +349,7 @@ class ConversationLog:
     def operations(
         self, conversation: str, first: int, limit: int | None = None, *, version: int | None = None
     ) -> list[Mapping[str, Any]]:
-        """Its operations from number `first` on (those of one event), as JSON values with number, checkpoint, embedder."""
+        """Its operations from number `first` on, or those of one event, as JSON values with all that is kept."""
         query = sa.select(operations).where(operations.c.conversation == conversation, operations.c.seq >= first)
         query = query if version is None else query.where(operations.c.version == version)
         with self.engine.begin() as connection:
