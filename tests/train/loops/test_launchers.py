@@ -110,10 +110,11 @@ def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_wit
         environment_config("web", tools=["tests.train.loops.test_launchers:look_up"], max_calls=2),
     )
     flags = """--num_generations 4 --per_device_train_batch_size 4 --max_steps 4 --save_steps 10 --seed 1
-        --environment web --call_prices look_up=0.5 --learning_rate 1e-2 --resume"""
+        --environment web --call_prices look_up=0.5 --learning_rate 1e-2 --max_completion_length 1 --resume"""
     whole = launch(tmp_path, f"{flags} --output_dir whole --cassette whole.db")
     assert whole.returncode == 0, whole.stderr[-3000:]
     enough = spent(tmp_path / "whole.db")
+    assert enough > 20
     for calls, budget in ((enough // 2, "call_budget"), (3 * enough // 4, "cost_budget")):
         given = calls if budget == "call_budget" else 0.5 * calls
         limited = launch(tmp_path, f"{flags} --output_dir out --cassette c.db --{budget} {given}")
