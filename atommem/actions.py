@@ -78,6 +78,8 @@ ANSWER_ACTION = ActionSpec(ANSWER, Body.BOX)
 """The answer as environments that ask questions take it; every dialect has a tag for it."""
 ANSWERS_ACTION = ActionSpec(ANSWER, Body.BOXES)
 """The answers where several questions are asked at once."""
+OUR_KINDS = (*MEMORY_KINDS, ANSWER, CALL)
+"""Names that no tool may have: what is done with an action goes by its name."""
 
 
 class ProblemReason(StrEnum):

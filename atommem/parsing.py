@@ -45,7 +45,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import isfinite
@@ -57,6 +57,8 @@ from atommem.untrusted import clean
 THINK = "think"
 _Item = Action | tuple[Action, ...] | Problem
 """What an element is."""
+_MOST_CHECKS = 10_000
+"""Keywords of a schema that the arguments of one call are held to: a third of a second."""
 _DEEPEST = 64
 """How deeply the arguments of a call may be nested."""
 
@@ -313,25 +315,52 @@ def _with_arguments(
 ) -> Action | Problem:
     if spec.schema is not None:
         from jsonschema import ValidationError
+        from referencing.exceptions import Unresolvable
 
         try:
-            _validator(json.dumps(spec.schema, sort_keys=True)).validate(arguments)
+            _validator(json.dumps(spec.schema, sort_keys=True))(arguments)
         except ValidationError as error:
             detail = f"{spec.name}: {error.message[:200]}"
             return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, detail)
-        except (RecursionError, OverflowError) as error:  # a number of hundreds of digits is no float
+        except (RecursionError, OverflowError, Unresolvable) as error:  # a number of hundreds of digits is no float
             return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{spec.name}: {error}")
     return Action(spec.name, body, arguments=arguments, start=start, end=end)
 
 
 @lru_cache(maxsize=256)
-def _validator(schema: str) -> Any:
-    from jsonschema.validators import validator_for
+def _validator(schema: str) -> Callable[[Any], None]:
+    """What raises where arguments do not fit the schema.
+
+    A schema may be a stranger's. Without a registry of its own, what a "$ref" names would be fetched, wherever it
+    points; and a few dozen alternatives that name each other take for ever to be tried.
+    """
+    from jsonschema.validators import extend, validator_for
     from referencing import Registry
 
     loaded = json.loads(schema)
-    # A registry of its own: without one, what a "$ref" names would be fetched, wherever it points.
-    return validator_for(loaded)(loaded, registry=Registry())
+    known = validator_for(loaded)
+    left = 0
+
+    def counted(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+        def keyword(*arguments: Any) -> Iterator[Any]:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise RecursionError("its schema has too much to be held against them")
+            yield from check(*arguments) or ()
+
+        return keyword
+
+    made = extend(known, {name: counted(check) for name, check in known.VALIDATORS.items()})(
+        loaded, registry=Registry()
+    )
+
+    def validate(arguments: Any) -> None:
+        nonlocal left
+        left = _MOST_CHECKS
+        made.validate(arguments)
+
+    return validate
 
 
 def _json_object(body: str) -> tuple[dict[str, Any], str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atommem.actions import ActionSpec
+from atommem.actions import OUR_KINDS, ActionSpec
 from atommem.errors import ConfigError
 from atommem.tokens import Tokenizer
 from atommem.untrusted import PromptGuard
@@ -24,14 +24,16 @@ def shown_tools(actions: Sequence[ActionSpec], guard: PromptGuard) -> Tools:
     control token in it.
 
     Raises:
-        ConfigError: A tool's name is none that could be called.
+        ConfigError: A tool's name is none that could be called, or that of an action of ours.
     """
     for spec in actions:
         if spec.is_tool and not _NAME.fullmatch(spec.name):
             raise ConfigError(
-                f"a tool is called {spec.name!r}: a name has letters, digits, '_', '.', ':', '/' and '-', at most 128. "
-                "Leave out the source that it comes from."
+                f"a tool is called {spec.name[:200]!r}: a name has letters, digits, '_', '.', ':', '/' and '-', at "
+                "most 128. Leave out the source that it comes from."
             )
+        if spec.is_tool and spec.name in OUR_KINDS:
+            raise ConfigError(f"a tool is called {spec.name}, as an action of ours is: give it another name.")
 
     def rewritten(value: Any) -> Any:
         if isinstance(value, str):

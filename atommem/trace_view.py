@@ -21,6 +21,7 @@ from atommem.memory.contents import Contents
 from atommem.memory.entries import Entry
 from atommem.memory.operations import POLICY, Operation, Outcome
 from atommem.trace import Trace, read_trace
+from atommem.untrusted import printable
 
 _CHUNK_CHARACTERS = 600
 _TEXT_CHARACTERS = 2000
@@ -40,8 +41,6 @@ _WHY_NOT = {
     Outcome.UNKNOWN_HANDLE: "no such entry was shown",
     Outcome.DISABLED: "switched off",
 }
-# What a model or a document writes must not reach the terminal as an escape sequence.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -133,8 +132,8 @@ def _step(step: Step, entries: Mapping[int, Entry], count: int, complete: bool, 
         parts.append(Text("malformed", "bold"))
         parts += _indented(
             Text(
-                f"{problem.reason}: {_clean(step.text[problem.start : problem.end])[:120]}"
-                + (f" ({_clean(problem.detail)})" if problem.detail else ""),
+                f"{problem.reason}: {printable(step.text[problem.start : problem.end])[:120]}"
+                + (f" ({printable(problem.detail)})" if problem.detail else ""),
                 "red",
             )
             for problem in step.problems
@@ -171,7 +170,7 @@ def _history(entry: Entry | None) -> str:
 
 def _completion(step: Step, full: bool) -> RenderableType:
     """The completion as it was written, its actions in their colours and its problems underlined."""
-    text = Text(_clean(step.text))
+    text = Text(printable(step.text))
     for action in step.actions:
         text.stylize(_STYLES.get(action.kind, _OWN_STYLE), action.start, action.end)
     for problem in step.problems:
@@ -200,12 +199,12 @@ def _change(operation: Operation, full: bool) -> Iterator[RenderableType]:
         name += f" by {operation.actor}"
     if operation.outcome is not Outcome.APPLIED:
         because = f" ({operation.reason})" if operation.reason else ""
-        yield Text(f"{name}: {_WHY_NOT[operation.outcome]}{_clean(because)}", "yellow")
+        yield Text(f"{name}: {_WHY_NOT[operation.outcome]}{printable(because)}", "yellow")
         if operation.after:
             yield _field("  lost", _abbreviated(operation.after, _TEXT_CHARACTERS, full), "dim")
         return
     if operation.reason:
-        name += f": {_clean(operation.reason)}"
+        name += f": {printable(operation.reason)}"
     yield Text(name, _STYLES.get(operation.kind, ""))
     if operation.scores:
         yield Text("  " + ", ".join(f"entry {entry_id}: {score:g}" for entry_id, score in operation.scores))
@@ -218,7 +217,9 @@ def _difference(before: str, after: str, full: bool) -> Iterator[RenderableType]
     if before == after:
         yield Text("  (unchanged)", "dim")
         return
-    old, new = (re.findall(r"\s+|\S+", _clean(_abbreviated(text, _TEXT_CHARACTERS, full))) for text in (before, after))
+    old, new = (
+        re.findall(r"\s+|\S+", printable(_abbreviated(text, _TEXT_CHARACTERS, full))) for text in (before, after)
+    )
     removed, added = Text("  - ", "red"), Text("  + ", "green")
     for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         removed.append("".join(old[i1:i2]), "red" if tag == "equal" else "bold red")
@@ -271,7 +272,7 @@ def _questions(task: dict[str, Any]) -> list[tuple[str, list[str]]]:
 
 def _field(name: str, value: str, style: str = "") -> Text:
     text = Text(f"{name}: ", "bold dim")
-    return text.append(_clean(value), style or "not dim not bold")
+    return text.append(printable(value), style or "not dim not bold")
 
 
 def _indented(lines: Iterable[RenderableType]) -> Iterator[Padding]:
@@ -287,11 +288,6 @@ def _abbreviated(text: str, limit: int, full: bool) -> str:
 
 def _left_out(characters: int) -> str:
     return f" [... {characters:,} characters left out, --full shows them ...] "
-
-
-def _clean(text: str) -> str:
-    """`text` with one replacement character for every one that a terminal would not print; same length."""
-    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def _count(number: int, noun: str) -> str:

@@ -195,13 +195,13 @@ class Demo:
         runner = EpisodeRunner(self._agent(policy, keep_prompts=True), max_in_flight=256)
         return asyncio.run(runner.run_all([(task, 0) for task in self.tasks(_DEMONSTRATIONS, count)]))
 
-    def evaluate(self, name: str) -> EvalResult:
+    def evaluate(self, name: str, tasks: Sequence[Task] | None = None) -> EvalResult:
         """Held-out EM, with the sampling of training, and without what `name` switches off, where it is one of
-        `ABLATIONS`; traces go to ``eval/NAME``.
+        `ABLATIONS`; traces go to ``eval/NAME``. `tasks` are instead of the held-out ones.
         """
         policy = LocalPolicy(self.model, self.tokenizer)
         runner = EpisodeRunner(self._agent(policy, ABLATIONS.get(name, ())))
-        tasks = self.heldout
+        tasks = self.heldout if tasks is None else tasks
         if name == "tools_off":
             tasks = [replace(task, documents=(), metadata={}) for task in tasks]
         elif name == "injected_off":
@@ -215,7 +215,7 @@ class Demo:
 
         with _Phase(self, f"eval_{name}", ""):
             result = asyncio.run(run())
-        self.console.print(f"held-out EM, {LABELS[name].strip()}: {result.em:.3f}")
+        self.console.print(f"held-out EM, {LABELS.get(name, name).strip()}: {result.em:.3f}")
         return result
 
     def grpo(self, world: Any = None) -> None:

@@ -13,6 +13,7 @@ from atommem import plugins
 from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
 from atommem.envs.task import Task
 from atommem.envs.task_files import iter_tasks
+from atommem.untrusted import printable
 
 GROUP = "atommem.data"
 """Entry points of further commands."""
@@ -88,11 +89,11 @@ def _count(text: str) -> int:
 def _show(args: argparse.Namespace) -> int:
     if args.environment == DEFAULT_ENVIRONMENT:
         for task in islice(iter_tasks(args.file), args.n):
-            print(_described(task), end="\n\n")
+            print(printable(_described(task)), end="\n\n")
         return 0
     environment = find_environment(args.environment)
     for task in islice(environment.read_tasks(args.file), args.n):
-        print(_described_by(environment, task), end="\n\n")
+        print(printable(_described_by(environment, task)), end="\n\n")
     return 0
 
 

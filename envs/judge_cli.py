@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.scoring.statistics import clustered_estimate
 from atommem.envs.scoring.verdicts import NOT_ATTEMPTED, RIGHT, WRONG, Verdict
 from atommem.envs.task import Question
-from atommem.errors import AtomMemError, ConfigError, DataError
+from atommem.errors import ConfigError, DataError
 
 _GRADES = (RIGHT, WRONG, NOT_ATTEMPTED)
 
@@ -32,17 +31,17 @@ class Labelled:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem judge ...``; returns the exit status (2: an `AtomMemError`, printed to stderr)."""
+    """Run ``atommem judge ...``; returns the exit status.
+
+    Raises:
+        AtomMemError: A setting or the file is wrong, or the judge is out of reach.
+    """
     args = _parser().parse_args(argv)
-    try:
-        given = {field.name: getattr(args, field.name) for field in fields(JudgeConfig)}
-        config = JudgeConfig(**{name: value for name, value in given.items() if value is not None})
-        if config.judge_url is None:
-            raise ConfigError("judge_url and judge_model are not set: give the judge that is to be checked.")
-        report = asyncio.run(check(read_labelled(args.file), config, args.repeats, args.temperature))
-    except AtomMemError as error:
-        print(f"atommem judge: {error}", file=sys.stderr)
-        return 2
+    given = {field.name: getattr(args, field.name) for field in fields(JudgeConfig)}
+    config = JudgeConfig(**{name: value for name, value in given.items() if value is not None})
+    if config.judge_url is None:
+        raise ConfigError("judge_url and judge_model are not set: give the judge that is to be checked.")
+    report = asyncio.run(check(read_labelled(args.file), config, args.repeats, args.temperature))
     print("\n".join(_described(report)))
     if args.out is not None:
         args.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -13,7 +13,11 @@ turn (`tests/train/shipped/vllm_double.py`).
 
 Three updates, KL as in the recipe, a checkpoint after the second; then the run goes on from that checkpoint. "holds":
 the parameters on two processes are those of one, and those of the resumed run those of the one that was not stopped,
-to 1e-5, after at least one has moved by a hundred times that; a KL at the first update is exactly 0.
+to 1e-5, after at least one has moved by a hundred times that; a KL at the first update is exactly 0. Where checkpoints
+hold the optimizer in one file, "adam" says what of the difference between two processes and one is Adam's: it divides
+by a gradient's size, so that where that is no more than its eps (1e-8) rounding moves a parameter as far as learning
+does. `largest` and `difference` are of the running means of gradients, `step` is the largest difference of two last
+steps, and `there` the size of the gradient where it was.
 
 async_qwen3_8b_lora samples from a real vLLM server, started as its header says, where VLLM_PYTHON names an interpreter
 that has vLLM: with `max_staleness` 0, since what is sampled ahead depends on the clock, and with seeds in its requests.
@@ -40,6 +44,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -205,12 +210,36 @@ def compare(pair: Pair, folder: Path, url: str) -> dict[str, Any]:
     if several > 1:
         run(pair, folder, 1, "alone", url)
         result["difference"] = _difference(together, _weights(folder / "alone"))
+        result["adam"] = adam(folder / "together", folder / "alone")
     lines = [json.loads(line) for line in (folder / "together" / "metrics.jsonl").read_text().splitlines()]
     first = next(line for line in lines if line.get("step") == 1 and "loss" in line)
     if "kl" in first:
         result["kl"] = first["kl"]
     equal = max(result["resumed"], result.get("difference", 0.0)) <= LIMIT
     return {**result, "holds": equal and result["moved"] >= MOVED and result.get("kl", 0.0) == 0.0}
+
+
+def adam(first: Path, second: Path) -> dict[str, float] | None:
+    """The largest difference of two runs' gradients, and what Adam's last step makes of the most critical one."""
+    files = [sorted(run.glob("checkpoint-*/optimizer.pt"))[-1:] for run in (first, second)]
+    if not all(files):
+        return None
+    one, other = (torch.load(file, weights_only=True) for (file,) in files)
+    found = {"largest": 0.0, "difference": 0.0, "step": 0.0, "there": 0.0}
+    for group in one["param_groups"]:
+        rate, eps, betas = group["lr"], group["eps"], group["betas"]
+        for number in group["params"]:
+            means, sizes = [], []
+            for state in (one["state"][number], other["state"][number]):
+                means.append(state["exp_avg"] / (1 - betas[0] ** float(state["step"])))
+                sizes.append((state["exp_avg_sq"] / (1 - betas[1] ** float(state["step"]))).sqrt())
+            steps = [rate * mean / (size + eps) for mean, size in zip(means, sizes, strict=True)]
+            apart = (steps[0] - steps[1]).abs()
+            found["largest"] = max(found["largest"], float(means[0].abs().max()))
+            found["difference"] = max(found["difference"], float((means[0] - means[1]).abs().max()))
+            if float(apart.max()) > found["step"]:
+                found |= {"step": float(apart.max()), "there": float(sizes[0].flatten()[apart.argmax()])}
+    return found
 
 
 def _weights(folder: Path) -> dict[str, Any]:

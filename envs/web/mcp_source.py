@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from atommem.actions import OUR_KINDS
 from atommem.envs.web.net.reader_tools import LONGEST_TEXT
 from atommem.envs.web.tools import Tool, ToolResult, ToolSource
 from atommem.errors import ConfigError, OutageError
@@ -22,6 +23,7 @@ _NAMED_KEY = re.compile(r"\$\{(\w+)\}")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _ATTEMPTS = 3
 _WAIT_SECONDS = 0.5
+_MOST_TOOLS = 1000
 _CONNECT_SECONDS = 60.0
 """A server may have to be started."""
 
@@ -31,7 +33,8 @@ class McpSource(ToolSource):
 
     A server is a URL (streamable HTTP) or a command line (stdio), with ``NAME=value`` for its environment in front. In
     both ``${NAME}`` is a variable of our environment: a key stands there, and nowhere else. Connections live in a
-    thread of their own: tools are listed before there is an event loop, and several loops may call them.
+    thread of their own: tools are listed before there is an event loop, and several loops may call them. A tool with
+    the name of an action of ours (read, delete, ...) is offered as ``mcp_read``.
 
     Raises:
         ConfigError: No server is named, ``mcp`` is not installed, a key is not set, or a server cannot be reached.
@@ -104,7 +107,7 @@ class McpSource(ToolSource):
                 raise OutageError(f"{self.backend} is only recorded.")
             return await asyncio.wrap_future(self._spawn(self._servers[at].call(name, dict(arguments))))
 
-        return Tool(name, description, schema, run)
+        return Tool(f"mcp_{name}" if name in OUR_KINDS else name, description, schema, run)
 
 
 def _without_patterns(schema: Any) -> Any:
@@ -147,6 +150,8 @@ class _Server:
             while True:
                 page = await client.list_tools(cursor=cursor)
                 tools += page.tools
+                if len(tools) > _MOST_TOOLS:
+                    raise OutageError(f"the MCP server {self._address} lists more than {_MOST_TOOLS} tools.")
                 cursor = page.next_cursor
                 if cursor is None:
                     return tools
@@ -193,6 +198,8 @@ class _Server:
             except MCPError as error:
                 if error.code != CONNECTION_CLOSED or attempt == _ATTEMPTS:
                     raise
+            except OutageError:
+                raise
             except TimeoutError as error:
                 if not connection.client.done():
                     self._drop(connection)

@@ -77,8 +77,7 @@ def _check_schema(tool: Tool) -> None:
 
 def _references(schema: Any) -> Iterator[str]:
     if isinstance(schema, Mapping):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"]
+        yield from (schema[name] for name in ("$ref", "$dynamicRef") if isinstance(schema.get(name), str))
         schema = list(schema.values())
     if isinstance(schema, list):
         for part in schema:

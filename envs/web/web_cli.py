@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atommem.config import EMBEDDERS, EmbedderConfig
 from atommem.envs.web.net.cassette import Cassette
+from atommem.untrusted import printable
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,8 +51,8 @@ def _show(args: argparse.Namespace) -> int:
     cassette = Cassette(args.cassette, read_only=True)
     recorded = Counter((call.tool, call.backend) for call, _ in cassette.results())
     for (tool, backend), count in sorted(recorded.items()):
-        print(f"{count:7,} {tool} of {backend}")
+        print(f"{count:7,} {printable(tool)} of {printable(backend)}")
     for tool, (calls, cost) in cassette.spent().items():
-        print(f"{calls:7,} calls of {tool} were made, for {cost:g}")
+        print(f"{calls:7,} calls of {printable(tool)} were made, for {cost:g}")
     cassette.close()
     return 0

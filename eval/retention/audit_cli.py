@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
-from atommem.errors import AtomMemError, ConfigError
+from atommem.errors import ConfigError
 from atommem.eval.retention.audit import Audit, agreed, audit
 from atommem.eval.retention.stores import Store, read_store
 from atommem.servers.chat import ChatClient
@@ -31,14 +30,14 @@ Second note:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem audit``; returns the exit status (2: an error, on stderr)."""
+    """Run ``atommem audit``; returns the exit status.
+
+    Raises:
+        AtomMemError: A setting is wrong, the store cannot be read, or a server is out of reach.
+    """
     args = _parser().parse_args(argv)
-    try:
-        store = read_store(args.store)
-        found = asyncio.run(_audit(store, args))
-    except AtomMemError as error:
-        print(f"atommem audit: {error}", file=sys.stderr)
-        return 2
+    store = read_store(args.store)
+    found = asyncio.run(_audit(store, args))
     print("\n".join(_described(store, found, args)))
     if args.out is not None:
         args.out.write_text(json.dumps({"store": store.kind, **vars(found)}, indent=1) + "\n", encoding="utf-8")

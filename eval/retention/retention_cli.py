@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
-from atommem.errors import AtomMemError, ConfigError
+from atommem.errors import ConfigError
 from atommem.eval.retention.fitting import fit, save
 from atommem.eval.retention.keeping import Embedded, embedded
 from atommem.eval.retention.table import CAPACITIES, RULES, Cell, fill, markdown
@@ -21,14 +20,13 @@ from atommem.rules.check import problems
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem retention ...``; returns the exit status (1: a rule breaks a promise; 2: an error, on stderr)."""
+    """Run ``atommem retention ...``; returns the exit status (1: a rule breaks a promise).
+
+    Raises:
+        AtomMemError: A setting or a file is wrong.
+    """
     args = _parser().parse_args(argv)
-    try:
-        status: int = args.run(args)
-        return status
-    except AtomMemError as error:
-        print(f"atommem retention: {error}", file=sys.stderr)
-        return 2
+    return int(args.run(args))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -119,6 +119,13 @@ def test_names_that_cannot_be_called(name: str) -> None:
         shown_tools([ActionSpec(name, Body.ARGUMENTS, schema={})], PromptGuard(None))
 
 
+@pytest.mark.parametrize("name", ["answer", "read", "delete", "call"])
+def test_a_tool_cannot_pass_for_an_action_of_ours(name: str) -> None:
+    """What is done with an action goes by its name: this one would end the episode, or change the memory."""
+    with pytest.raises(ConfigError, match=f"called {name}, as an action of ours"):
+        shown_tools([ActionSpec(name, Body.ARGUMENTS, schema={})], PromptGuard(None))
+
+
 def test_other_values_of_a_schema_stay() -> None:
     schema: dict[str, Any] = {"type": "integer", "minimum": 1, "enum": [1, None, True], "x": ["a  b"]}
     (tool,) = shown_tools([ActionSpec("t", Body.ARGUMENTS, schema=schema)], PromptGuard(None))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atommem import cli
 from atommem.config import CONFIG_FILE
 from atommem.demo.demo_cli import main
 from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB, Recipe
@@ -97,3 +100,29 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     updates = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in updates if "reward" in entry] == [1, 2]
     assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["SFTTrainer", "MemoryGRPOTrainer"])
+def test_ctrl_c_while_a_stage_is_trained_ends_in_one_line(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import TrainerCallback
+
+    from atommem.demo import run
+
+    class CtrlC(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    use_console = run.use_console
+
+    def shown(trainer: Any, columns: Any) -> None:
+        use_console(trainer, columns)
+        if stage in {base.__name__ for base in type(trainer).__mro__}:
+            trainer.add_callback(CtrlC())
+
+    monkeypatch.setattr(run, "use_console", shown)
+    assert cli.main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 130
+    error = capfd.readouterr().err
+    assert error == "\natommem demo: interrupted\n"

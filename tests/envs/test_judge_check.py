@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from atommem.envs.scoring.answers import score_answers
 from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt
 from atommem.envs.scoring.verdicts import is_three_way, read_verdict
 from atommem.envs.task import Question, Task
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError
 from atommem.servers.chat import ChatReply
 from tests.envs.scoring.test_judge import QUESTION, SETTINGS, make, prompt_of
 from tests.fake_chat import FakeChat
@@ -143,14 +144,12 @@ def test_the_command_holds_a_judge_against_labels(tmp_path: Path, capsys: pytest
         ({"question": " "}, "row 1: field 'question' is empty"),
     ],
 )
-def test_hostile_labels(
-    changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_labels(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     call = ["check", str(labelled(tmp_path / "l.jsonl", **changes)), "--judge_url", "http://x", "--judge_model", "m"]
-    assert main(call) == 2
-    assert message in capsys.readouterr().err
+    with pytest.raises(DataError, match=re.escape(message)):
+        main(call)
 
 
-def test_a_check_needs_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(labelled(tmp_path / "l.jsonl"))]) == 2
-    assert "judge_url and judge_model are not set" in capsys.readouterr().err
+def test_a_check_needs_a_judge(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="judge_url and judge_model are not set"):
+        main(["check", str(labelled(tmp_path / "l.jsonl"))])

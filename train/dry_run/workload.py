@@ -22,6 +22,7 @@ from atommem.prompts import PromptBuilder
 from atommem.rough_tokens import RoughTokenizer
 from atommem.trace import read_trace
 from atommem.train.dry_run.dry_run_config import DryRunConfig
+from atommem.train.rollout.task_order import TaskOrder
 
 ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
 """What a memory is expected to look like: entries, a query, and how full the scratchpad is."""
@@ -170,8 +171,6 @@ def estimate_workload(
             f"{processes} processes x per_device_train_batch_size {batch} are {total} episodes: no multiple of "
             f"num_generations {generations}."
         )
-    if not is_cold_start and data.tasks < tasks:
-        raise ConfigError(f"{data.tasks} tasks are fewer than the {tasks} groups of one update.")
     sampled, group = completion.mean, min(generations, batch)
     questions = data.questions * data.question_tokens
     shares_chunk = prompt.is_chunk_first and data.same_stream
@@ -192,7 +191,7 @@ def estimate_workload(
         micro_batch = batch * (longest + sampled)
     else:
         budget = getattr(args, "micro_batch_tokens", 0) or args.token_budget
-        rows, epoch = batch * steps, data.tasks // tasks
+        rows, epoch = batch * steps, TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch
         counted = batch * (unique if share_prefixes else raw)
         micro_batches = max(1, ceil(counted / budget))
         # What a group reads in a step stays together.

@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -57,7 +58,8 @@ class ResumableTrainer(Trainer):
     - Checkpoints are written aside and renamed when they are complete (`atommem.train.resume.checkpoint_files`),
       with the ``atommem_config.json`` of `settings` and all training arguments in them.
     - SIGTERM, SIGUSR1 and Ctrl-C end the run at the next step boundary, or in the middle of a rollout, with a
-      checkpoint of the state before it; all ranks together. A second signal ends the process at once.
+      checkpoint of the state before it; all ranks together. A second signal ends the process at once. Where no
+      checkpoints are wanted, signals do what they do elsewhere.
     - A NaN, an outage or a full disk ends the run with the data of the step (`atommem.train.resume.faults`).
 
     Args:
@@ -85,12 +87,12 @@ class ResumableTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """`Trainer.train`, with the endings above."""
-        with self.stop_request.installed(), frozen_heap():
+        saves = self.args.save_strategy != SaveStrategy.NO
+        with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
             try:
                 return super().train(*args, **kwargs)
             except (TrainingInterrupted, BudgetSpentError) as stop:
-                # Whoever wants no checkpoints gets none for stopping.
-                saved = self.args.save_strategy != SaveStrategy.NO and self._save_before_step()
+                saved = saves and self._save_before_step()
                 raise type(stop)(f"{stop} {_resume_hint(saved, self.args.output_dir)}") from None
             except (DivergedError, RolloutFailedError) as fault:
                 # DeepSpeed steps inside the backward pass: its parameters are beyond saving by now.

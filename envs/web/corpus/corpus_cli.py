@@ -18,6 +18,7 @@ from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
 from atommem.envs.web.corpus.corpus_input import Page, benchmark_pages, read_pages
 from atommem.errors import ConfigError
+from atommem.untrusted import printable
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -107,7 +108,7 @@ def _search(args: argparse.Namespace) -> int:
         if not found:
             print("no page was found", file=sys.stderr)
         for hit in found:
-            print(f"{hit.score:.4f}  {hit.page.id}: {' '.join(hit.passage.split())[:160]}")
+            print(f"{hit.score:.4f}  {printable(hit.page.id)}: {printable(' '.join(hit.passage.split())[:160])}")
         await corpus.close()
 
     asyncio.run(search())

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,11 @@ CREATE TABLE IF NOT EXISTS spent (tool TEXT PRIMARY KEY, calls INTEGER NOT NULL,
 """
 LEASE_SECONDS = 30.0
 """For how long a call is left to who makes it, unless it says again that it does."""
+_CLOCKS = 60.0
+"""Seconds by which the clocks of two machines may differ."""
 _LARGEST = 64_000_000
 """Bytes of a result."""
+_LONGEST_MESSAGE = 1000
 _MINE = "key = ? AND state = 'made' AND holder = ?"
 """What a process may change: a call whose lease it has let run out is another's, and so is what came of it."""
 _WAIT_SECONDS = 60.0
@@ -58,6 +61,21 @@ class RecordedCall:
     def of(cls, tool: str, backend: str, arguments: Mapping[str, Any]) -> RecordedCall:
         """The call with these arguments."""
         return cls(tool, backend, json.dumps(dict(arguments), sort_keys=True, separators=(",", ":")))
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The arguments.
+
+        Raises:
+            DataError: They are none: a cassette's may be damaged.
+        """
+        try:
+            values = json.loads(self.arguments)
+        except (ValueError, RecursionError) as error:
+            raise _damaged(error) from error
+        if not isinstance(values, dict):
+            raise _damaged("arguments are no JSON object")
+        return values
 
     @property
     def key(self) -> bytes:
@@ -104,6 +122,9 @@ class Cassette:
             self._file = sqlite3.connect(
                 uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
             )
+            # A file of a stranger's may make any query run for ever.
+            if self._file.execute("SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone():
+                raise DataError(f"{path} is no cassette: it holds a trigger or a view.")
             if read_only:
                 self._file.execute("SELECT key, result FROM calls LIMIT 1")
             else:
@@ -132,13 +153,14 @@ class Cassette:
             BudgetSpentError: It would have to be made, and the budget has no call left.
         """
         with self._writing():
-            rows = self._run("SELECT state, result, holder, until, time FROM calls WHERE key = ?", call.key)
+            columns = "state, result, CAST(holder AS TEXT), CAST(until AS REAL), CAST(time AS REAL)"
+            rows = self._run(f"SELECT {columns} FROM calls WHERE key = ?", call.key)
             for state, result, holder, until, when in rows:
                 if state == "done":
                     return _unpacked(result)
                 if state == "failed" and when >= since:
-                    return Outage(zstandard.decompress(result).decode())
-                if state == "made" and until > time.time() and _lives(holder):
+                    return Outage(_unzipped(result).decode(errors="replace")[:_LONGEST_MESSAGE])
+                if state == "made" and 0 < (until or 0) - time.time() <= LEASE_SECONDS + _CLOCKS and _lives(holder):
                     return False
             self._spend(call.tool)
             now = time.time()
@@ -169,13 +191,15 @@ class Cassette:
 
     def results(self) -> Iterator[tuple[RecordedCall, ToolResult]]:
         """All that was recorded, in the order in which it was."""
-        rows = self._run("SELECT tool, backend, arguments, result FROM calls WHERE state = 'done' ORDER BY time, key")
+        columns = "CAST(tool AS TEXT), CAST(backend AS TEXT), CAST(arguments AS TEXT), result"
+        rows = self._run(f"SELECT {columns} FROM calls WHERE state = 'done' ORDER BY time, key")
         for tool, backend, arguments, result in rows:
             yield RecordedCall(tool, backend, arguments), _unpacked(result)
 
     def spent(self) -> dict[str, tuple[int, float]]:
         """Calls that were made, and what they cost, by tool."""
-        rows = self._run("SELECT tool, calls, cost FROM spent ORDER BY tool")
+        columns = "CAST(tool AS TEXT), CAST(calls AS INTEGER), CAST(cost AS REAL)"
+        rows = self._run(f"SELECT {columns} FROM spent ORDER BY tool")
         return {tool: (calls, cost) for tool, calls, cost in rows}
 
     def _set(self, call: RecordedCall, state: str, result: bytes) -> None:
@@ -258,15 +282,31 @@ def _unpacked(packed: bytes) -> ToolResult:
     """
     try:
         values = json.loads(_unzipped(packed))
-        return ToolResult(**{**values, "links": tuple(Link(**link) for link in values["links"])})
-    except (zstandard.ZstdError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DataError(f"a result on the cassette is damaged ({str(error)[:200]}): record it again.") from error
+        result = ToolResult(**{**values, "links": tuple(Link(**link) for link in values["links"])})
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise _damaged(error) from error
+    texts = (result.text, result.title, result.origin, *(text for one in result.links for text in astuple(one)))
+    if not isinstance(result.is_error, bool) or not all(isinstance(text, str) for text in texts):
+        raise _damaged("a value is of the wrong type")
+    return result
 
 
 def _unzipped(packed: bytes) -> bytes:
-    if zstandard.frame_content_size(packed) > _LARGEST:
-        raise ValueError(f"it says that it holds more than {_LARGEST:,} bytes")
-    return zstandard.decompress(packed, max_output_size=_LARGEST)
+    """What was zipped.
+
+    Raises:
+        DataError: It is nothing of the kind, or too large.
+    """
+    try:
+        if zstandard.frame_content_size(packed) <= _LARGEST:
+            return zstandard.decompress(packed, max_output_size=_LARGEST)
+    except (zstandard.ZstdError, TypeError) as error:
+        raise _damaged(error) from error
+    raise _damaged(f"it says that it holds more than {_LARGEST:,} bytes")
+
+
+def _damaged(why: object) -> DataError:
+    return DataError(f"what is recorded on the cassette is damaged ({str(why)[:200]}): record it again.")
 
 
 def _mine(call: RecordedCall) -> tuple[bytes, str]:
@@ -278,14 +318,14 @@ def _holder() -> str:
     return f"{socket.gethostname()} {os.getpid()}"
 
 
-def _lives(holder: str) -> bool:
+def _lives(holder: str | None) -> bool:
     """Whether a process of this machine lives; of another machine's nothing is known but its lease."""
-    machine, number = holder.rsplit(" ", 1)
-    if machine != socket.gethostname():
+    machine, _, number = (holder or "").rpartition(" ")
+    if machine != socket.gethostname() or not number.isdecimal():
         return True
     try:
         os.kill(int(number), 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -24,7 +24,7 @@ def recorded_pages(cassette: Cassette) -> Iterator[Page]:
         if result.is_error or not result.title:
             continue
         url = clean(result.origin or result.title)
-        asked = next((value for value in json.loads(call.arguments).values() if isinstance(value, str)), url)
+        asked = next((value for value in call.values.values() if isinstance(value, str)), url)
         known = pages.get(url)
         name = known.id if known is not None and known.id != url else clean(asked)
         pages[url] = Page(clean(result.text), clean(result.title), url, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +31,8 @@ class Servers:
         self.schema, self.made, self.open = schema, 0, 0
         self.addresses: list[Any] = []
         self.more = ""
+        self.names: list[str] = ["grep"]
+        self.endless = False
 
     def client(self, address: Any) -> Any:
         self.addresses.append(address)
@@ -40,8 +43,8 @@ class Servers:
             made, number = SimpleNamespace(), self.made
 
             async def list_tools(cursor: Any) -> Any:
-                listed = SimpleNamespace(name="grep", description="Greps.", input_schema=self.schema)
-                return SimpleNamespace(tools=[listed], next_cursor=None)
+                listed = [SimpleNamespace(name=one, description="", input_schema=self.schema) for one in self.names]
+                return SimpleNamespace(tools=listed, next_cursor="more" if self.endless else None)
 
             async def call_tool(name: str, arguments: Any) -> Any:
                 await asyncio.sleep(0.01 * arguments.get("late", 0))
@@ -159,3 +162,55 @@ def test_schemas_that_cannot_be_used(servers: Servers, schema: Any) -> None:
     servers.schema = schema
     with pytest.raises(ConfigError, match="grep has a schema"):
         make_sources(["mcp"], environment_config("web", tools=["mcp"], mcp_servers=["https://a.test/mcp"]))
+
+
+def test_a_tool_with_the_name_of_an_action_of_ours_gets_another(servers: Servers) -> None:
+    servers.names, servers.schema = ["read", "answer", "grep"], {"type": "object"}
+    servers.made = 1  # the first is a broken one
+    called = [call("mcp_read"), call("read"), ANSWER]
+    episode = play(called, tools=["mcp"], mcp_servers=["https://a.test/mcp"])
+    assert [action.kind for step in episode.steps for action in step.actions] == ["mcp_read", "answer"]
+    assert "no tool 'read'; there are mcp_read, mcp_answer, grep" in episode.steps[1].problems[0].detail
+    assert not any(step.operations for step in episode.steps)
+
+
+def test_a_server_that_lists_tools_without_end_is_refused(servers: Servers) -> None:
+    servers.endless = True
+    with pytest.raises(ConfigError, match="more than 1000 tools"):
+        source()
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"$dynamicRef": "#nowhere"}, "nowhere"),
+        ({"properties": {"x": {"$ref": "#/$defs/none"}}}, "none"),
+    ],
+)
+def test_a_schema_that_refers_to_nothing_is_refused(servers: Servers, schema: Any, message: str) -> None:
+    servers.schema = schema
+    with pytest.raises(ConfigError, match=f"schema that cannot be used: .*{message}"):
+        make_sources(["mcp"], environment_config("web", tools=["mcp"], mcp_servers=["https://a.test/mcp"]))
+
+
+ALTERNATIVES = {f"a{number}": {"anyOf": [{"$ref": f"#/$defs/a{number + 1}"}] * 2} for number in range(40)}
+WITHIN = {"$id": "https://b.test/", "$defs": {"y": {}}, "properties": {"x": {"$id": "c", "$ref": "#/$defs/y"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"$defs": {**ALTERNATIVES, "a40": {"type": "null"}}, "$ref": "#/$defs/a0"}, "too much to be held against"),
+        (WITHIN, "PointerToNowhere"),
+        ({"$ref": "#"}, "recursion"),
+    ],
+)
+def test_a_schema_that_no_arguments_can_be_held_to_is_an_observation_and_takes_no_time(
+    servers: Servers, schema: Any, said: str
+) -> None:
+    servers.schema = schema
+    began = time.monotonic()
+    episode = play([call("grep", x="1"), ANSWER], tools=["mcp"], mcp_servers=["https://a.test/mcp"])
+    assert time.monotonic() - began < 5
+    assert said in episode.steps[0].problems[0].detail
+    assert episode.reward == 1.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.errors import DataError
+from atommem.errors import ConfigError, DataError
 from atommem.eval.retention.audit import audit, dropped
 from atommem.eval.retention.audit_cli import main
 from atommem.eval.retention.stores import read_store
@@ -128,8 +128,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "never shown: 5" in said
     assert "fifo drops 2, first 1, 2" in said
     assert json.loads(out.read_text())["doubles"] == [[1, 2]]
-    assert main([str(path), "--embedder", "hashing", "--judge_url", "http://127.0.0.1:1"]) == 2
-    assert "go together" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="go together"):
+        main([str(path), "--embedder", "hashing", "--judge_url", "http://127.0.0.1:1"])
 
 
 def test_all_rules_drop_down_to_the_budget() -> None:

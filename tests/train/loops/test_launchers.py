@@ -9,10 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
 
 from atommem.config import save_config
+from atommem.environment import environment_config
 from atommem.envs.task_files import save_tasks
-from tests.train.loops.test_end_to_end import SETTINGS, make_element_tokenizer, make_tasks
+from atommem.envs.web.net.cassette import Cassette
+from atommem.train.resume.checkpoint_files import complete_checkpoints
+from tests.train.loops.test_end_to_end import MEMORY, SETTINGS, make_element_tokenizer, make_tasks
 from tests.train.toys import make_model
 
 ROOT = Path(__file__).parents[3]
@@ -20,23 +26,33 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
 
 
-def test_ddp_trains_with_two_processes(tmp_path: Path) -> None:
-    """`accelerate launch` with configs/accelerate/ddp.yaml and the real command: one update of two groups."""
-    tokenizer, model = make_element_tokenizer(), tmp_path / "model"
-    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(model)
-    tokenizer.save_pretrained(model)
-    save_config(model, *SETTINGS)
-    save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/ddp.yaml"),
-        *("--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0"),
-        *("-m", "atommem.cli", "train", "grpo", "--model_name_or_path", str(model), "--use_cpu"),
-        *("--data", str(tmp_path / "tasks.jsonl"), "--output_dir", str(tmp_path / "out"), "--report_to", "none"),
-        *("--num_generations", "6", "--per_device_train_batch_size", "6", "--max_steps", "1", "--seed", "1"),
-    ]
+def make_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, *settings: object) -> None:
+    """A random policy with its settings, and tasks."""
+    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    save_config(folder / "model", *settings)
+    save_tasks(make_tasks(), folder / "tasks.jsonl")
+
+
+def launch(folder: Path, flags: str) -> subprocess.CompletedProcess[str]:
+    """`accelerate launch` with configs/accelerate/ddp.yaml, two processes, and the real command."""
+    command = f"""{sys.executable} -m accelerate.commands.launch --config_file {ROOT}/configs/accelerate/ddp.yaml
+        --num_processes 2 --mixed_precision no --main_process_port 0
+        -m atommem.cli train grpo --model_name_or_path model --use_cpu --data tasks.jsonl --report_to none {flags}"""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
+    environment |= {"PYTHONPATH": str(ROOT)}
     environment.pop("WORLD_SIZE", None)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command.split(), cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_ddp_trains_with_two_processes(tmp_path: Path) -> None:
+    """One update of two groups."""
+    make_folder(tmp_path, make_element_tokenizer(), *SETTINGS)
+    done = launch(
+        tmp_path, "--output_dir out --num_generations 6 --per_device_train_batch_size 6 --max_steps 1 --seed 1"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     update = next(line for line in lines if "reward" in line)
@@ -47,3 +63,70 @@ def test_ddp_trains_with_two_processes(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert done.stdout.count("saved to") == 1
     assert done.stdout.count("kills its processes 30 s after SIGTERM") == 1
+
+
+def look_up(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return f"{word} is a city"
+
+
+def make_calling_tokenizer(words: int) -> PreTrainedTokenizerFast:
+    """A token is a whole call or answer: a random policy looks one of so many words up in most steps."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    calls = [
+        f'<tool_call>{{"name":"look_up","arguments":{{"word":"w{number}"}}}}</tool_call>' for number in range(words)
+    ]
+    answers = [f"<final_answer>\\boxed{{c{number % 2}}}</final_answer>{number}" for number in range(words // 2)]
+    vocabulary = {
+        word: index for index, word in enumerate(dict.fromkeys(["<unk>", *calls, *answers, "<eos>", "<pad>"]))
+    }
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>")
+
+
+def spent(cassette: Path) -> int:
+    """Calls that were paid for."""
+    file = Cassette(cassette, read_only=True)
+    ((calls, cost),) = file.spent().values()
+    file.close()
+    assert cost == pytest.approx(0.5 * calls)
+    return calls
+
+
+def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_with_more(tmp_path: Path) -> None:
+    """They pay from one cassette, first too few calls, then too little money; what comes of it is what had come of it
+    without a limit.
+    """
+    make_folder(
+        tmp_path,
+        make_calling_tokenizer(200),
+        *(MEMORY, *SETTINGS[1:2], SETTINGS[3]),
+        environment_config("web", tools=["tests.train.loops.test_launchers:look_up"], max_calls=2),
+    )
+    flags = """--num_generations 4 --per_device_train_batch_size 4 --max_steps 4 --save_steps 10 --seed 1
+        --environment web --call_prices look_up=0.5 --learning_rate 1e-2 --max_completion_length 1 --resume"""
+    whole = launch(tmp_path, f"{flags} --output_dir whole --cassette whole.db")
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    enough = spent(tmp_path / "whole.db")
+    assert enough > 20
+    for calls, budget in ((enough // 2, "call_budget"), (3 * enough // 4, "cost_budget")):
+        given = calls if budget == "call_budget" else 0.5 * calls
+        limited = launch(tmp_path, f"{flags} --output_dir out --cassette c.db --{budget} {given}")
+        assert limited.returncode != 0
+        assert spent(tmp_path / "c.db") == calls
+        assert f"{budget} is spent" in limited.stderr, limited.stderr[-3000:]
+        assert limited.stderr.count("--resume continues from the last checkpoint") == 2, limited.stderr[-3000:]
+        assert complete_checkpoints(tmp_path / "out")[-1].name in ("checkpoint-1", "checkpoint-2", "checkpoint-3")
+        assert not (tmp_path / "out" / "failed").exists()
+    done = launch(tmp_path, f"{flags} --output_dir out --cassette c.db")
+    assert done.returncode == 0, done.stderr[-3000:]
+    ours, expected = (load_file(tmp_path / run / "model.safetensors") for run in ("out", "whole"))
+    assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
+    # What was being asked when the others were given up may be asked again; nothing that is recorded is.
+    assert enough <= spent(tmp_path / "c.db") <= enough + 4

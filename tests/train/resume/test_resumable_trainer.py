@@ -153,10 +153,14 @@ def test_before_the_first_update_there_is_nothing_to_save(tmp_path: Path) -> Non
     assert names(tmp_path) == []
 
 
-def test_whoever_wants_no_checkpoints_gets_none_for_stopping(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["rollout", "on_pre_optimizer_step"])
+def test_where_nothing_is_saved_ctrl_c_ends_training_as_it_ends_anything(tmp_path: Path, moment: str) -> None:
     trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_strategy": "no"})
-    during_rollout(trainer, 3, terminate)
-    with pytest.raises(TrainingInterrupted, match=r"stopped before update 3\. There is no checkpoint"):
+    if moment == "rollout":
+        during_rollout(trainer, 3, lambda: signal.raise_signal(signal.SIGINT))
+    else:
+        trainer.add_callback(At(moment, 1, lambda: signal.raise_signal(signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt):
         trainer.train()
     trainer.close()
     assert names(tmp_path) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,9 +21,11 @@ import zstandard
 from atommem.environment import environment_config
 from atommem.envs.web.net import cassette as cassettes
 from atommem.envs.web.net.cassette import Budget, Cassette, Outage, RecordedCall
+from atommem.envs.web.net.freeze import freeze
 from atommem.envs.web.net.recording import Recorder
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.envs.web.web_cli import main
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
 from atommem.observation import StopReason
@@ -29,7 +33,12 @@ from tests.envs.web.test_environment import ANSWER, call, play
 
 CALL = RecordedCall.of("search", "engine 1", {"query": "Ann"})
 RESULT = ToolResult("Ann \ud800 lives", False, "Ann", (Link("Bob", "b"),), "https://a.test/")
+RESULT_VALUES = {"text": "", "is_error": False, "title": "", "links": [], "origin": ""}
 MADE: list[str] = []
+
+
+def zipped(values: Any) -> bytes:
+    return zstandard.compress(json.dumps(values).encode())
 
 
 class Engine(ToolSource):
@@ -272,6 +281,11 @@ def test_who_has_let_a_lease_run_out_changes_nothing_of_what_another_recorded(
         zstandard.compress(b"[1]"),
         zstandard.compress(b'{"links": [5]}'),
         zstandard.compress(b"0" * 100_000_000),
+        *(
+            zipped(RESULT_VALUES | change)
+            for change in ({"text": 5}, {"title": None}, {"origin": [1]}, {"is_error": "no"})
+        ),
+        zipped(RESULT_VALUES | {"links": [{"title": "a", "target": 5}]}),
     ],
 )
 def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, packed: bytes) -> None:
@@ -280,6 +294,80 @@ def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, packed: byte
     cassette._set(CALL, "done", packed)
     with pytest.raises(DataError, match="is damaged"):
         cassette.found(CALL)
+
+
+def strangers(path: Path, *, state: str = "done", **columns: Any) -> Path:
+    """A cassette with one call that nobody made."""
+    Cassette(path).close()
+    values = {"key": CALL.key, "tool": CALL.tool, "backend": CALL.backend, "arguments": CALL.arguments, "state": state}
+    values |= {"holder": None, "until": None, "time": 1e12, "result": zipped(RESULT_VALUES | {"title": "T"}), **columns}
+    with sqlite3.connect(path) as file:
+        file.execute(
+            f"INSERT INTO calls ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", [*values.values()]
+        )
+    file.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"until": "soon", "holder": b"\x00"},
+        {"until": 1e300, "holder": "elsewhere 1"},
+        {"until": "now", "holder": f"{socket.gethostname()} {'9' * 30}"},
+        {"state": "no state", "time": "never"},
+    ],
+    ids=str,
+)
+def test_a_strangers_call_that_is_never_made_is_ours_to_make(tmp_path: Path, columns: dict[str, Any]) -> None:
+    columns = {"state": "made", **columns}
+    if columns.get("until") == "now":
+        columns["until"] = time.time() + 20
+    cassette = Cassette(strangers(tmp_path / "c", **columns))
+    assert cassette.begin(CALL, 0.0) is True
+
+
+def test_a_strangers_outage_is_no_bomb_and_no_long_story(tmp_path: Path) -> None:
+    story = zstandard.compress(b"gone " * 1_000_000)
+    said = Cassette(strangers(tmp_path / "a", state="failed", result=story)).begin(CALL, 0.0)
+    assert isinstance(said, Outage)
+    assert len(said.message) == 1000
+    for number, result in enumerate((zstandard.compress(b"0" * 100_000_000), b"no zstd", None, 5)):
+        with pytest.raises(DataError, match="is damaged"):
+            Cassette(strangers(tmp_path / f"b{number}", state="failed", result=result)).begin(CALL, 0.0)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP TABLE calls; CREATE VIEW calls AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) "
+        "SELECT i AS key, i AS result FROM n WHERE i > 1",
+        "CREATE TRIGGER t AFTER UPDATE ON calls BEGIN DELETE FROM calls; END",
+    ],
+)
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_file_that_runs_something_of_its_own_is_no_cassette(tmp_path: Path, statement: str, read_only: bool) -> None:
+    path = strangers(tmp_path / "c")
+    sqlite3.connect(path).executescript(statement).close()
+    with pytest.raises(DataError, match="it holds a trigger or a view"):
+        Cassette(path, read_only=read_only)
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "5", "[" * 100_000])
+def test_arguments_that_are_none_are_said(tmp_path: Path, arguments: str) -> None:
+    cassette = Cassette(strangers(tmp_path / "c", arguments=arguments), read_only=True)
+    with pytest.raises(DataError, match="is damaged"):
+        freeze(cassette, tmp_path / "out")
+
+
+def test_what_is_shown_of_a_cassette_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = strangers(tmp_path / "c", tool="\x1b[2Jsearch", backend=5)
+    with sqlite3.connect(path) as file:
+        file.execute("INSERT INTO spent VALUES ('\x1b[5m', 'many', 'much')")
+    assert main(["show", str(path)]) == 0
+    assert "\x1b" not in (said := capsys.readouterr().out)
+    assert "1 \ufffd[2Jsearch of 5" in said
 
 
 def test_a_file_that_is_damaged_within_is_said(tmp_path: Path) -> None:
