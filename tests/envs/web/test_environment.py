@@ -70,6 +70,19 @@ def play(completions: Sequence[str], task: Task | None = None, **settings: Any) 
     return asyncio.run(run())
 
 
+def use(source: ToolSource, *calls: tuple[str, Mapping[str, Any]]) -> list[ToolResult]:
+    """What calls of a source's tools give, one after another; then it is closed."""
+    tools = {tool.name: tool for tool in source.tools}
+
+    async def run() -> list[ToolResult]:
+        try:
+            return [await tools[name].run(arguments, None) for name, arguments in calls]
+        finally:
+            await source.close()
+
+    return asyncio.run(run())
+
+
 def texts(episode: Episode) -> list[list[Any]]:
     return [step.observation.values("text") for step in episode.steps]
 

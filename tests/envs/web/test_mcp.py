@@ -18,7 +18,7 @@ from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.tools import ToolResult
 from atommem.errors import ConfigError, OutageError
 from atommem.observation import StopReason
-from tests.envs.web.test_environment import ANSWER, call, play
+from tests.envs.web.test_environment import ANSWER, call, play, use
 
 pytest.importorskip("mcp")
 pytestmark = pytest.mark.slow  # every server takes seconds to start
@@ -44,18 +44,6 @@ def url() -> Iterator[str]:
 
 def source(*servers: str, **settings: Any) -> McpSource:
     return McpSource(environment_config("web", tools=["mcp"], mcp_servers=list(servers), **settings))
-
-
-def use(made: McpSource, name: str, **arguments: Any) -> ToolResult:
-    tool = next(tool for tool in made.tools if tool.name == name)
-
-    async def run() -> ToolResult:
-        try:
-            return await tool.run(arguments, None)
-        finally:
-            await made.close()
-
-    return asyncio.run(run())
 
 
 def check(server: str) -> None:
@@ -93,7 +81,7 @@ def test_a_server_that_dies_is_an_outage_and_is_started_again_for_the_next_call(
 
 def test_a_silent_server_is_an_outage() -> None:
     with pytest.raises(OutageError, match="is silent for too long"):
-        use(source(STDIO, tool_seconds=3.0), "slow")
+        use(source(STDIO, tool_seconds=3.0), ("slow", {}))
 
 
 def test_an_outage_of_a_server_fails_the_episode() -> None:

@@ -18,7 +18,7 @@ from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.sources import make_sources
 from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError
-from tests.envs.web.test_environment import ANSWER, call, play
+from tests.envs.web.test_environment import ANSWER, call, play, use
 
 pytest.importorskip("mcp")
 SCHEMA: Any = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": "(a+)+$"}}}
@@ -99,15 +99,8 @@ def test_a_key_is_named_in_the_settings_and_stands_nowhere_else(
     assert servers.addresses == ["https://a.test/mcp?key=secret"]
     assert "secret" not in str(made.backend)
     monkeypatch.setattr(mcp_source, "_ATTEMPTS", 1)
-
-    async def run() -> None:
-        try:
-            await made.tools[0].run({}, None)
-        finally:
-            await made.close()
-
     with pytest.raises(OutageError, match=r"no way to https://a\.test/mcp\?key=\$\{MY_KEY\}"):
-        asyncio.run(run())
+        use(made, ("grep", {}))
     started = source("TOKEN=${MY_KEY} HOME=/x serve --fast")
     asyncio.run(started.close())
     parameters = servers.addresses[-1]
@@ -116,15 +109,8 @@ def test_a_key_is_named_in_the_settings_and_stands_nowhere_else(
 
 
 def test_a_result_without_end_is_cut_as_a_page_is(servers: Servers) -> None:
-    made, servers.more = source(), "x" * 600_000
-
-    async def run() -> str:
-        try:
-            return (await made.tools[0].run({}, None)).text
-        finally:
-            await made.close()
-
-    assert len(asyncio.run(run())) == 500_000
+    servers.more = "x" * 600_000
+    assert len(use(source(), ("grep", {}))[0].text) == 500_000
 
 
 def test_a_schemas_regular_expressions_are_left_to_the_server(servers: Servers) -> None:

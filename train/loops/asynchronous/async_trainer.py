@@ -26,7 +26,7 @@ from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from atommem.envs.scoring.records import record_of
 from atommem.episode_stats import episode_sums, means
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.groups import Group, batch_of
 from atommem.train.loops.asynchronous.reader import GroupReader
@@ -180,7 +180,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
     def _next_batch(self) -> Batch:
         """The rows of the next update, all of them on the main process."""
         payload: list[Any] = [None]
-        outage: OutageError | None = None
+        broken: OutageError | BudgetSpentError | None = None
         rows: list[Row] = []
         if self._reader is not None:
             try:
@@ -193,11 +193,11 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                     self._log_groups(groups)
                     batch = batch_of(groups, self.args)
                     rows, payload = batch.rows, [batch.normalizer]
-            except OutageError as error:
-                outage = error
+            except (OutageError, BudgetSpentError) as error:
+                broken = error
             except Exception as error:  # whatever it is, it is raised on every rank: the others wait for this one
                 payload = [error]
-        self.meet(outage)
+        self.meet(broken)
         if self.accelerator.num_processes > 1:
             broadcast_object_list(payload)
         if isinstance(payload[0], Exception):

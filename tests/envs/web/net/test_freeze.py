@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from atommem.envs.web.net.freeze import freeze
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.errors import ConfigError
+from tests.envs.web.test_environment import use
 from tests.fakes import command
 
 main = command("web")
@@ -47,16 +47,9 @@ def test_what_was_read_can_be_searched_and_visited_again(tmp_path: Path, capsys:
     rows = [json.loads(line) for line in (tmp_path / "web" / "pages.jsonl").read_text().splitlines()]
     assert [(row["url"], row["title"]) for row in rows] == [("https://a.test/", "Ann Gray"), ("https://b.test/", "Bob")]
 
-    async def run() -> list[ToolResult]:
-        (source,) = make_sources(["corpus"], environment_config("web", tools=["corpus"], corpus=str(tmp_path / "web")))
-        tools = {tool.name: tool.run for tool in source.tools}
-        try:
-            visits = [tools["visit"]({"page": page}, None) for page in ("http://a.test", "https://a.test/", "Bob", "x")]
-            return [await tools["search"]({"query": "Oakrest"}, None), *[await visit for visit in visits]]
-        finally:
-            await source.close()
-
-    found, asked, origin, bob, missing = asyncio.run(run())
+    (source,) = make_sources(["corpus"], environment_config("web", tools=["corpus"], corpus=str(tmp_path / "web")))
+    visits = [("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob", "x")]
+    found, asked, origin, bob, missing = use(source, ("search", {"query": "Oakrest"}), *visits)
     assert found.links[0].title == "Ann Gray"
     assert asked.text == origin.text == "Ann Gray lives in Oakrest."
     assert [link.title for link in bob.links] == ["Ann Gray"]

@@ -16,6 +16,7 @@ from atommem.envs.web.net.reader_tools import Access, Direct, Jina, ReaderSource
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
+from tests.envs.web.test_environment import use
 
 PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her first workshop. " * 4
 PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>
@@ -24,13 +25,7 @@ PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</scrip
 
 
 def read(source: ReaderSource, *pages: str) -> list[ToolResult]:
-    async def run() -> list[ToolResult]:
-        try:
-            return [await source.tools[0].run({"page": page}, None) for page in pages]
-        finally:
-            await source.close()
-
-    return asyncio.run(run())
+    return use(source, *(("visit", {"page": page}) for page in pages))
 
 
 def direct(**settings: Any) -> Direct:

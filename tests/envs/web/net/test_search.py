@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -16,18 +15,13 @@ from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import answering, serving
+from tests.envs.web.test_environment import use
 
 DENIED = "https://huggingface.co/datasets/x"
 
 
 def search(source: SearchSource, query: str = "who is Ann") -> ToolResult:
-    async def run() -> ToolResult:
-        try:
-            return await source.tools[0].run({"query": query}, None)
-        finally:
-            await source.close()
-
-    return asyncio.run(run())
+    return use(source, ("search", {"query": query}))[0]
 
 
 def ask(kind: type[SearchSource], path: str, answer: Any, **settings: Any) -> tuple[ToolResult, list[Any]]:

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import ConfigError, PolicyError
+from atommem.errors import BudgetSpentError, ConfigError, PolicyError
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
@@ -186,6 +186,26 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint(tmp_path: Path, model_folder:
         stop.trainer.train()
     assert (tmp_path / "async" / "checkpoint-1").is_dir()
     assert not stop.trainer.rollout_worker.loop.loop.is_running()
+
+
+def test_a_spent_budget_leaves_a_checkpoint(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, begun = EpisodeRunner.run, 0
+
+    async def spending(self: EpisodeRunner, *arguments: Any, **more: Any) -> Episode:
+        nonlocal begun
+        begun += 1
+        if begun > 12:  # two groups of four are an update
+            raise BudgetSpentError("call_budget is spent: 12 calls are recorded. Give more.")
+        return await run(self, *arguments, **more)
+
+    monkeypatch.setattr(EpisodeRunner, "run", spending)
+    trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=0, save_strategy="steps")
+    with pytest.raises(BudgetSpentError, match=r"stopped before update 2: call_budget is spent.*--resume continues"):
+        trainer.train()
+    assert (tmp_path / "async" / "checkpoint-1").is_dir()
+    assert not trainer.rollout_worker.loop.loop.is_running()
 
 
 def test_an_outage_that_lasts_ends_training_as_an_outage(
