@@ -68,6 +68,7 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     from atommem.envs.task_files import load_tasks
     from atommem.policy.local import LocalPolicy
     from atommem.trace import read_trace
+    from scripts.draw_episode import draw
 
     out = tmp_path / "demo"
     out.mkdir()
@@ -97,6 +98,8 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
         traces = sorted((out / "eval" / name / "traces").iterdir())
         assert len(traces) == 20
         assert read_trace(traces[0]).complete
+    draw(read_trace(traces[0]), tmp_path / "episode.svg")
+    assert (tmp_path / "episode.svg").read_text().rstrip().endswith("</svg>")
     updates = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in updates if "reward" in entry] == [1, 2]
     assert (out / "notes.txt").read_text() == "mine"
