@@ -175,7 +175,7 @@ def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, b
     assert {url for url in browser.requests if not url.startswith(server.url)} == set()
 
 
-def test_an_answer_is_rated_by_keyboard_and_all_is_taken_home(server: Running, browser: Browser, tmp_path: Path) -> None:
+def test_an_answer_is_rated_by_keyboard_and_all_is_exported(server: Running, browser: Browser, tmp_path: Path) -> None:
     with server.http() as http:
         texts = [{"role": "user", "content": EVIL}]
         about = http.post("/v1/conversations", json={"items": texts}).json()
@@ -183,6 +183,7 @@ def test_an_answer_is_rated_by_keyboard_and_all_is_taken_home(server: Running, b
     path = f"/v1/conversations/{about['id']}"
     browser.open(f"{server.url}/ui#{about['id']}")
     browser.wait(has("#items summary", "Feedback", count=1))
+    browser.wait("document.activeElement.id === 'main'")  # once all is there
 
     def tab() -> str:
         browser.press("Tab")
@@ -211,8 +212,8 @@ def test_an_answer_is_rated_by_keyboard_and_all_is_taken_home(server: Running, b
         # What came with a fork is not rated here.
         twin = http.post(f"{path}/fork").json()["id"]
     browser.open(f"{server.url}/ui#{twin}")
-    browser.wait(has("#items .answered", EVIL))
-    assert browser.evaluate("document.querySelectorAll('#items .feedback').length") == 0
+    answered = has("#items .answered", EVIL)
+    browser.wait(f"{answered} && document.querySelectorAll('#items .feedback').length === 0")
     assert browser.problems == []
 
 
