@@ -307,9 +307,9 @@ def beside(url: str, log: ConversationLog, cases: int) -> dict[str, Any]:
             ),
         )
         def requests(method: str, path: str, body: bytes, more: dict[str, str]) -> None:
-            encoded = {name: value.encode("latin-1") for name, value in more.items()}
+            encoded = {name.encode(): value.encode("latin-1") for name, value in more.items()}
             with contextlib.suppress(httpx.InvalidURL, httpx.LocalProtocolError):  # what no client can send
-                whole = {**{name: value.encode() for name, value in headers.items()}, **encoded}
+                whole = {**{name.encode(): value.encode() for name, value in headers.items()}, **encoded}
                 seen(http.request(method, path, headers=whole, content=body), (method, path, body, more))
                 if path.startswith("/ui"):
                     seen(http.get(path, headers=encoded), ("GET", path, more))
