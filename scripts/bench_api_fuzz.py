@@ -2,12 +2,13 @@
 
     python scripts/bench_api_fuzz.py [--cases 5000] [--quick]
 
-Three parts, against a gateway in this process whose policy is a script. schemathesis draws requests from the OpenAPI
+Four parts, against a gateway in this process whose policy is a script. schemathesis draws requests from the OpenAPI
 schema, half of them right and half wrong by it, half of them on a conversation that is there. The authorisation matrix
 is made of the same schema: every route that there is, asked with the owner's ids by nobody, by another key and by the
 owner; a new route is in it by itself. Texts with control tokens and forged headings of our prompts are sent through
-every door; those prompts are looked at in which the policy sees them. Random requests find what is broken often, not
-what breaks one time in a million.
+every door; those prompts are looked at in which the policy sees them. `/mcp` and `/ui` are in no schema: they get
+messages of the protocol with arguments of every kind, what is no message, odd paths, methods and headers, by an owner
+who knows the ids of another. Random requests find what is broken often, not what breaks one time in a million.
 
 The last line is JSON; exit status 1 where the bar is missed.
 """
@@ -18,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import re
 import sys
 import tempfile
@@ -33,6 +35,7 @@ import httpx
 import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from schemathesis.generation import GenerationMode
 from serve_gateways import Secretary
 
@@ -42,7 +45,7 @@ from atommem.serve.api_keys import Keys
 from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
-from atommem.serve.guard import Limits
+from atommem.serve.guard import LOGGER, Limits
 from atommem.serve.schema import open_database
 from atommem.serve.serve_metrics import Metrics
 from atommem.serve.served_policy import ServedPolicy
@@ -118,14 +121,7 @@ def fuzzed(url: str, key: str, cases: int) -> dict[str, Any]:
             if case.method == "DELETE" and http.get(f"/v1/conversations/{there}").status_code == 404:
                 there = http.post("/v1/conversations", json={"items": [{"content": "case 7"}]}).json()["id"]
 
-        quiet = settings(
-            max_examples=each,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+        quiet = settings(max_examples=each, **_SETTINGS)
         for operation in operations:
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
                 with contextlib.suppress(Exception):  # nothing is wrong by a schema that takes everything
@@ -221,6 +217,112 @@ def forged(url: str, key: str, policy: Listening) -> dict[str, Any]:
     return {"prompts": seen, "forged": found}
 
 
+_SETTINGS: dict[str, Any] = {
+    "deadline": None,
+    "database": None,
+    "derandomize": True,
+    "phases": [Phase.generate],
+    "suppress_health_check": list(HealthCheck),
+}
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+_HEADER = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40)
+
+
+class Crashes(logging.Handler):
+    """Errors that the server logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.found.append(str(record.msg))
+
+
+def beside(url: str, log: ConversationLog, cases: int) -> dict[str, Any]:
+    """`/mcp` and `/ui`, asked for another's conversation and for anything."""
+    keys = {owner: Keys(log).add(owner)[1] for owner in ("eve", "dan")}
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys['dan']}"}, timeout=60) as http:
+        given_to = {"items": [{"content": SECRET, "name": "vault"}]}
+        hers = http.post("/v1/conversations", json=given_to).raise_for_status().json()["id"]
+    before = log.load(hers, "dan", "none").version
+    statuses: Counter[int] = Counter()
+    wrong: list[str] = []
+    crashes = Crashes()
+    LOGGER.addHandler(crashes)
+    with httpx.Client(base_url=url, timeout=60) as http:
+        headers = {"Authorization": f"Bearer {keys['eve']}", "Accept": "application/json, text/event-stream"}
+
+        def call(method: str, params: Any) -> httpx.Response:
+            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            content = json.dumps(body).encode("utf-8", "replace")
+            return http.post("/mcp", headers={**headers, "Content-Type": "application/json"}, content=content)
+
+        mine = http.post("/v1/conversations", headers=headers, json={}).json()["id"]
+        listed = json.loads(call("tools/list", {}).text.partition("data: ")[2])["result"]["tools"]
+        tools = {tool["name"]: list(tool["inputSchema"]["properties"]) for tool in listed}
+        likely = {
+            "conversation": st.sampled_from([mine, hers, "", "conv_0"]),
+            "entry": st.sampled_from([1, -1, 2**40]),
+            "source": st.sampled_from(["vault", ""]),
+        }
+        arguments = {
+            tool: st.fixed_dictionaries({}, optional={name: likely.get(name, st.text()) | _ANYTHING for name in names})
+            for tool, names in tools.items()
+        }
+        calls = st.sampled_from(list(tools)).flatmap(
+            lambda tool: st.tuples(
+                st.just("tools/call"), st.fixed_dictionaries({"name": st.just(tool), "arguments": arguments[tool]})
+            )
+        )
+        uri = st.sampled_from([f"memory://{hers}", f"memory://{mine}", "memory://", "file:///etc/passwd"]) | st.text()
+        reads = st.tuples(st.just("resources/read"), st.fixed_dictionaries({"uri": uri}))
+        others = st.tuples(st.sampled_from(["initialize", "ping", "tools/call", "x"]) | st.text(), _ANYTHING)
+
+        def seen(answer: httpx.Response, what: Any) -> None:
+            statuses[answer.status_code] += 1
+            if answer.status_code >= 500 or '"code":-32603' in answer.text:
+                wrong.append(f"{answer.status_code} for {what!r:.200}: {answer.text:.200}")
+            if "715100317" in answer.text:
+                wrong.append(f"{what!r:.200} tells the secret")
+
+        @settings(max_examples=cases, **_SETTINGS)
+        @given(calls | reads | others)
+        def messages(message: tuple[str, Any]) -> None:
+            seen(call(*message), message)
+
+        @settings(max_examples=cases // 2, **_SETTINGS)
+        @given(
+            st.sampled_from(["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]),
+            st.sampled_from(["/mcp", "/ui", "/ui/"]).flatmap(lambda path: st.just(path) | st.text().map(path.__add__)),
+            st.binary() | _ANYTHING.map(lambda value: json.dumps(value).encode("utf-8", "replace")),
+            st.dictionaries(
+                st.sampled_from(["Accept", "Content-Type", "Mcp-Method", "MCP-Protocol-Version", "Mcp-Session-Id"]),
+                _HEADER | st.sampled_from(["application/json", "text/event-stream", "*/*"]),
+            ),
+        )
+        def requests(method: str, path: str, body: bytes, more: dict[str, str]) -> None:
+            encoded = {name.encode(): value.encode("latin-1") for name, value in more.items()}
+            with contextlib.suppress(httpx.InvalidURL, httpx.LocalProtocolError):  # what no client can send
+                whole = {**{name.encode(): value.encode() for name, value in headers.items()}, **encoded}
+                seen(http.request(method, path, headers=whole, content=body), (method, path, body, more))
+                if path.startswith("/ui"):
+                    seen(http.get(path, headers=encoded), ("GET", path, more))
+
+        messages()
+        requests()
+    LOGGER.removeHandler(crashes)
+    if log.load(hers, "dan", "none").version != before:
+        wrong.append("another's conversation has changed")
+    told = {str(status): count for status, count in sorted(statuses.items())}
+    return {"cases": sum(statuses.values()), "statuses": told, "wrong": [*wrong[:5], *crashes.found[:5]]}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -232,10 +334,12 @@ def main(argv: list[str] | None = None) -> int:
         result: dict[str, Any] = {"matrix": matrix(url, conversations.log)}
         _, key = Keys(conversations.log).add("fuzz")
         result["forged"] = forged(url, key, policy)
+        result["beside"] = beside(url, conversations.log, 60 if options.quick else 1000)
         print(json.dumps(result, indent=2), flush=True)
         result["fuzz"] = fuzzed(url, key, 200 if options.quick else options.cases)
     enough = options.quick or result["fuzz"]["cases"] >= options.cases
     wrong = result["matrix"]["leaks"] or result["forged"]["forged"] or result["fuzz"]["server_errors"]
+    wrong = wrong or result["beside"]["wrong"]
     print(json.dumps({**result, "holds": bool(enough and not wrong)}))
     return 0 if enough and not wrong else 1
 

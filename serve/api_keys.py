@@ -66,7 +66,7 @@ class Keys:
             return [dict(row) for row in rows]
 
     def revoke(self, number: str) -> None:
-        """End a key, from the next request on.
+        """End a key; a server that has just seen it takes it for a second more (`atommem.serve.guard.KEY_SECONDS`).
 
         Raises:
             ConfigError: There is no such key.

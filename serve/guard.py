@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -115,7 +114,7 @@ class Guard:
         if "*" not in self._hosts and _name(host) not in self._hosts:
             return _refusal(421, "wrong_host", "this server is not called by this name (--hosts)."), None
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host:
+        if origin is not None and origin.partition("://")[2].lower() != host:
             return _refusal(403, "wrong_origin", "pages of other sites may not ask this server."), None
         if scope["path"] in _OPEN or scope["path"].startswith("/ui/"):
             return None, Key("none", "")
@@ -130,13 +129,14 @@ class Guard:
         return None, key
 
     async def _key(self, token: str) -> Key | None:
-        key, ends = self._known.get(token, (None, 0.0))
-        if time.monotonic() >= ends:
-            key = await self._conversations.in_thread(self._keys.find, token)
-            if key is None or len(self._known) > 10_000:
-                self._known.clear()
-            if key is not None:
-                self._known[token] = key, time.monotonic() + KEY_SECONDS
+        known, ends = self._known.get(token, (None, 0.0))
+        if known is not None and time.monotonic() < ends:
+            return known
+        if len(self._known) > 10_000:
+            self._known.clear()
+        key = await self._conversations.in_thread(self._keys.find, token)
+        if key is not None:
+            self._known[token] = key, time.monotonic() + KEY_SECONDS
         return key
 
 

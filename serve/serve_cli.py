@@ -156,7 +156,7 @@ def _keys(argv: list[str]) -> int:
     add.add_argument("--requests_per_minute", type=int)
     add.add_argument("--max_body_bytes", type=int)
     listed = commands.add_parser("list", help="All keys, without what they are made of.")
-    revoke = commands.add_parser("revoke", help="End a key, from the next request on.")
+    revoke = commands.add_parser("revoke", help="End a key, within a second.")
     revoke.add_argument("id")
     for command in (add, listed, revoke):
         command.add_argument("--db", default=_database(), help=_DATABASE_HELP)

@@ -72,18 +72,26 @@ class Stream:
         self._task = asyncio.ensure_future(self._run(ask))
 
     async def start(self, request: Request) -> StreamingResponse:
-        """Wait until the question is taken; what is refused before is raised, and is the request's status."""
-        taken = asyncio.ensure_future(self._started.wait())
+        """Wait until the question is taken; what is refused before is raised, and is the request's status.
+
+        Raises:
+            GoneError: The client has left before.
+        """
         try:
-            await asyncio.wait((taken, self._task), return_when=asyncio.FIRST_COMPLETED)
-            if not self._started.is_set():
-                await self._task
+            await while_there(request, self._begun())
         except BaseException:
             await _ended(self._task)
             raise
+        return StreamingResponse(self._events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def _begun(self) -> None:
+        taken = asyncio.ensure_future(self._started.wait())
+        try:
+            await asyncio.wait((taken, self._task), return_when=asyncio.FIRST_COMPLETED)
         finally:
             taken.cancel()
-        return StreamingResponse(self._events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        if not self._started.is_set():
+            await self._task
 
     async def _run(self, ask: _Ask) -> None:
         async def begun() -> None:

@@ -145,9 +145,11 @@ class Browser:
         )
 
     def press(self, key: str) -> None:
-        """Press a key (``ArrowRight``) where the focus is."""
+        """Press a key (``ArrowRight``, ``Tab``) where the focus is."""
+        number, text = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " ")}.get(key, (0, ""))
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            more = {"text": text} if kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number, **more)
 
     def type(self, selector: str, text: str) -> None:
         """Click into a field and type, in place of what stands there."""

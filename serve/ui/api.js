@@ -13,6 +13,7 @@ async function send(method, path, body) {
 }
 
 export const get = async (path) => (await send("GET", path)).json();
+export const file = async (path) => (await send("GET", path)).blob();
 export const post = async (path, body = {}) => (await send("POST", path, body)).json();
 export const remove = async (path) => (await send("DELETE", path)).json();
 

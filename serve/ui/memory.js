@@ -1,6 +1,6 @@
 // The page: which conversation is open, which moment of it is looked at, and what its owner does.
-import { get, hasKey, post, remove, setKey, stream } from "./api.js";
-import { $, box, button, el, history, said, source, sourceName, stepShown, time, twice } from "./rendering.js";
+import { file, get, hasKey, post, remove, setKey, stream } from "./api.js";
+import { $, box, button, el, feedback, history, said, source, sourceName, stepShown, time, twice } from "./rendering.js";
 
 const NEWEST = 2 ** 31 - 1, MOST = 200;  // entries on the page at once; the search finds the others
 let model = null, open = null;  // what is open: id, operations, memory, at (null is now), step, expanded entries
@@ -76,10 +76,16 @@ async function items() {
     const kind = answer ? "answered" : ask ? "asked" : item.name ? `text: ${item.name}` : "text";
     const state = item.status === "in_progress" ? " · not read to its end" : answer && item.status === "incomplete" ? " · no answer" : "";
     const drop = answer || ask ? null : twice("Delete", "Delete, with what came of it?", () => change(() => remove(path(`/items/${item.id}`))));
-    return el("li", {}, el("div", { className: "soft tools" }, `${kind}${state} `, drop), answer || ask ? el("div", { className: kind }, text || "–") : box(text));
+    return el("li", {}, el("div", { className: "soft tools" }, `${kind}${state} `, drop), answer || ask ? el("div", { className: kind }, text || "–") : box(text), rated(item));
   });
   $("#items").replaceChildren(...(more ? [el("li", { className: "note" }, "Older ones are in the API's list.")] : []), ...lines);
   $("#items").scrollTop = $("#items").scrollHeight;
+}
+
+// Answers that came with a fork or an import are another's: only what was answered here has a number to rate it by.
+function rated(item) {
+  const number = item.id.match(/^msg_a([0-9a-f]{32})$/)?.[1];
+  return number ? feedback((said) => attempt(() => post(path("/feedback"), { response: `resp_${number}`, ...said }))) : null;
 }
 
 // The log's new lines, and the memory at the moment that is looked at.
@@ -236,6 +242,11 @@ submit("#find", (form) => attempt(async () => {
   showEntries(data);
 }));
 $("#fork").onclick = () => attempt(async () => { const about = await post(path(`/fork${open.at === null ? "" : `?at=${open.at}`}`)); await list(); location.hash = about.id; });
+$("#export").onclick = () => attempt(async () => {
+  const link = el("a", { href: URL.createObjectURL(await file(path("/export"))), download: `${open.id}.jsonl` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+});
 $("#previous").onclick = () => stepBy(-1);
 $("#next").onclick = () => stepBy(1);
 document.addEventListener("keydown", (event) => {

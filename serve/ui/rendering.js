@@ -15,6 +15,14 @@ export function twice(label, sure, work) {
   return node;
 }
 
+// What its owner says of an answer: `send` gets how good it was, the right one, and whether it may be trained on.
+export function feedback(send) {
+  const right = el("input", { placeholder: "The right answer, if it is known", ariaLabel: "The right answer", maxLength: 4000 }), consent = el("input", { type: "checkbox" });
+  const told = el("span", { className: "soft", ariaLive: "polite" });
+  const rate = (label, reward) => button(label, async () => { if (await send({ reward, answer: right.value.trim(), consent: consent.checked })) told.textContent = `Noted: ${label.toLowerCase()}${consent.checked ? ", may be trained on" : ""}`; });
+  return el("details", { className: "feedback" }, el("summary", {}, "Feedback"), el("div", { className: "tools" }, right, el("label", {}, consent, " may be trained on"), rate("Right", 1), rate("Wrong", 0), told));
+}
+
 export const box = (text) => text ? el("pre", { tabIndex: 0 }, text) : el("p", { className: "empty" }, "empty");
 export const time = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 const short = (id) => id.replace(/(msg_[0-9a-f]{6})[0-9a-f]+/g, "$1…");

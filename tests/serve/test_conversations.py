@@ -116,6 +116,23 @@ def test_a_client_that_leaves_ends_the_turn_and_nothing_is_left_of_it(tmp_path: 
         assert again["output"][1]["content"][0]["text"] == "Ann lives in Rome."
 
 
+def test_clients_that_leave_while_they_wait_for_a_stream_take_nobody_s_place(tmp_path: Path) -> None:
+    gate = Gate()
+    conversations = make_conversations(tmp_path / "log.db", gated(gate), waiting_each=2)
+    with running(conversations) as server, server.http() as http, ThreadPoolExecutor(1) as threads:
+        name = http.post("/v1/conversations", json=items("Ann lives in Rome.")).json()["id"]
+        body = {"conversation": name, "input": "Where does Ann live?"}
+        gate.open.clear(), gate.entered.clear()
+        asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json=body, timeout=10)
+        assert gate.entered.wait(5)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/responses", json={**body, "stream": True}, timeout=0.2)
+        until(lambda: conversations.waiting(name, "local") == 1)
+        gate.open.set()
+        assert asked.result().status_code == 200
+        assert log_of(conversations, name)[0].count("ask") == 1
+
+
 def test_reading_that_was_interrupted_goes_on_with_the_next_call(tmp_path: Path) -> None:
     gate = Gate()
     with running(make_conversations(tmp_path / "log.db", gated(gate))) as server, server.http() as http:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 import yaml
 
+from atommem.serve import serve_cli
 from tests.serve.servers import Running, make_conversations, running, scripted
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,60 @@ def test_the_routes_that_are_told_of_are_there(server: Running) -> None:
         assert route.rstrip("/") in paths, route
 
 
+FIELDS = {
+    "image": str,
+    "environment": dict,
+    "volumes": list,
+    "healthcheck": dict,
+    "command": list,
+    "deploy": dict,
+    "depends_on": dict,
+    "stop_grace_period": str,
+    "restart": str,
+}
+"""Of a service in the Compose specification, as far as ours use them."""
+DURATION = re.compile(r"(\d+(us|ms|s|m|h))+")
+
+
 def test_the_compose_file_is_one() -> None:
-    found = yaml.safe_load((ROOT / "docs" / "compose.yaml").read_text())
-    assert set(found["services"]) == {"database", "policy", "gateway"}
+    """Linted, as there is no engine here: the specification's fields and what they refer to; the command is parsed."""
+    text = (ROOT / "docs" / "compose.yaml").read_text()
+    assert "not run" in text.partition("services:")[0]
+    given = {
+        "CHECKPOINT": "/models/policy",
+        "PUBLIC_NAME": "memory.test",
+        "POSTGRES_PASSWORD": "x",
+        "ATOMMEM_IMAGE": "a",
+    }
+    names = set(re.findall(r"\$\{(\w+)", text))
+    assert names == set(given)
+    assert all(f"${{{name}:?}}" in text for name in names), "unset, each is refused somewhere"
+    found = yaml.safe_load(re.sub(r"\$\{(\w+)(?::\?)?\}", lambda match: given[match[1]], text))
+    assert set(found) == {"services", "volumes"}
+    services = found["services"]
+    assert set(services) == {"database", "policy", "gateway"}
+    for name, service in services.items():
+        assert all(isinstance(value, FIELDS[field]) for field, value in service.items()), name
+        for volume in service.get("volumes", ()):
+            source, target, *mode = volume.split(":")
+            assert source in found["volumes"] or source.startswith("/")
+            assert target.startswith("/")
+            assert mode in ([], ["ro"])
+        for other, how in service.get("depends_on", {}).items():
+            assert how == {"condition": "service_healthy"}
+            assert "healthcheck" in services[other]
+        check = service.get("healthcheck", {"test": ["CMD", "x"]})
+        assert check.pop("test")[0] == "CMD"
+        assert set(check) <= {"interval", "start_period"}
+        lengths = [*check.values(), service.get("stop_grace_period", "1s")]
+        assert all(DURATION.fullmatch(length) for length in lengths)
+        assert all(isinstance(word, str) for word in service.get("command", ()))
+    assert set(services["gateway"]["deploy"]) == {"replicas"}
+    program, room, *command = services["gateway"]["command"]
+    assert (program, room) == ("atommem", "serve")
+    arguments = serve_cli._arguments(command)
+    assert arguments.policy == ["http://policy:8000"]
+    assert arguments.hosts == ["memory.test"]
+    assert f"gateway:{arguments.port}" in text
+    assert int(services["gateway"]["stop_grace_period"].removesuffix("s")) > arguments.drain_seconds
+    assert sa.make_url(services["gateway"]["environment"]["ATOMMEM_DATABASE"]).host == "database"

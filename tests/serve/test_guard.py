@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from atommem.errors import ConfigError
+from atommem.serve import guard
 from atommem.serve.api_keys import LOCAL, Key, Keys
 from atommem.serve.guard import LOGGER, JsonLines, Limits, Rates
 from tests.serve.servers import Running, make_conversations, running, until
@@ -77,13 +78,20 @@ def test_an_owner_s_conversations_are_for_nobody_else_there(server: Running, key
         ({"Origin": "http://evil.test"}, 403),
         ({"Origin": "null"}, 403),
         ({"Host": "memory.test", "Origin": "https://memory.test"}, 200),
+        ({"Origin": "http://["}, 403),
+        ({"Origin": "\xff://\xff"}, 403),
+        ({"Host": "[::1"}, 421),
+        ({"Host": "["}, 421),
+        ({"Authorization": "Bearer \xff\xfe"}, 401),
+        ({"Content-Type": "\xff/\xff; charset=\xff"}, 200),
     ],
 )
 def test_other_hosts_and_other_sites_are_refused(
     server: Running, keys: dict[str, str], headers: dict[str, str], status: int
 ) -> None:
     with server.http(keys["ann"]) as http:
-        assert http.get("/v1/models", headers=headers).status_code == status
+        sent = {name: value.encode("latin-1") for name, value in headers.items()}
+        assert http.get("/v1/models", headers=sent).status_code == status
 
 
 def test_a_body_that_is_too_large_is_refused_however_it_is_sent(server: Running, keys: dict[str, str]) -> None:
@@ -92,9 +100,21 @@ def test_a_body_that_is_too_large_is_refused_however_it_is_sent(server: Running,
         for body in (large, iter([large[:1000], large[1000:]])):
             refused = http.post("/v1/conversations", content=body, headers={"Content-Type": "application/json"})
             assert refused.status_code == 413
+        for path in ("/mcp", "/v1/imports", "/v1/chat/completions"):
+            assert http.post(path, content=large, headers={"Content-Type": "application/json"}).status_code == 413, path
     _, token = Keys(server.conversations.log).add("cid", max_body_bytes=10_000)
     with server.http(token) as http:
         assert http.post("/v1/conversations", content=large).status_code in (200, 400)
+
+
+def test_a_revoked_key_opens_nothing_within_a_second(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "KEY_SECONDS", 0.05)
+    keys = Keys(server.conversations.log)
+    number, token = keys.add("dan")
+    with server.http(token) as http:
+        assert http.get("/v1/models").status_code == 200
+        keys.revoke(number)
+        until(lambda: http.get("/v1/models").status_code == 401, 1)
 
 
 def test_a_key_s_rate_fills_evenly() -> None:

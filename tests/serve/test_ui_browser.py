@@ -11,7 +11,7 @@ import pytest
 
 from atommem.serve.api_keys import Keys
 from tests.chromium import Browser, find_chromium
-from tests.serve.servers import Running, make_conversations, running
+from tests.serve.servers import Running, make_conversations, running, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -175,6 +175,48 @@ def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, b
     assert {url for url in browser.requests if not url.startswith(server.url)} == set()
 
 
+def test_an_answer_is_rated_by_keyboard_and_all_is_exported(server: Running, browser: Browser, tmp_path: Path) -> None:
+    with server.http() as http:
+        texts = [{"role": "user", "content": EVIL}]
+        about = http.post("/v1/conversations", json={"items": texts}).json()
+        response = http.post("/v1/responses", json={"conversation": about["id"], "input": "Where?"}).json()["id"]
+    path = f"/v1/conversations/{about['id']}"
+    browser.open(f"{server.url}/ui#{about['id']}")
+    browser.wait(has("#items summary", "Feedback", count=1))
+    browser.wait("document.activeElement.id === 'main'")  # once all is there
+
+    def tab() -> str:
+        browser.press("Tab")
+        return str(browser.evaluate("document.activeElement.textContent || document.activeElement.type"))
+
+    browser.evaluate("document.querySelector('#items summary').focus()")
+    browser.press("Enter")
+    browser.wait("document.querySelector('#items details').open")
+    assert tab() == "text"
+    browser.call("Input.insertText", text="Nowhere")
+    assert tab() == "checkbox"
+    browser.press(" ")
+    assert [tab(), tab()] == ["Right", "Wrong"]
+    browser.press("Enter")
+    browser.wait(has("#items .feedback", "Noted: wrong, may be trained on"))
+    (said,) = server.conversations.log.events(about["id"], ("feedback",))
+    assert said.body == {"response": response, "reward": 0.0, "answer": "Nowhere", "text": "", "consent": True}
+
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.evaluate("document.querySelector('#export').focus()")
+    browser.press("Enter")
+    kept = tmp_path / f"{about['id']}.jsonl"
+    until(kept.exists)
+    with server.http() as http:
+        until(lambda: kept.read_text() == http.get(f"{path}/export").text)
+        # What came with a fork is not rated here.
+        twin = http.post(f"{path}/fork").json()["id"]
+    browser.open(f"{server.url}/ui#{twin}")
+    answered = has("#items .answered", EVIL)
+    browser.wait(f"{answered} && document.querySelectorAll('#items .feedback').length === 0")
+    assert browser.problems == []
+
+
 def test_it_fits_a_phone(server: Running, browser: Browser) -> None:
     with server.http() as http:
         texts = [
@@ -188,7 +230,7 @@ def test_it_fits_a_phone(server: Running, browser: Browser) -> None:
     browser.wait(has("#step .note", "Step 3:"))
     press(browser, "#entry-2", "History")
     press(browser, "#entry-1", "Edit")
-    browser.evaluate("document.querySelector('#add').open = true")
+    browser.evaluate("[...document.querySelectorAll('#add, #items details')].forEach((node) => { node.open = true; })")
     assert browser.evaluate(WIDER) == []
     assert browser.evaluate("document.documentElement.scrollWidth") == 400
     keep(browser, "ui_phone")
