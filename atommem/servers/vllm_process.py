@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from atommem.errors import ConfigError, PolicyError
 from atommem.servers.vllm_control import parse_metrics
@@ -197,7 +198,7 @@ class VllmServer:
         with _PASSED.open(f"{self.url}/metrics", timeout=30) as response:
             return parse_metrics(response.read().decode())
 
-    def __enter__(self) -> VllmServer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
