@@ -3,13 +3,13 @@
     python scripts/bench_serve_locomo.py --benchmarks FOLDER [--questions 20]
     python scripts/bench_serve_locomo.py --benchmarks FOLDER --document 60000
 
-SmolLM2-135M-Instruct behind vLLM at a context of 2,048 tokens, MiniLM as the embedder, the unmodified client of
-OpenAI. Each session of the dialogue is an item, read before the next one comes; no question is known while it is read
-(`questions_shown: answering`). Then questions from all over the file's list are asked, and the answers scored by
-`atommem eval`'s scorer. The same questions go to a conversation that has read nothing: what a model of this size gets
-by guessing. It was trained for none of this, and its scores say nothing of a trained policy. What is held is that all
-of it went through: every session read, no part of it left out, every question asked, every step in the log with its
-tokens, no prompt over the context.
+SmolLM2-135M-Instruct behind the vLLM that `atommem serve --vllm` starts, at a context of 2,048 tokens, MiniLM as the
+embedder, the unmodified client of OpenAI. Each session of the dialogue is an item, read before the next one comes; no
+question is known while it is read (`questions_shown: answering`). Then questions from all over the file's list are
+asked, and the answers scored by `atommem eval`'s scorer. The same questions go to a conversation that has read nothing:
+what a model of this size gets by guessing. It was trained for none of this, and its scores say nothing of a trained
+policy. What is held is that all of it went through: every session read, no part of it left out, every question asked,
+every step in the log with its tokens, no prompt over the context.
 
 With ``--document`` it is one text of at least so many tokens instead, made of paragraphs of MuSiQue, given as one item,
 and three questions on its beginning, middle and end. Without FOLDER an invented conversation of one session will do,
@@ -39,7 +39,7 @@ import httpx
 import models
 import openai
 from quick import add_quick
-from vllm_process import free_port, vllm_server
+from vllm_process import free_port, vllm_python
 
 from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.benchmarks.musique import read_musique
@@ -114,7 +114,7 @@ def gateway(flags: Sequence[str], out: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(240):
+        for _ in range(1200):  # vLLM, where it starts one, takes a minute and more
             if process.poll() is not None:
                 raise RuntimeError(f"atommem serve did not start: {(out / 'serve.log').read_text()[-2000:]}")
             try:
@@ -126,7 +126,7 @@ def gateway(flags: Sequence[str], out: Path) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(90)
 
 
 def all_steps(url: str, conversation: str) -> list[dict[str, Any]]:
@@ -199,14 +199,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = max(1, len(task.questions) // given.questions)
     task = replace(task, questions=task.questions[::every][: given.questions])
     sessions = sessions[: given.sessions]
-    flags = ("--max-model-len", str(CONTEXT))
-    served = ["--tokenizer", str(model), "--name", "smollm2"]
+    os.environ["VLLM_PYTHON"] = vllm_python()
+    served = ["--policy", str(model), f"--vllm=--max-model-len {CONTEXT}"]
     served += ["--embedder", "sentence_transformer", "--embedder_model", str(models.minilm())]
     served += [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
-    with (
-        vllm_server(model, given.out / "vllm.log", *flags) as engine,
-        gateway(["--policy", engine, *served], given.out) as url,
-    ):
+    with gateway(served, given.out) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=3600)
         conversation = client.conversations.create(metadata={"conversation": task.id}).id
         started, took, given_text = time.perf_counter(), [], []
