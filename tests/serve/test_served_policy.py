@@ -96,6 +96,18 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["serve", "keys", "revoke", "none", *db]) == 2
 
 
+def wait_until_ready(port: str) -> None:
+    """Minutes, beside other work: both commands load all of transformers first."""
+    ends = time.monotonic() + 240
+    while time.monotonic() < ends:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    raise TimeoutError(f"nothing answers at port {port}")
+
+
 @pytest.mark.slow
 def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
     port = "8917"
@@ -105,13 +117,7 @@ def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> No
         [*command, "--db", f"sqlite:///{tmp_path / 'log.db'}"], env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
-        started = time.monotonic()
-        while time.monotonic() < started + 60:
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
-                    break
-            except httpx.ConnectError:
-                time.sleep(0.2)
+        wait_until_ready(port)
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         conversation = client.conversations.create(items=[{"role": "user", "content": "Ann lives in Rome."}])
         answer = client.responses.create(model="grpo", conversation=conversation.id, input="Where does Ann live?")
@@ -152,13 +158,7 @@ def test_the_command_starts_vllm_and_ends_it(run: Path, tmp_path: Path) -> None:
     try:
         assert process.stderr is not None
         url = next(line for line in process.stderr if "starting vLLM" in line).split()[5]
-        started = time.monotonic()
-        while time.monotonic() < started + 60:
-            try:
-                if httpx.get("http://127.0.0.1:8918/ready").status_code == 200:
-                    break
-            except httpx.ConnectError:
-                time.sleep(0.2)
+        wait_until_ready("8918")
         client = openai.OpenAI(base_url="http://127.0.0.1:8918/v1", api_key="none")
         assert client.responses.create(model="grpo", input="Where does Ann live?").output_text == "Rome"
         process.send_signal(signal.SIGTERM)
