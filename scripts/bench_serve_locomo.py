@@ -1,14 +1,19 @@
 """A LoCoMo conversation, fed session by session to `atommem serve`, then asked; scored as `atommem eval` does.
 
     python scripts/bench_serve_locomo.py --benchmarks FOLDER [--questions 20]
+    python scripts/bench_serve_locomo.py --benchmarks FOLDER --document 60000
 
-SmolLM2-135M-Instruct behind vLLM at a context of 2,048 tokens, MiniLM as the embedder, the unmodified client of
-OpenAI. Each session of the dialogue is an item, read before the next one comes; no question is known while it is read
-(`questions_shown: answering`). Then questions from all over the file's list are asked, and the answers scored by
-`atommem eval`'s scorer. The same questions go to a conversation that has read nothing: what a model of this size gets
-by guessing. It was trained for none of this, and its scores say nothing of a trained policy. What is held is that all
-of it went through: every session read, every question asked, every step in the log with its tokens, no prompt over
-the context. Without FOLDER an invented conversation of one session will do, which measures nothing.
+SmolLM2-135M-Instruct behind the vLLM that `atommem serve --vllm` starts, at a context of 2,048 tokens, MiniLM as the
+embedder, the unmodified client of OpenAI. Each session of the dialogue is an item, read before the next one comes; no
+question is known while it is read (`questions_shown: answering`). Then questions from all over the file's list are
+asked, and the answers scored by `atommem eval`'s scorer. The same questions go to a conversation that has read nothing:
+what a model of this size gets by guessing. It was trained for none of this, and its scores say nothing of a trained
+policy. What is held is that all of it went through: every session read, no part of it left out, every question asked,
+every step in the log with its tokens, no prompt over the context.
+
+With ``--document`` it is one text of at least so many tokens instead, made of paragraphs of MuSiQue, given as one item,
+and three questions on its beginning, middle and end. Without FOLDER an invented conversation of one session will do,
+which measures nothing.
 
 The last line is one JSON object; exit status 0 if that holds.
 """
@@ -22,7 +27,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -34,11 +39,14 @@ import httpx
 import models
 import openai
 from quick import add_quick
-from vllm_process import free_port, vllm_server
+from vllm_process import free_port, vllm_python
 
 from atommem.envs.benchmarks.locomo import read_locomo
+from atommem.envs.benchmarks.musique import read_musique
 from atommem.envs.scoring.answers import score_answers
 from atommem.envs.task import Document, Question, Task
+from atommem.policy.opening import load_tokenizer
+from atommem.trace import step_of
 
 CONTEXT = 2048
 SETTINGS = {
@@ -76,6 +84,24 @@ def conversation_of(path: Path, number: int) -> tuple[Task, list[tuple[str, list
     return task, [(date, list(turns)) for date, turns in groupby(task.documents, lambda turn: turn.title)]
 
 
+def document_of(path: Path, tokens: int, count: Callable[[str], int]) -> tuple[Task, list[tuple[str, list[Document]]]]:
+    """A text of at least `tokens` tokens out of the file's paragraphs, and three of its rows' questions."""
+    rows, paragraphs, length = [], [], 0
+    for row in read_musique(path):
+        rows.append(row)
+        for paragraph in row.paragraphs:
+            paragraphs.append(Document(paragraph.title, f"{paragraph.title}\n{paragraph.text}"))
+            length += count(paragraphs[-1].text)
+        if length >= tokens:
+            break
+    asked = [
+        Question(row.question, row.answers, id=row.id, metadata={"category": row.metadata["type"]})
+        for row in (rows[0], rows[len(rows) // 2], rows[-1])
+    ]
+    task = Task(f"musique-{length}-tokens", tuple(asked), tuple(paragraphs))
+    return task, [("", paragraphs)]
+
+
 @contextmanager
 def gateway(flags: Sequence[str], out: Path) -> Iterator[str]:
     """`atommem serve` in a process of its own, over a new database in `out`; its URL."""
@@ -88,7 +114,7 @@ def gateway(flags: Sequence[str], out: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(240):
+        for _ in range(1200):  # vLLM, where it starts one, takes a minute and more
             if process.poll() is not None:
                 raise RuntimeError(f"atommem serve did not start: {(out / 'serve.log').read_text()[-2000:]}")
             try:
@@ -100,7 +126,7 @@ def gateway(flags: Sequence[str], out: Path) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(90)
 
 
 def all_steps(url: str, conversation: str) -> list[dict[str, Any]]:
@@ -115,6 +141,16 @@ def all_steps(url: str, conversation: str) -> list[dict[str, Any]]:
         if not page["has_more"]:
             return steps
         after = page["data"][-1]["version"]
+
+
+def shown(step: dict[str, Any]) -> str:
+    """The text that was in front of the policy at a step of reading."""
+    return "".join(step_of(step).observation.values("chunk"))
+
+
+def squeezed(text: str) -> str:
+    """`text` without white space, which is cut at."""
+    return "".join(text.split())
 
 
 def ask(client: openai.OpenAI, conversation: str, questions: Sequence[Question]) -> list[str | None]:
@@ -143,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--benchmarks", type=Path, help="folder with locomo/locomo10.json")
     parser.add_argument("--conversation", type=int, default=0, help="which of the file (%(default)s)")
     parser.add_argument("--sessions", type=int, help="only the first so many; all by default")
+    parser.add_argument("--document", type=int, metavar="TOKENS", help="read one text of so many tokens instead")
     parser.add_argument("--questions", type=int, default=20, help="how many are asked (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/serve_locomo"))
     add_quick(parser, sessions=1, questions=1)
@@ -152,24 +189,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     file.write_text(json.dumps([INVENTED]), encoding="utf-8")
     if given.benchmarks is not None:
         file = given.benchmarks / "locomo" / "locomo10.json"
-    task, sessions = conversation_of(file, given.conversation)
+    model = models.smollm2()
+    tokenizer = load_tokenizer(str(model))
+    if given.document:
+        file = given.benchmarks / "musique" / "musique_ans_v1.0_dev.jsonl"
+        task, sessions = document_of(file, given.document, lambda text: len(tokenizer.encode(text)))
+    else:
+        task, sessions = conversation_of(file, given.conversation)
     every = max(1, len(task.questions) // given.questions)
     task = replace(task, questions=task.questions[::every][: given.questions])
     sessions = sessions[: given.sessions]
-    model = models.smollm2()
-    flags = ("--max-model-len", str(CONTEXT))
-    served = ["--tokenizer", str(model), "--name", "smollm2"]
+    os.environ["VLLM_PYTHON"] = vllm_python()
+    served = ["--policy", str(model), f"--vllm=--max-model-len {CONTEXT}"]
     served += ["--embedder", "sentence_transformer", "--embedder_model", str(models.minilm())]
     served += [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
-    with (
-        vllm_server(model, given.out / "vllm.log", *flags) as engine,
-        gateway(["--policy", engine, *served], given.out) as url,
-    ):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=900)
+    with gateway(served, given.out) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=3600)
         conversation = client.conversations.create(metadata={"conversation": task.id}).id
-        started, took = time.perf_counter(), []
+        started, took, given_text = time.perf_counter(), [], []
         for number, (date, turns) in enumerate(sessions, 1):
-            text = f"{date}\n" + "\n".join(turn.text for turn in turns)
+            text = "\n".join([date, *(turn.text for turn in turns)]).strip()
+            given_text.append(text)
             item: Any = {"type": "message", "role": "user", "content": text, "name": f"session {number}"}
             begun = time.perf_counter()
             client.conversations.items.create(conversation, items=[item])
@@ -186,6 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sources = {step["observation"]["origin"].partition(",")[0] for step in reading}
     checks = {
         "every session was read": len(sources) == len(sessions),
+        "no part of it was left out": squeezed("".join(map(shown, reading))) == squeezed("".join(given_text)),
         "every question was asked": len(answers) == len(task.questions) > 0,
         "all steps are in the log": [step["index"] for step in steps] == list(range(len(steps))),
         "with their tokens": all(len(step["prompt_ids"]) == step["prompt_tokens"] for step in steps),

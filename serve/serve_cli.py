@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
 from atommem.face.flags import add_settings, given_settings
 from atommem.policy.opening import API_HELP
+
+if TYPE_CHECKING:
+    from atommem.serve.conversation_log import ConversationLog
+    from atommem.serve.served_policy import ServedPolicy
 
 DATABASE = "sqlite:///runs/serve/conversations.db"
 _DATABASE_HELP = (
@@ -67,6 +74,15 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--api", default=argparse.SUPPRESS, help=API_HELP)
     parser.add_argument("--model", default=argparse.SUPPRESS, help="Name of the model (or LoRA adapter) on the server.")
     parser.add_argument("--tokenizer", default=argparse.SUPPRESS, help="Folder of the checkpoint that a server serves.")
+    parser.add_argument(
+        "--vllm",
+        nargs="?",
+        const="",
+        metavar="FLAGS",
+        help="Start a vLLM server for the folder (an adapter on its base model), and end it with this one. FLAGS are "
+        'vLLM\'s, as one word: --vllm="--max-model-len 8192". VLLM_PYTHON names the interpreter of an environment with '
+        "vLLM (default: this one).",
+    )
     parser.add_argument("--name", default="", help="What clients call the model (default: the folder's name).")
     parser.add_argument("--db", default=_database(), help=_DATABASE_HELP)
     parser.add_argument("--hosts", nargs="*", default=[], help="Names that clients call this server by; * is any.")
@@ -86,12 +102,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from atommem.serve.api_keys import Keys
-    from atommem.serve.app import make_app, run
     from atommem.serve.conversation_log import ConversationLog
-    from atommem.serve.conversations import Conversations
-    from atommem.serve.guard import LOGGER, LOOPBACK, JsonLines, Limits
+    from atommem.serve.guard import LOOPBACK
     from atommem.serve.schema import open_database
-    from atommem.serve.serve_metrics import Metrics
     from atommem.serve.served_policy import ServedPolicy
 
     log = ConversationLog(open_database(arguments.db))
@@ -101,9 +114,31 @@ def _serve(arguments: argparse.Namespace) -> int:
             f"host is {arguments.host} and there is no key: anybody on the network could read all memories. Make one "
             f"with atommem serve keys add OWNER --db {arguments.db}, or listen on 127.0.0.1."
         )
-    own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "name", "db", "hosts", "move", "stdio"}
+    own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "vllm", "name", "db", "hosts", "move", "stdio"}
     settings: dict[str, Any] = given_settings(arguments, tuple(own))
-    policy = ServedPolicy.open(arguments.policy, name=arguments.name, **settings)
+    with contextlib.ExitStack() as stack:
+        if arguments.vllm is None:
+            policy = ServedPolicy.open(arguments.policy, name=arguments.name, **settings)
+        else:
+            policy, server = ServedPolicy.on_vllm(
+                arguments.policy,
+                Path(f"runs/serve/vllm_{arguments.port}.log"),
+                shlex.split(arguments.vllm),
+                name=arguments.name,
+                **settings,
+            )
+            print(f"atommem serve: starting vLLM at {server.url} (log: {server.log})", file=sys.stderr, flush=True)
+            stack.enter_context(server)
+        return _listen(arguments, policy, log, host)
+
+
+def _listen(arguments: argparse.Namespace, policy: ServedPolicy, log: ConversationLog, host: str) -> int:
+    """Serve until told to end."""
+    from atommem.serve.app import make_app, run
+    from atommem.serve.conversations import Conversations
+    from atommem.serve.guard import LOGGER, JsonLines, Limits
+    from atommem.serve.serve_metrics import Metrics
+
     conversations = Conversations(
         policy,
         log,

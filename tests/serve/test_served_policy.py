@@ -16,7 +16,7 @@ import pytest
 from atommem import cli
 from atommem.errors import ConfigError, PolicyError
 from atommem.serve.served_policy import ServedPolicy, check_settings, find_checkpoint, fingerprint
-from tests.loopback import make_checkpoint
+from tests.loopback import fake_vllm_python, make_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,18 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["serve", "keys", "revoke", "none", *db]) == 2
 
 
+def wait_until_ready(port: str) -> None:
+    """Minutes, beside other work: both commands load all of transformers first."""
+    ends = time.monotonic() + 240
+    while time.monotonic() < ends:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    raise TimeoutError(f"nothing answers at port {port}")
+
+
 @pytest.mark.slow
 def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
     port = "8917"
@@ -105,13 +117,7 @@ def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> No
         [*command, "--db", f"sqlite:///{tmp_path / 'log.db'}"], env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
-        started = time.monotonic()
-        while time.monotonic() < started + 60:
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
-                    break
-            except httpx.ConnectError:
-                time.sleep(0.2)
+        wait_until_ready(port)
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         conversation = client.conversations.create(items=[{"role": "user", "content": "Ann lives in Rome."}])
         answer = client.responses.create(model="grpo", conversation=conversation.id, input="Where does Ann live?")
@@ -128,3 +134,38 @@ def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> No
 def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
     with pytest.raises((ConfigError, PolicyError)):
         ServedPolicy.open(str(tmp_path / "none"))
+
+
+def test_vllm_is_for_one_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "vllm.log"
+    monkeypatch.setenv("VLLM_PYTHON", fake_vllm_python(tmp_path))
+    with pytest.raises(ConfigError, match="one model folder"):
+        ServedPolicy.on_vllm(["http://127.0.0.1:1"], log)
+    with pytest.raises(ConfigError, match="leave --retrieve_k out"):
+        ServedPolicy.on_vllm([str(run)], log, retrieve_k=9)
+    policy, server = ServedPolicy.on_vllm([str(run)], log)
+    assert not log.exists()  # nothing is started by opening
+    assert (policy.name, policy.checkpoint) == ("grpo", fingerprint(str(run / "grpo")))
+    assert server.url.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.slow
+def test_the_command_starts_vllm_and_ends_it(run: Path, tmp_path: Path) -> None:
+    python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
+    command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--port", "8918", "--vllm"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_PYTHON": python}
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        url = next(line for line in process.stderr if "starting vLLM" in line).split()[5]
+        wait_until_ready("8918")
+        client = openai.OpenAI(base_url="http://127.0.0.1:8918/v1", api_key="none")
+        assert client.responses.create(model="grpo", input="Where does Ann live?").output_text == "Rome"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
+        assert "--model" in (tmp_path / "runs" / "serve" / "vllm_8918.log").read_text()
+    finally:
+        process.kill()
+        process.wait()

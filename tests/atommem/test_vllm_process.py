@@ -1,0 +1,99 @@
+"""A vLLM server as a process of its own: its flags, its start, and its end; the process is not vLLM's here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from atommem.errors import ConfigError, PolicyError
+from atommem.servers.vllm_process import VllmServer, cpu_flags, engine_of, folder_flags
+from tests.loopback import fake_vllm_python
+
+
+def command_of(server: VllmServer) -> list[str]:
+    return server._command
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 256}))
+    return folder
+
+
+def test_it_starts_waits_and_ends_with_the_block(model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "vllm.log"
+    with VllmServer(fake_vllm_python(tmp_path), model, log) as server:
+        assert server.healthy()
+        process = server._process
+    assert process is not None
+    assert process.poll() is not None
+    assert not server.healthy()
+    told = json.loads(log.read_text().splitlines()[0])
+    assert told[told.index("--model") + 1] == str(model)
+    assert told[told.index("--served-model-name") + 1] == "policy"
+
+
+def test_one_that_fails_names_its_log_and_why(model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    python = fake_vllm_python(tmp_path, "print('no room on the device', flush=True); raise SystemExit(1)")
+    with pytest.raises(PolicyError, match=r"(?s)vllm\.log.*no room on the device"), VllmServer(python, model, log):
+        pass
+
+
+def test_what_ends_the_wait_ends_the_server(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = VllmServer(fake_vllm_python(tmp_path, "import time; time.sleep(600)"), model, tmp_path / "log")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted() -> bool:
+        started.append(server._process)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "healthy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    assert started[0].poll() is not None
+
+
+def test_an_environment_without_vllm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="VLLM_PYTHON"):
+        engine_of(fake_vllm_python(tmp_path, engine=""))
+    with pytest.raises(ConfigError, match="cannot be started"):
+        engine_of(str(tmp_path / "none"))
+
+
+def test_a_cpu_gets_whole_prompts_within_the_models_context(model: Path, tmp_path: Path) -> None:
+    flags = cpu_flags([], model)
+    assert flags[flags.index("--max-model-len") + 1] == "256"
+    assert "--no-enable-chunked-prefill" in flags
+    named = cpu_flags(["--max-model-len", "8192", "--dtype", "bfloat16"], model)
+    assert "--dtype" not in named
+    assert named[named.index("--max-num-batched-tokens") + 1] == "8192"
+    on_gpu = VllmServer(fake_vllm_python(tmp_path, engine="vllm"), model, tmp_path / "log", "--max-model-len=64")
+    assert command_of(on_gpu)[-2:] == ["--max-model-len", "64"]
+    assert "--enforce-eager" not in command_of(on_gpu)
+
+
+def test_an_adapter_goes_on_its_base(tmp_path: Path) -> None:
+    adapter = {"base_model_name_or_path": "some/base", "r": 24}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    model, flags = folder_flags(tmp_path, "mine")
+    assert model == "some/base"
+    assert flags[flags.index("--lora-modules") + 1] == f"mine={tmp_path}"
+    assert flags[flags.index("--max-lora-rank") + 1] == "32"
+    assert flags[flags.index("--served-model-name") + 1] == "base"
+    (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(ConfigError, match="no model folder"):
+        folder_flags(tmp_path, "mine")
+
+
+def test_the_users_environment_wins(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    server = VllmServer(fake_vllm_python(tmp_path), model, tmp_path / "log")
+    assert server._env["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert server._env["PATH"] == os.environ["PATH"]
