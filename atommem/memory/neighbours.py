@@ -81,7 +81,7 @@ class Neighbours:
         if self._all is not None:
             self._sums[: last + 1] -= self._all[place, : last + 1]
             self._all[place, : last + 1] = self._all[last, : last + 1]
-            self._all[: last + 1, place] = self._all[: last + 1, last]
+            self._all[: last + 1, place] = self._all[last, : last + 1]  # its column; rows are faster to read
             self._all[place, place] = self._all[last, last]
         for values in (self._cosines, self._ids, self._sums):
             values[place] = values[last]

@@ -116,6 +116,18 @@ async def fill(
     return table
 
 
+def draws(streams: Sequence[Embedded], capacity: int, count: int, seed: int = 0) -> list[Cell]:
+    """So many random choices of `capacity` texts of all read, each chosen at the end: how far one draw is from others.
+
+    The keeper `random` is another thing: it drops one of capacity + 1 at every create, so that what is old is rare.
+    """
+    rng = np.random.default_rng(seed)
+    every = ([rng.permutation(len(given.texts))[:capacity] for given in streams] for _ in range(count))
+    return [
+        cell([[score(given, some.tolist()) for given, some in zip(streams, drawn, strict=True)]]) for drawn in every
+    ]
+
+
 def _novelty(given: Embedded, streams: Sequence[Embedded]) -> Numbers:
     return features_of(given)[:, FEATURES.index("novelty")]
 
