@@ -119,7 +119,6 @@ LIMITED = Recipe(
 BOUNDED = replace(
     LIMITED,
     world=replace(LIMITED.world, capacity=None, names=48),
-    updates=200,
     settings={"capacities": ("2", "3", "5", "8", "20", "0")},
 )
 """One policy for every budget: the prompt says how many entries the store holds, which differs from task to task."""

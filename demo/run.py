@@ -149,8 +149,7 @@ class Demo:
         if not capacities:
             return list(world_of(world).generate(world, count, seed))
         names = [task_name(seed, index) for index in range(count)]
-        brief = stream == _DEMONSTRATIONS
-        worlds = [bounded_world(world, drawn_capacity(capacities, name), name, brief=brief) for name in names]
+        worlds = [bounded_world(world, drawn_capacity(capacities, name), name) for name in names]
         return [make_task(one, seed, index) for index, one in enumerate(worlds)]
 
     def learn_to_copy(self) -> None:

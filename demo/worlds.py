@@ -46,15 +46,13 @@ def world_of(config: WorldConfig | SiteConfig) -> World:
     return _WORLDS[type(config)]
 
 
-def bounded_world(world: WorldConfig, capacity: int | None, task_id: str, *, brief: bool = False) -> WorldConfig:
+def bounded_world(world: WorldConfig, capacity: int | None, task_id: str) -> WorldConfig:
     """`world` for a store of `capacity` entries: what may go is told before there is no more room.
 
-    The task draws how much there is to keep: half of what the store holds to twice as much, as far as there are names.
-    `brief` tasks go from a single chain to little more than what it holds: long ones take a demonstrator's time.
+    The task draws how much there is to keep: from less than the store holds to more than that.
     """
-    room = _UNLIMITED if capacity is None else capacity
-    least, most = (1, room + 2) if brief else (max(1, room // 2), min(2 * room, world.names // 2 - 1))
-    return replace(world, capacity=capacity, distractors=Random(f"distractors/{task_id}").randint(least, most))
+    most = (_UNLIMITED if capacity is None else capacity) + 2
+    return replace(world, capacity=capacity, distractors=Random(f"distractors/{task_id}").randint(1, most))
 
 
 def world_words(config: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[str]:

@@ -118,9 +118,14 @@ class Comparison:
             for seed, folder in enumerate(folders):
                 cell = self.out / folder / "cells" / row.key / slug(column) / f"seed_{self.suite.seeds[0]}"
                 if (cell / SUMMARY).is_file():
-                    labels = {"setting": f"{row.label}, {entries} entries", "seed": seed}
-                    parameters = {"entries": int(entries), "arm": row.label}
-                    each = read_evaluation(cell, row.method, name, parameters=parameters, **labels)
+                    each = read_evaluation(
+                        cell,
+                        row.method,
+                        name,
+                        seed=seed,
+                        setting=f"{row.label}, {entries} entries",
+                        parameters={"entries": int(entries), "arm": row.label},
+                    )
                     found.setdefault(row.name, []).append(each)
         return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from atommem.eval.retention.fitting import features_of, fit, save
 from atommem.eval.retention.keeping import Embedded, Scores, kept, score
@@ -148,7 +149,7 @@ async def _kept_words(given: Embedded, rule: str, capacity: int, seed: int = 0) 
     return places
 
 
-def _fits(given: Embedded, order: Numbers, capacity: int) -> int:
+def _fits(given: Embedded, order: npt.NDArray[np.intp], capacity: int) -> int:
     """How many of the first in `order` have no more words than `capacity` texts of mean length."""
     words = words_of(given)
     return int(np.searchsorted(np.cumsum(words[order]), capacity * words.mean(), side="right"))

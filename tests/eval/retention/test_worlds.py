@@ -80,7 +80,6 @@ def test_the_best_rule_is_chosen_on_tasks_that_are_in_no_figure() -> None:
         "atommem, writes lru": made(lru, 3),
         "atommem, writes fifo": made(fifo, 3),
         "atommem, writes oracle": made([True] * 60, 3),
-        "atommem, writes unlimited": made([True] * 60, 3),
     }
     column = Column(arms, 20)
     found = column.against_rules()

@@ -241,7 +241,7 @@ def test_the_example_in_the_docs() -> None:
     text = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
     example = text.split("```yaml\n")[1].split("```")[0]
     found = parse_suite(yaml.safe_load(example))
-    assert (len(found.rows), len(found.columns), found.seeds) == (7, 4, (0, 1, 2))
+    assert (len(found.rows), len(found.columns), found.seeds) == (7, 5, (0, 1, 2))
 
 
 def test_names_of_folders() -> None:
