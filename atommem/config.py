@@ -76,10 +76,16 @@ class MemoryConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
 
     def of_task(self, task_id: str) -> MemoryConfig:
-        """These settings with the capacity of one task: the same for all of its episodes, in every run."""
-        if self.capacity is not None or not self.capacities:
-            return self
-        return replace(self, capacity=drawn_capacity(self.capacities, task_id), capacities=[])
+        """These settings for one task: with its capacity, the same for all of its episodes in every run.
+
+        ``$task`` in the name of the retention rule becomes the task's id.
+        """
+        settings = self
+        if self.capacity is None and self.capacities:
+            settings = replace(self, capacity=drawn_capacity(self.capacities, task_id), capacities=[])
+        if "$task" in self.retention:
+            settings = replace(settings, retention=self.retention.replace("$task", task_id))
+        return settings
 
 
 def drawn_capacity(capacities: Sequence[int], task_id: str) -> int | None:

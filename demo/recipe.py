@@ -118,8 +118,8 @@ LIMITED = Recipe(
 """A store of three entries that discards the fourth, in a world with more facts that says which are of no more use."""
 BOUNDED = replace(
     LIMITED,
-    world=replace(LIMITED.world, capacity=None),
-    settings={"capacities": ("3", "5", "8", "20", "0")},
+    world=replace(LIMITED.world, capacity=None, names=48),
+    settings={"capacities": ("2", "3", "5", "8", "20", "0")},
 )
 """One policy for every budget: the prompt says how many entries the store holds, which differs from task to task."""
 LOOKED_UP = {"retrieve_k": ("4",), "max_reads": ("2",)}

@@ -28,7 +28,7 @@ from atommem.demo.results import (
     write_summary,
 )
 from atommem.demo.tiny_policy import make_model, make_tokenizer
-from atommem.demo.worlds import World, world_of
+from atommem.demo.worlds import World, bounded_world, world_of
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentConfig, find_environment, make_environments
@@ -148,9 +148,9 @@ class Demo:
         capacities = self.settings.memory.capacities
         if not capacities:
             return list(world_of(world).generate(world, count, seed))
-        # A task's world is that of its store: what may go is told before there is no more room.
-        limits = [drawn_capacity(capacities, task_name(seed, index)) for index in range(count)]
-        return [make_task(replace(world, capacity=limit), seed, index) for index, limit in enumerate(limits)]
+        names = [task_name(seed, index) for index in range(count)]
+        worlds = [bounded_world(world, drawn_capacity(capacities, name), name) for name in names]
+        return [make_task(one, seed, index) for index, one in enumerate(worlds)]
 
     def learn_to_copy(self) -> None:
         """Pretraining: the ability to look something up in the context."""

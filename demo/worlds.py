@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from atommem.config import MemoryConfig
@@ -45,6 +46,15 @@ def world_of(config: WorldConfig | SiteConfig) -> World:
     return _WORLDS[type(config)]
 
 
+def bounded_world(world: WorldConfig, capacity: int | None, task_id: str) -> WorldConfig:
+    """`world` for a store of `capacity` entries: what may go is told before there is no more room.
+
+    The task draws how much there is to keep: from less than the store holds to more than that.
+    """
+    most = (_UNLIMITED if capacity is None else capacity) + 2
+    return replace(world, capacity=capacity, distractors=Random(f"distractors/{task_id}").randint(1, most))
+
+
 def world_words(config: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[str]:
     """The words of prose and numbers, and the names last."""
     world, prose = world_of(config), get_prose(config.prose)
@@ -79,6 +89,8 @@ def _prose_words(prose: Prose) -> list[str]:
     return [word for sentence in sentences for word in sentence.split() if word not in (subject, value)]
 
 
+_UNLIMITED = 8
+"""A store without a limit is given as much as one of so many entries."""
 _WORLDS: dict[type, World] = {
     WorldConfig: World("longdoc", GRPO_CONFIG, generate, Expert, lambda config: config.hops[1], _document_words),
     SiteConfig: World(

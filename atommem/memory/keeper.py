@@ -93,7 +93,9 @@ class Keeper:
             return replace(admission, score=_number(admission.score))
         if isinstance(admission, Refused):
             return Refused(f"{rules.admits}: {admission.reason}", _number(admission.score))
-        candidate = replace(candidate, score=self.rated(candidate, admission.score))
+        score = self.rated(candidate, admission.score)
+        if score is not None:
+            candidate = replace(candidate, score=score)
         while self._capacity is not None and len(self._state.contents.entries) >= self._capacity:
             eviction = rules.retention.evict(candidate, self._seen())
             if eviction.entry_id is None:

@@ -29,6 +29,9 @@ class Neighbours:
         self._ids = np.zeros(room, dtype=np.int64)
         self._sums = np.zeros(room)
         self._all = _square(room) if size <= _MOST_HELD else None
+        # Rows of an index move, those of this table do not: where each row's cosines stand, and what is free.
+        self._slots = np.arange(room)
+        self._free: list[int] = []
         for first in range(0, size, _ROWS_AT_ONCE):
             places = np.arange(first, min(size, first + _ROWS_AT_ONCE))
             found = index.products(index.vectors(index.ids[places].tolist()))
@@ -57,48 +60,49 @@ class Neighbours:
             return
         place = index.place(entry_id)
         found = index.cosines(index.vector(entry_id))
-        if place < self._size:  # changed: as if it had gone
-            self._forget(place, entry_id)
-        else:
+        own = float(found[place])
+        changed = place < self._size
+        stale = np.flatnonzero(self._ids[: self._size] == entry_id) if changed else np.zeros(0, dtype=np.int64)
+        if not changed:
             self._size += 1
             self._make_room()
-        own = found[place]
         if self._all is not None:
-            self._all[place, : self._size] = self._all[: self._size, place] = found
+            if changed:
+                self._sums[: self._size] -= self._held(place)
+            else:
+                self._slots[place] = self._free.pop() if self._free else place
+            slot, slots = self._slots[place], self._slots[: self._size]
+            self._all[slot, slots] = self._all[slots, slot] = found
             self._sums[: self._size] += found
-            self._sums[place] = float(found.sum(dtype=np.float64)) - float(own)
+            self._sums[place] = float(found.sum(dtype=np.float64)) - own
         found[place] = -1
         nearer = np.flatnonzero(found > self._cosines[: self._size])
         self._cosines[nearer], self._ids[nearer] = found[nearer], entry_id
         found[place] = own
+        self._search(stale)
         self._note(np.array([place]), found[None])
 
     def _remove(self, entry_id: int) -> None:
         """The index has filled the row of a vector that is gone with its last one."""
         place = self._index.hole
+        if self._all is not None:
+            self._sums[: self._size] -= self._held(place)
+            self._free.append(int(self._slots[place]))
         self._size -= 1
-        last = self._size
-        if self._all is not None:
-            self._sums[: last + 1] -= self._all[place, : last + 1]
-            self._all[place, : last + 1] = self._all[last, : last + 1]
-            self._all[: last + 1, place] = self._all[: last + 1, last]
-            self._all[place, place] = self._all[last, last]
-        for values in (self._cosines, self._ids, self._sums):
-            values[place] = values[last]
-        self._search(np.flatnonzero(self._ids[:last] == entry_id))
+        for values in (self._cosines, self._ids, self._sums, self._slots):
+            values[place] = values[self._size]
+        self._search(np.flatnonzero(self._ids[: self._size] == entry_id))
 
-    def _forget(self, place: int, entry_id: int) -> None:
-        """Take what a row said out of the others."""
-        size = self._size
-        if self._all is not None:
-            self._sums[:size] -= self._all[place, :size]
-            self._all[place, :size] = self._all[:size, place] = 0.0
-        self._search(np.flatnonzero(self._ids[:size] == entry_id))
+    def _held(self, places: int | npt.NDArray[np.int64]) -> Vectors:
+        """The cosines of one row to all, shape (n,), or of several."""
+        assert self._all is not None
+        held: Vectors = self._all[self._slots[places]][..., self._slots[: self._size]]
+        return held
 
     def _make_room(self) -> None:
         if self._size > len(self._ids):
             twice = 2 * len(self._ids)
-            for name, fill in (("_cosines", -1), ("_ids", 0), ("_sums", 0)):
+            for name, fill in (("_cosines", -1), ("_ids", 0), ("_sums", 0), ("_slots", 0)):
                 old = getattr(self, name)
                 setattr(self, name, np.concatenate([old, np.full_like(old, fill)]))
             if self._all is not None and self._size <= _MOST_HELD:
@@ -111,7 +115,7 @@ class Neighbours:
     def _search(self, places: npt.NDArray[np.int64]) -> None:
         """Look the nearest of some rows up among all."""
         if len(places) and self._all is not None:
-            self._note(places, self._all[places, : self._size])
+            self._note(places, self._held(places))
         elif len(places):
             self._note(places, self._index.products(self._index.vectors(self._index.ids[places].tolist())))
 

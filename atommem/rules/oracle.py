@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from atommem.errors import ConfigError
 from atommem.memory.rules import Candidate, StoreState
@@ -20,11 +21,13 @@ class GreedyOracle(Rated):
     Args:
         needs: A JSON object (or a file of one): text, or the name of its source, -> how many questions need it; what is
             not in it is needed by none.
+        task: Of an object of many tasks, whose needs they are: ``oracle(needs=FILE, task=$task)`` in a setting is each
+            task's own.
     """
 
     what = "needed by"
 
-    def __init__(self, needs: str | Mapping[str, float]) -> None:
+    def __init__(self, needs: str | Mapping[str, Any], task: str | None = None) -> None:
         if isinstance(needs, str):
             try:
                 needs = json.loads(Path(needs).read_text(encoding="utf-8"))
@@ -32,7 +35,7 @@ class GreedyOracle(Rated):
                 raise ConfigError(f"oracle: needs {needs!r} cannot be read ({error}): give a JSON object.") from error
         if not isinstance(needs, Mapping):
             raise ConfigError("oracle: needs is no object of texts and numbers.")
-        self._needs = needs
+        self._needs: Mapping[str, float] = needs if task is None else needs.get(task, {})
 
     def rate(self, candidate: Candidate, store: StoreState) -> float:
         """How many questions need it, or what it came from."""

@@ -28,6 +28,8 @@ LINEAR = {
     "mean_similarity": 0.25,
 }
 """Weights of the linear rule. The paper gives signs only: the sizes are ours."""
+_MAY_LACK = (0, 6, 9, 10)
+"""Features of which a record may have no number: its outcome, its steps, similarities before it was first shown."""
 
 
 class TraceRetain:
@@ -75,5 +77,6 @@ def features(store: StoreState, most_steps: int = 50) -> Numbers:
     found[8] = uses / (uses + 3.0)
     found[9] = store.column("last_similarity")
     found[10] = store.column("mean_similarity")
-    np.copyto(found, 0.0, where=np.isnan(found))
+    for row in _MAY_LACK:
+        np.copyto(found[row], 0.0, where=np.isnan(found[row]))
     return found

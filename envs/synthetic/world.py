@@ -69,10 +69,10 @@ class WorldConfig:
                 f"need {needed} towns, and there are {MOST_NAMES} names of each kind."
             )
         lasting = self.questions[1] * self.hops[1]
-        if self.capacity is not None and self.capacity < lasting + 1:
+        if self.capacity is not None and self.capacity < lasting:
             raise ConfigError(
                 f"capacity is {self.capacity}: the questions' own chains hold up to {lasting} facts; "
-                f"give at least {lasting + 1}."
+                f"give at least {lasting}."
             )
 
 
@@ -229,6 +229,8 @@ def _withdraw(
 ) -> list[Statement]:
     """Add a document that withdraws some of the facts that do not matter; returns the fresh one after it."""
     candidates = [subject for subject in live if subject not in lasting]
+    if not candidates:  # all that is asked has been told: what comes now does not matter
+        return documents[-1]
     gone = rng.sample(candidates, min(len(candidates), config.facts_per_document))
     notice = [Statement("withdrawal", subject) for subject in gone]
     if documents[-1]:

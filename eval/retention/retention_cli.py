@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             command.add_argument("--capacities", type=int, nargs="+", default=CAPACITIES)
             command.add_argument("--rules", nargs="+", default=RULES, help="By name, with options.")
+            command.add_argument("--equal", choices=("entries", "words"), default="entries", help="What is limited.")
     check = commands.add_parser("check", help="Does a rule keep what every rule promises?")
     check.add_argument("retention", help="NAME, NAME(option=value), or package.module:Class.")
     check.add_argument("--admission", default="accept")
@@ -80,7 +81,7 @@ def _fit(args: argparse.Namespace) -> int:
 
 def _table(args: argparse.Namespace) -> int:
     async def filled() -> dict[str, dict[str, Cell]]:
-        return await fill(await _embedded(args), args.capacities, args.rules)
+        return await fill(await _embedded(args), args.capacities, args.rules, equal=args.equal)
 
     table = asyncio.run(filled())
     print("all evidence kept / any kept / evidence recall, means over questions\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from atommem.eval.retention.fitting import features_of, fit, save
 from atommem.eval.retention.keeping import Embedded, Scores, kept, score
@@ -27,6 +28,8 @@ ORACLE, UNLIMITED = "oracle", "unlimited"
 ALL_READ = "novelty of all read", "linear + embedding, of all read"
 """Rankings of all texts at the end, with their novelty to everything before, kept or not: a store cannot know that."""
 _PENALTY = 60.0
+_TRIES = 2
+"""Corrections of a keeper's number of entries towards equal words."""
 SEEDS = 5
 """Of the random keeper, whose row is their mean."""
 
@@ -73,12 +76,24 @@ def cell(scores: Sequence[Sequence[Scores]]) -> Cell:
 
 
 async def fill(
-    streams: Sequence[Embedded], capacities: Iterable[int] = CAPACITIES, rules: Sequence[str] = RULES
+    streams: Sequence[Embedded],
+    capacities: Iterable[int] = CAPACITIES,
+    rules: Sequence[str] = RULES,
+    *,
+    equal: str = "entries",
 ) -> dict[str, dict[str, Cell]]:
     """The table, keeper -> capacity (as text; ``all`` for an unlimited store) -> figures.
 
     The learned scorers are fitted on the other streams, never on the one that they keep.
+
+    Args:
+        streams: With their vectors.
+        capacities: Entries of a store.
+        rules: Keepers beside the learned ones and the oracle.
+        equal: ``entries``, or ``words``: each keeper gets the number of entries at which what it keeps is as long as
+            that many texts of mean length, to within a few percent. Keepers that prefer long texts get fewer.
     """
+    keep = kept if equal == "entries" else _kept_words
     table: dict[str, dict[str, Cell]] = {}
     NeedsOfTurns.needs = {
         f"{given.stream.name} {place}": count
@@ -103,17 +118,53 @@ async def fill(
                     run = []
                     for left, given in enumerate(streams):
                         rule = f"{__name__}:NeedsOfTurns" if name == ORACLE else learned.get((name, left), name)
-                        run.append(score(given, await kept(given, rule, capacity, seed=seed)))
+                        run.append(score(given, await keep(given, rule, capacity, seed=seed)))
                     runs.append(run)
                 table[name][str(capacity)] = cell(runs)
     for name, worth in zip(ALL_READ, (_novelty, _fitted), strict=True):
         ranked = [np.argsort(-worth(given, streams), kind="stable") for given in streams]
         table[name] = {}
         for capacity in capacities:
-            run = [score(given, order[:capacity].tolist()) for given, order in zip(streams, ranked, strict=True)]
+            run = [
+                score(given, order[: capacity if equal == "entries" else _fits(given, order, capacity)].tolist())
+                for given, order in zip(streams, ranked, strict=True)
+            ]
             table[name][str(capacity)] = cell([run])
     table[UNLIMITED] = {"all": cell([[score(given, range(len(given.stream.texts))) for given in streams]])}
     return table
+
+
+def words_of(given: Embedded) -> Numbers:
+    """Of each text, shape (n,)."""
+    return np.array([float(len(text.split())) for text in given.stream.texts])
+
+
+async def _kept_words(given: Embedded, rule: str, capacity: int, seed: int = 0) -> list[int]:
+    """What a keeper has left at as many entries as hold the words of `capacity` texts of mean length."""
+    words = words_of(given)
+    entries, places = capacity, await kept(given, rule, capacity, seed=seed)
+    for _ in range(_TRIES):
+        entries = max(1, round(entries * capacity * words.mean() / max(1.0, words[places].sum())))
+        places = await kept(given, rule, entries, seed=seed)
+    return places
+
+
+def _fits(given: Embedded, order: npt.NDArray[np.intp], capacity: int) -> int:
+    """How many of the first in `order` have no more words than `capacity` texts of mean length."""
+    words = words_of(given)
+    return int(np.searchsorted(np.cumsum(words[order]), capacity * words.mean(), side="right"))
+
+
+def draws(streams: Sequence[Embedded], capacity: int, count: int, seed: int = 0) -> list[Cell]:
+    """So many random choices of `capacity` texts of all read, each chosen at the end: how far one draw is from others.
+
+    The keeper `random` is another thing: it drops one of capacity + 1 at every create, so that what is old is rare.
+    """
+    rng = np.random.default_rng(seed)
+    every = ([rng.permutation(len(given.texts))[:capacity] for given in streams] for _ in range(count))
+    return [
+        cell([[score(given, some.tolist()) for given, some in zip(streams, drawn, strict=True)]]) for drawn in every
+    ]
 
 
 def _novelty(given: Embedded, streams: Sequence[Embedded]) -> Numbers:

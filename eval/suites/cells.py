@@ -104,10 +104,10 @@ class Cell:
 def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int] | None = None) -> list[Cell]:
     """All cells, in the order in which they run: those that share policy and embedder together, column by column.
 
-    A row's settings win over flags, flags over the suite's settings, these over the ``atommem_config.json`` of the
-    policy's folder, and that over the defaults. The embedder alone is the same in all rows but those that name one in
-    their settings: where neither flags nor suite say which, it is the one that ``--policy`` was trained with (without
-    ``--policy``, the first row's).
+    A row's settings win over its column's, these over flags, flags over the suite's settings, these over the
+    ``atommem_config.json`` of the policy's folder, and that over the defaults. The embedder alone is the same in all
+    rows but those that name one in their settings: where neither flags nor suite say which, it is the one that
+    ``--policy`` was trained with (without ``--policy``, the first row's).
 
     Args:
         suite: Its rows and columns.
@@ -126,7 +126,8 @@ def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int
         for row in suite.rows:
             for seed in seeds or suite.seeds:
                 folder = out / "cells" / row.key / column.key / f"seed_{seed}"
-                changes = {**row.settings, "method": row.method, "seed": seed, "out": str(folder), "data": column.key}
+                named = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
+                changes = {**column.settings, **row.settings, **named}
                 config, memory, _, environment = _parsed(parsed, suite, argv, row)
                 cells.append(Cell(row, column, seed, _changed((config, memory, embedder, environment), changes)))
     order = list(dict.fromkeys(cell.shares for cell in cells))

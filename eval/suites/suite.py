@@ -51,12 +51,14 @@ class Column:
         data: Where its tasks come from.
         documents: Documents of a task; None where tasks differ or it is not known.
         optional: Without benchmarks it is left out rather than missed.
+        settings: What it changes of the suite's settings, where a row says nothing else.
     """
 
     name: str
     data: BenchmarkData | SyntheticData | FileData
     documents: int | None = None
     optional: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:

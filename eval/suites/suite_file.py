@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,10 @@ _BENCHMARK = (
     "exclude_answer_documents",
     "distractors",
     "optional",
+    "settings",
 )
-_SYNTHETIC = ("name", "synthetic", "n", "seed", "optional")
-_FILE = ("name", "file", "documents", "optional")
+_SYNTHETIC = ("name", "synthetic", "n", "seed", "optional", "settings")
+_FILE = ("name", "file", "documents", "optional", "settings")
 _ROW = ("method", "label", "settings", "policy")
 _GRID = ("method", "settings", "axes")
 # All rows of a suite are compared on the same tasks, and run side by side.
@@ -81,7 +82,7 @@ def parse_suite(values: Any) -> Suite:
     settings = values.get("settings", {})
     environment = str(settings.get("environment", DEFAULT_ENVIRONMENT)) if isinstance(settings, Mapping) else ""
     check_settings("settings", settings, environment or DEFAULT_ENVIRONMENT)
-    columns = [column for item in _list("data", values["data"]) for column in _columns(item)]
+    columns = [column for item in _list("data", values["data"]) for column in _columns(item, environment)]
     rows = [_row(item, environment) for item in _list("rows", values.get("rows", []))]
     rows += [row for item in _list("grid", values.get("grid", [])) for row in _grid(item, environment)]
     if not columns or not rows:
@@ -113,16 +114,22 @@ def parse_suite(values: Any) -> Suite:
     )
 
 
-def _columns(item: Any) -> list[Column]:
+def _columns(item: Any, environment: str) -> list[Column]:
     """The columns of one item of ``data``: one for each number of documents."""
     kinds = [kind for kind in ("benchmark", "synthetic", "file") if isinstance(item, Mapping) and kind in item]
     if len(kinds) != 1:
         raise ConfigError(f"data has the item {item!r}: give it one of benchmark, synthetic and file.")
     where = f"data, {item.get('name') or item[kinds[0]]}"
-    if kinds[0] == "benchmark":
+    settings = item.get("settings", {})
+    check_settings(where, settings, environment, _NOT_OF_A_ROW)
+    return [replace(column, settings=settings) for column in _columns_of(kinds[0], where, item)]
+
+
+def _columns_of(kind: str, where: str, item: Mapping[str, Any]) -> list[Column]:
+    if kind == "benchmark":
         return _benchmark_columns(where, item)
     optional = _value(where, item, "optional", bool, False)
-    if kinds[0] == "file":
+    if kind == "file":
         check_fields(where, item, _FILE, required=("name",))
         documents = _value(where, item, "documents", int | None, None)
         data = FileData(_value(where, item, "file", str))

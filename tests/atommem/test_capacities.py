@@ -31,5 +31,7 @@ async def test_a_session_has_the_capacity_of_its_task() -> None:
 def test_a_capacity_that_is_set_goes_before() -> None:
     assert MemoryConfig(capacity=3, capacities=DRAWN).of_task("t").capacity == 3
     assert MemoryConfig().of_task("t").capacity is None
+    named = MemoryConfig(capacity=3, retention="oracle(needs=n.json, task=$task)").of_task("t-1")
+    assert (named.capacity, named.retention) == (3, "oracle(needs=n.json, task=t-1)")
     with pytest.raises(ConfigError, match="at least 1 each, or 0"):
         MemoryConfig(capacities=[3, -1])

@@ -78,6 +78,7 @@ CLAIMED = {
     "several questions": WorldConfig(hops=(1, 4), questions=(2, 4), distractors=3, corrections=0.6),
     "one fact a document": WorldConfig(hops=(2, 3), facts_per_document=1, corrections=0.6, filler=2),
     "tight capacity": WorldConfig(hops=(2, 2), distractors=9, capacity=3),
+    "no entry to spare": WorldConfig(hops=(2, 2), distractors=9, capacity=2),
     "capacity and all else": WorldConfig(
         hops=(1, 3), questions=(1, 2), distractors=9, capacity=7, corrections=0.5, facts_per_document=3
     ),

@@ -180,7 +180,7 @@ def test_unknown_prose_and_foreign_questions_are_refused() -> None:
         ({"filler": -2}, "filler is -2"),
         ({"names": 5}, "names is 5"),
         ({"distractors": 60}, "names is 80"),
-        ({"hops": (1, 3), "questions": (1, 2), "capacity": 6}, "give at least 7"),
+        ({"hops": (1, 3), "questions": (1, 2), "capacity": 5}, "give at least 6"),
     ],
 )
 def test_wrong_knobs_are_named(wrong: dict, message: str) -> None:

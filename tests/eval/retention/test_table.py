@@ -48,6 +48,16 @@ async def test_the_table_has_every_keeper_and_the_oracle_keeps_most() -> None:
     assert "| fifo | " in markdown(table)
 
 
+async def test_at_equal_words_long_entries_are_fewer() -> None:
+    streams = await embedded([SMALL, OTHER], HashingEmbedder(64))
+    entries = await fill(streams, (6,), ("length", "fifo"))
+    words = await fill(streams, (6,), ("length", "fifo"), equal="words")
+    # Long texts have 11 words, short ones 3, the mean is 5 2/3: 6 of mean length are 34 words.
+    assert entries["length"]["6"].references == 2 * 7
+    assert words["length"]["6"].references == 2 * 4
+    assert words["fifo"]["6"].references == entries["fifo"]["6"].references
+
+
 def test_the_fit_is_that_of_a_reference() -> None:
     """Against scipy's minimiser of the same loss."""
     from scipy.optimize import minimize

@@ -34,6 +34,19 @@ def test_columns_are_one_for_each_number_of_documents() -> None:
     assert (data.split, data.build.questions, data.build.documents, data.build.seed) == ("dev", (1, 10), 40, 1)
 
 
+def test_a_column_may_have_settings_of_its_own_and_a_row_s_win(tmp_path: Path) -> None:
+    data = [{**DATA[0], "name": f"world {size}", "settings": {"capacity": size}} for size in (2, 3)]
+    rows = [{"method": "atommem"}, {"method": "atommem", "label": "all", "settings": {"capacity": None}}]
+    found = parse_suite(suite(data=data, rows=rows, settings={"policy": ["http://host"], "tokenizer": "t"}))
+    cells = make_cells(found, ["--capacity", "9"], tmp_path)
+    assert [(cell.column.key, cell.configs[1].capacity) for cell in cells] == [
+        ("world_2", 2),
+        ("world_2", None),
+        ("world_3", 3),
+        ("world_3", None),
+    ]
+
+
 def test_a_grid_has_every_combination_in_order() -> None:
     axes = {"chunk": {"chunk_tokens": [2, 4]}, "notice": {"on": {"capacity_notice": True}, "off": {"capacity": 5}}}
     rows = parse_suite(suite(grid=[{"method": "atommem", "axes": axes}])).rows[2:]
@@ -62,6 +75,7 @@ def test_a_grid_has_every_combination_in_order() -> None:
         ({"data": [{"benchmark": "hotpotqa", "documents": 2, "n": 1, "questions": "some"}]}, "questions is 'some'"),
         ({"data": [{"synthetic": {"hop": 2}, "n": 1}]}, "unknown field hop; known are prose, hops"),
         ({"data": [{"synthetic": {"early": "often"}, "n": 1}]}, "early is 'often'; the default is 0.5"),
+        ({"data": [{**DATA[0], "settings": {"seed": 3}}]}, "data, world: unknown field seed"),
         ({"data": DATA * 2}, "two columns are called 'world': give one of them another name"),
         ({"rows": [{"method": "atommem"}] * 2}, "two rows are called 'atommem': give one of them another label"),
         ({"rows": [{"method": "magic"}]}, "method is 'magic': give one of atommem"),
@@ -227,7 +241,7 @@ def test_the_example_in_the_docs() -> None:
     text = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
     example = text.split("```yaml\n")[1].split("```")[0]
     found = parse_suite(yaml.safe_load(example))
-    assert (len(found.rows), len(found.columns), found.seeds) == (7, 4, (0, 1, 2))
+    assert (len(found.rows), len(found.columns), found.seeds) == (7, 5, (0, 1, 2))
 
 
 def test_names_of_folders() -> None:
