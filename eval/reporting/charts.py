@@ -15,9 +15,10 @@ import vl_convert
 
 from atommem.episode_stats import action_names
 from atommem.eval.output import file_stem
+from atommem.eval.reporting.inspection import FATES
 from atommem.eval.reporting.results import Column, column_name
 from atommem.eval.reporting.scores import label, main_label, main_score
-from atommem.eval.reporting.tables import FATES, cells_of, columns_of, rows_of
+from atommem.eval.reporting.tables import cells_of, columns_of, rows_of
 from atommem.untrusted import clean
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; beyond it, shapes and dashes differ as well.

@@ -143,6 +143,11 @@ def column_name(column: Column) -> str:
     return name if documents is None else f"{name}, {documents} documents"
 
 
+def column_of(item: Mapping[str, Any]) -> Column:
+    """The column of an evaluation, a cell or a comparison of ``results.json``."""
+    return item["dataset"], item["documents"]
+
+
 def _evaluation(item: Evaluation, base: Path | None) -> dict[str, Any]:
     folder = item.folder.resolve()
     summary = summarize(item.records)

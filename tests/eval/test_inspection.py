@@ -52,9 +52,9 @@ def create(index: int, entry: int, text: str) -> Operation:
 
 
 def test_words_must_follow_one_another() -> None:
-    assert holds("It lies on the River Lorne, in Vesk.", ["river lorne"])
-    assert not holds("Lornes and a river", ["lorne"])
-    assert not holds("the river, and then Lorne", ["river lorne"])
+    assert holds(["It lies on the River Lorne, in Vesk."], ["river lorne"])
+    assert not holds(["Lornes and a river"], ["lorne"])
+    assert not holds(["the river, and then Lorne"], ["river lorne"])
 
 
 def test_an_answer_that_was_kept_shown_and_given() -> None:
