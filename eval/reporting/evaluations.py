@@ -52,6 +52,12 @@ class Evaluation:
         return None if tasks is None else int(tasks) * int(self.manifest.get("samples_per_task", 1))
 
     @property
+    def labels(self) -> dict[str, Any]:
+        """What it goes by, but for its seed, as in ``results.json``."""
+        names = ("method", "setting", "parameters", "dataset", "documents")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def row(self) -> str:
         """Its row in the tables."""
         return f"{self.method}, {self.setting}" if self.setting else self.method

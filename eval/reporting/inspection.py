@@ -22,10 +22,9 @@ from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.scores import FACTS
 from atommem.memory.contents import Contents
-from atommem.memory.operations import POLICY, Outcome
+from atommem.memory.operations import POLICY, Operation, Outcome
 
 _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
-_WRITES = ("create", "update", "scratchpad")
 
 
 class Fate(StrEnum):
@@ -115,16 +114,20 @@ class Inspection:
     episodes: int = 0
     missing: int = 0
 
-    @property
-    def retrieval_precision(self) -> float | None:
-        """`relevant` over `retrieved`; None where nothing was retrieved."""
-        return self.relevant / self.retrieved if self.retrieved else None
+    def to_json(self) -> dict[str, Any]:
+        """Its numbers as in ``results.json``, but for `lost`. Precision is None where nothing was retrieved.
 
-    @property
-    def store_size_by_step(self) -> list[float]:
-        """The mean over all episodes; one that has ended keeps its size, as else the mean would be of the long ones."""
+        The mean store size is that over all episodes: one that has ended keeps its size, as else it would be of the
+        long ones.
+        """
         after = accumulate(self.ended[step] for step in range(len(self.sizes)))
-        return [(size + kept) / self.episodes for size, kept in zip(self.sizes, after, strict=True)]
+        means = [(size + kept) / self.episodes for size, kept in zip(self.sizes, after, strict=True)]
+        return {
+            "retrieval_precision": self.relevant / self.retrieved if self.retrieved else None,
+            "store_size_by_step": means,
+            "episodes_by_step": self.steps,
+            "traces_missing": self.missing,
+        }
 
     @property
     def only_retrieves(self) -> bool:
@@ -167,13 +170,22 @@ class Inspection:
                 self.steps.append(0)
             self.sizes[step.index] += step.store_size
             self.steps[step.index] += 1
-            applied = [operation for operation in step.operations if operation.outcome is Outcome.APPLIED]
-            self.operations += sum(operation.actor == POLICY for operation in applied)
-            self.writes += sum(operation.kind in _WRITES for operation in applied)
+            self.operations += sum(item.outcome is Outcome.APPLIED and item.actor == POLICY for item in step.operations)
+            self.writes += sum(map(_writes, step.operations))
             asked = record.questions[step.observation.asked.start : step.observation.asked.stop]
             if golds := [gold for question in asked for gold in _golds(question)]:
                 self.retrieved += len(step.view.retrieved)
                 self.relevant += sum(holds([item.text], golds) for item in step.view.retrieved)
+
+
+def only_retrieves(episode: Episode) -> bool:
+    """Whether its memory is the documents themselves (RAG): entries were shown, and nothing wrote one."""
+    operations = (operation for step in episode.steps for operation in step.operations)
+    return any(step.view.retrieved for step in episode.steps) and not any(map(_writes, operations))
+
+
+def _writes(operation: Operation) -> bool:
+    return operation.outcome is Outcome.APPLIED and operation.kind in ("create", "update", "scratchpad")
 
 
 def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail, ...]:
@@ -203,7 +215,7 @@ def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail,
                 )
         for operation in step.operations:
             memory.apply(operation)
-            if operation.outcome is Outcome.APPLIED and operation.kind in _WRITES:
+            if _writes(operation):
                 written[operation.entry_id] = step.index
                 entered = [
                     had or holds([operation.after or ""], golds) for had, golds in zip(entered, wanted, strict=True)

@@ -21,7 +21,7 @@ from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.charts import Chart
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.inspection import AnswerTrail, Fate, Inspection, answer_trails
+from atommem.eval.reporting.inspection import AnswerTrail, Fate, Inspection, answer_trails, only_retrieves
 from atommem.eval.reporting.results import Cell, column_name
 from atommem.eval.reporting.scores import label
 from atommem.eval.reporting.tables import incomplete_note, make_tables
@@ -36,7 +36,6 @@ LONGEST = 6000
 """Longest text on the page, in characters; its middle is left out beyond that."""
 MOST_PAIRS, MOST_FLIPS = 300, 20
 """Pairs of rows that are compared, and tasks that are named of each kind in a comparison."""
-Looked = tuple[EpisodeRecord, Episode | None, Sequence[AnswerTrail | None], list[Fate | None]]
 
 
 class PageData:
@@ -72,41 +71,37 @@ class PageData:
         by_words = {cell.column for cell in cells if not all(_knows_facts(item.records) for item in cell.evaluations)}
         for cell in cells:
             cell.inspection = Inspection("words" if cell.column in by_words else "facts")
-            # Traces are read one at a time, and only those that are embedded are kept, until their cell is through.
-            shown = [
-                (evaluation, looked)
-                for evaluation in cell.evaluations
-                for looked in self._look(evaluation, cell.inspection, chosen[id(evaluation)])
-            ]
-            for evaluation, looked in shown:
-                self._embed(cell, evaluation, looked, beforehand=cell.inspection.only_retrieves)
+            # Traces are read one at a time, and none is kept.
+            for evaluation in cell.evaluations:
+                for record in evaluation.records:
+                    self._look(cell, cell.inspection, evaluation, record, record.key in chosen[id(evaluation)])
 
-    def _look(self, evaluation: Evaluation, inspection: Inspection, chosen: set[tuple[str, int]]) -> Iterator[Looked]:
-        for record in evaluation.records:
-            self.total += 1
-            path = evaluation.trace(record)
-            episode = None
-            if path.is_file() and (not record.failed or record.key in chosen):
-                episode = read_trace(path).episode
-            trails: Sequence[AnswerTrail | None] = (None,) * len(record.questions)
-            if episode is None:
-                inspection.missing += not record.failed
-            elif not record.failed:
-                trails = answer_trails(episode, record)
-                inspection.add(episode, record)
-            fates: list[Fate | None] = [None] * len(record.questions)
-            if not record.overflowed:  # in no score, and so in no count of what became of it
-                fates = [inspection.fate(*asked) for asked in zip(record.questions, trails, strict=True)]
-                inspection.fates.update(fates)
-            if record.key in chosen:
-                yield record, episode, trails, fates
+    def _look(
+        self, cell: Cell, inspection: Inspection, evaluation: Evaluation, record: EpisodeRecord, embedded: bool
+    ) -> None:
+        """Count one episode, and embed it."""
+        self.total += 1
+        path, episode = evaluation.trace(record), None
+        if path.is_file() and (not record.failed or embedded):
+            episode = read_trace(path).episode
+        trails: Sequence[AnswerTrail | None] = (None,) * len(record.questions)
+        if episode is None:
+            inspection.missing += not record.failed
+        elif not record.failed:
+            trails = answer_trails(episode, record)
+            inspection.add(episode, record)
+        fates: list[Fate | None] = [None] * len(record.questions)
+        if not record.overflowed:  # in no score, and so in no count of what became of it
+            fates = [inspection.fate(*asked) for asked in zip(record.questions, trails, strict=True)]
+            inspection.fates.update(fates)
+        if embedded and episode is not None and self._left > 0:
+            if only_retrieves(episode):
+                fates = [Fate.NOT_RETRIEVED if fate == Fate.NEVER_ENTERED else fate for fate in fates]
+            self._embed(cell, evaluation, record, episode, list(zip(record.questions, trails, fates, strict=True)))
 
-    def _embed(self, cell: Cell, evaluation: Evaluation, looked: Looked, *, beforehand: bool) -> None:
-        record, episode, trails, fates = looked
-        if episode is None or self._left <= 0:
-            return
-        if beforehand:
-            fates = [Fate.NOT_RETRIEVED if fate == Fate.NEVER_ENTERED else fate for fate in fates]
+    def _embed(
+        self, cell: Cell, evaluation: Evaluation, record: EpisodeRecord, episode: Episode, asked: Sequence[Any]
+    ) -> None:
         seed = f", seed {evaluation.seed}" if len(cell.evaluations) > 1 else ""
         shown = {
             "row": cell.row,
@@ -122,7 +117,7 @@ class PageData:
             **shown,
             record=record,
             episode=episode,
-            asked=list(zip(record.questions, trails, fates, strict=True)),
+            asked=asked,
             memory=list(_versions(episode)),
             trace=evaluation.trace(record).name,
             seconds=round(record.seconds, 2) if self._efficiency else None,

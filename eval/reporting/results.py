@@ -153,11 +153,7 @@ def _evaluation(item: Evaluation, base: Path | None) -> dict[str, Any]:
     summary = summarize(item.records)
     return {
         "folder": os.path.relpath(folder, base.resolve()) if base is not None else str(folder),
-        "method": item.method,
-        "setting": item.setting,
-        "parameters": dict(item.parameters),
-        "dataset": item.dataset,
-        "documents": item.documents,
+        **item.labels,
         "seed": item.seed,
         "tasks_sha256": item.tasks_digest,
         "planned": item.planned,
@@ -170,14 +166,9 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
     summary = summarize(records)
     if not efficiency:
         summary["means"].pop("seconds", None)
-    first = cell.evaluations[0]
     result: dict[str, Any] = {
         "row": cell.row,
-        "method": first.method,
-        "setting": first.setting,
-        "parameters": dict(first.parameters),
-        "dataset": first.dataset,
-        "documents": first.documents,
+        **cell.evaluations[0].labels,
         "seeds": [item.seed for item in cell.evaluations],
         "planned": cell.planned,
         "bound": cell.bound,
@@ -191,12 +182,8 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
         scores = [score for score in (score_of(item, metric) for item in seeds) if score is not None]
         result["metrics"][metric] |= {"between_seeds": asdict(seed_spread([item["mean"] for item in scores]))}
     if cell.inspection is not None:
-        found = cell.inspection
-        result["lost"] = found.lost() if cell.keeps_memory else None
-        result["retrieval_precision"] = found.retrieval_precision
-        result["store_size_by_step"] = found.store_size_by_step
-        result["episodes_by_step"] = found.steps
-        result["traces_missing"] = found.missing
+        result["lost"] = cell.inspection.lost() if cell.keeps_memory else None
+        result |= cell.inspection.to_json()
     return result
 
 
@@ -236,28 +223,19 @@ def _comparisons(
 ) -> list[dict[str, Any]]:
     """Best against runner-up in each column, every row against the reference; p-values Holm-corrected per metric."""
     found: list[dict[str, Any]] = []
-    columns: dict[Column, dict[str, tuple[list[EpisodeRecord], Mapping[str, Any]]]] = {}
-    for cell, result in zip(cells, results, strict=True):
-        columns.setdefault(cell.column, {})[cell.row] = (cell.records, result)
     for metric in (name for name in metrics_of(results) if name in METRICS):
         family: list[dict[str, Any]] = []
-        for column, members in columns.items():
-            scores = {row: score_of(result, metric) for row, (_, result) in members.items() if competes(result)}
-            means = {row: float(score["mean"]) for row, score in scores.items() if score is not None}
-            for second, first in _pairs(means, reference):
-                comparison = compare(members[first][0], members[second][0], metric)
-                family.append(
-                    {
-                        "dataset": column[0],
-                        "documents": column[1],
-                        "first": first,
-                        "second": second,
-                        **comparison.to_json(),
-                    }
-                )
+        for column in dict.fromkeys(cell.column for cell in cells):
+            members = {
+                cell.row: (cell.records, float(score["mean"]))
+                for cell, result in zip(cells, results, strict=True)
+                if cell.column == column and competes(result) and (score := score_of(result, metric)) is not None
+            }
+            for second, first in _pairs({row: mean for row, (_, mean) in members.items()}, reference):
+                names = {"dataset": column[0], "documents": column[1], "first": first, "second": second}
+                family.append(names | compare(members[first][0], members[second][0], metric).to_json())
         for item, p_value in zip(family, holm([item["p_value"] for item in family]), strict=True):
-            item["p_holm"] = p_value
-            item["significant"] = p_value <= ALPHA
+            item |= {"p_holm": p_value, "significant": p_value <= ALPHA}
         found += family
     return found
 

@@ -160,11 +160,11 @@ def test_precision_and_store_size() -> None:
     ]
     for episode, record in episodes:
         inspection.add(episode, record)
-    assert inspection.retrieval_precision == 1 / 3
+    assert inspection.to_json()["retrieval_precision"] == 1 / 3
     assert (inspection.operations, inspection.writes, inspection.only_retrieves) == (1, 1, False)
     assert (inspection.sizes, inspection.steps) == ([12, 2], [3, 2])
     # The one that ended after its first step keeps its entries: none of the three is left out of the mean.
-    assert inspection.store_size_by_step == pytest.approx([12 / 3, (2 + 7) / 3])
+    assert inspection.to_json()["store_size_by_step"] == pytest.approx([12 / 3, (2 + 7) / 3])
     assert Inspection().retrieval_precision is None
 
 
