@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.table import Table
@@ -37,7 +38,7 @@ def report_table(summary: Mapping[str, Any]) -> Table:
         return any(item["means"].get(key) for item in items)
 
     for place, name in enumerate(ordered(name for item in items for name in (item["metric"], *item["metrics"]))):
-        add(label(name) + ("" if place else " [95% interval]"), lambda item, name=name: _interval(item, name))
+        add(label(name) + ("" if place else " [95% interval]"), partial(_interval, metric=name))
     table.add_section()
     add("independent units / questions scored", _counts)
     add("episodes", lambda item: str(item["episodes"]))
