@@ -172,29 +172,22 @@ def _knows_facts(records: Sequence[EpisodeRecord]) -> bool:
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= LONGEST:
-        return text
-    half = LONGEST // 2
-    return (
-        f"{text[:half]} [... {len(text) - 2 * half:,} characters left out here; the trace has them ...] {text[-half:]}"
-    )
+    half, left_out = LONGEST // 2, len(text) - LONGEST
+    said = f" [... {left_out:,} characters left out here; the trace has them ...] "
+    return text if left_out <= 0 else text[:half] + said + text[-half:]
 
 
 def _versions(episode: Episode) -> Iterator[tuple[int, str, int, int]]:
     """Every text that an entry had: its id, the text, and the first step after which it stood, and no longer stood."""
     alive: dict[int, tuple[str, int]] = {}
-    for step in episode.steps:
-        for operation in step.operations:
-            entry = operation.entry_id
-            if (
-                operation.outcome is Outcome.APPLIED
-                and entry is not None
-                and operation.kind in ("create", "update", "delete")
-            ):
-                if entry in alive:
-                    yield entry, *alive.pop(entry), step.index
-                if operation.kind != "delete":
-                    alive[entry] = (operation.after or "", step.index)
+    changes = [(step.index, operation) for step in episode.steps for operation in step.operations]
+    for index, operation in changes:
+        entry, applied = operation.entry_id, operation.outcome is Outcome.APPLIED
+        if applied and entry is not None and operation.kind in ("create", "update", "delete"):
+            if entry in alive:
+                yield entry, *alive.pop(entry), index
+            if operation.kind != "delete":
+                alive[entry] = (operation.after or "", index)
     for entry, (text, since) in alive.items():
         yield entry, text, since, len(episode.steps)
 
@@ -205,27 +198,24 @@ def choose_episodes(evaluations: Sequence[Evaluation], limit: int) -> list[set[t
     The same tasks are taken from all evaluations on the same data, so that a comparison can be followed, and of
     every kind in turn: with a failed episode, answered differently, malformed, all wrong, all right.
     """
-    seen: dict[tuple[str, str], set[str]] = {}
+    seen: dict[tuple[str, str], set[str]] = defaultdict(set)
     for evaluation in evaluations:
         for record in evaluation.records:
-            more = {"malformed"} if record.sums.get("malformed") else set()
-            seen.setdefault((evaluation.tasks_digest, record.task_id), set()).update({status_of(record)}, more)
+            kinds = {status_of(record)} | ({"malformed"} if record.sums.get("malformed") else set())
+            seen[evaluation.tasks_digest, record.task_id] |= kinds
     turns: dict[tuple[str, str], tuple[int, int]] = {}
     count: Counter[tuple[str, int]] = Counter()
     for (data, task), had in seen.items():
-        tests = ("failed" in had, {"right", "wrong"} <= had, "malformed" in had, "wrong" in had, True)
-        kind = tests.index(True)
+        kind = ("failed" in had, {"right", "wrong"} <= had, "malformed" in had, "wrong" in had, True).index(True)
         turns[data, task] = (count[data, kind], kind)
         count[data, kind] += 1
-    every = (
+    every = [
         (turns[evaluation.tasks_digest, record.task_id], evaluation.tasks_digest, number, record.key)
         for number, evaluation in enumerate(evaluations)
         for record in evaluation.records
-    )
-    chosen: list[set[tuple[str, int]]] = [set() for _ in evaluations]
-    for _, _, number, key in sorted(every, key=itemgetter(0, 1))[:limit]:
-        chosen[number].add(key)
-    return chosen
+    ]
+    taken = sorted(every, key=itemgetter(0, 1))[:limit]
+    return [{key for _, _, number, key in taken if number == place} for place in range(len(evaluations))]
 
 
 def status_of(record: EpisodeRecord) -> str:

@@ -18,7 +18,7 @@ from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, joined_records
 from atommem.eval.reporting.inspection import Inspection
-from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of, score_of
+from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of
 
 RESULTS = "results.json"
 FORMAT = 3
@@ -179,7 +179,7 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
     }
     seeds = [summarize(item.records) for item in cell.evaluations] if len(cell.evaluations) > 1 else [summary]
     for metric in metrics_of([result]):
-        scores = [score for score in (score_of(item, metric) for item in seeds) if score is not None]
+        scores = [score for score in (item["metrics"].get(metric) for item in seeds) if score is not None]
         result["metrics"][metric] |= {"between_seeds": asdict(seed_spread([item["mean"] for item in scores]))}
     if cell.inspection is not None:
         result["lost"] = cell.inspection.lost() if cell.keeps_memory else None
@@ -229,7 +229,7 @@ def _comparisons(
             members = {
                 cell.row: (cell.records, float(score["mean"]))
                 for cell, result in zip(cells, results, strict=True)
-                if cell.column == column and competes(result) and (score := score_of(result, metric)) is not None
+                if cell.column == column and competes(result) and (score := result["metrics"].get(metric)) is not None
             }
             for second, first in _pairs({row: mean for row, (_, mean) in members.items()}, reference):
                 names = {"dataset": column[0], "documents": column[1], "first": first, "second": second}

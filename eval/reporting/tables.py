@@ -11,7 +11,7 @@ from typing import Any
 from atommem.episode_stats import action_names
 from atommem.eval.reporting.inspection import FATES
 from atommem.eval.reporting.results import Column, best_rows, column_name, column_of
-from atommem.eval.reporting.scores import FACTS, METRICS, label, main_score, metrics_of, score_of
+from atommem.eval.reporting.scores import FACTS, METRICS, label, main_score, metrics_of
 
 SECTIONS = ("scores", "published", "facts", "breakdowns", "lost", "costs", "rates", "provenance", "comparisons")
 COSTS = (
@@ -154,7 +154,7 @@ def _score_tables(results: Item) -> Iterator[Table]:
         if len(columns) == 1:
             rows: Rows = {}
             for cell in cells:
-                n = max((cell["metrics"][metric]["n"] for metric in metrics if score_of(cell, metric)), default=0)
+                n = max((cell["metrics"][metric]["n"] for metric in metrics if cell["metrics"].get(metric)), default=0)
                 scores = {label(metric): _score(results, cell, metric, warned=False) for metric in metrics}
                 rows[cell["row"]] = {**scores, "n": _number(n), "episodes": _episodes(cell)}
             yield Table(section, "", f"{title}: {column_name(columns[0])}", note, rows)
@@ -168,7 +168,7 @@ def _score_rows(results: Item, metric: str) -> Rows:
     columns = columns_of(results)
     for dataset, documents in columns:
         cells = cells_of(results, (dataset, documents))
-        counted = _range(score_of(cell, metric) for cell in cells)
+        counted = _range(cell["metrics"].get(metric) for cell in cells)
         heading = (
             (dataset, f"{documents:,} documents ({counted})") if documents is not None else f"{dataset} ({counted})"
         )
@@ -176,7 +176,7 @@ def _score_rows(results: Item, metric: str) -> Rows:
             rows[cell["row"]][heading] = _score(results, cell, metric)
     for row, line in rows.items():
         own = [cell for cell in results["cells"] if cell["row"] == row and not cell["overflow"]]
-        scores = [score for cell in own if (score := score_of(cell, metric))]
+        scores = [score for cell in own if (score := cell["metrics"].get(metric))]
         if len(scores) == len(columns):
             # Every column counts the same; the interval is the mean of theirs, as if they varied together.
             line["average"] = _estimate({key: fmean(score[key] for score in scores) for key in ("mean", "low", "high")})
@@ -283,7 +283,7 @@ def _comparison_tables(results: Item) -> Iterator[Table]:
 
 def _score(results: Item, cell: Item, metric: str, *, warned: bool = True) -> Value:
     """A score with what belongs to it; `warned`: failed and missing episodes too."""
-    score, warning = score_of(cell, metric), _episodes(cell).warning if warned else ""
+    score, warning = cell["metrics"].get(metric), _episodes(cell).warning if warned else ""
     if cell["overflow"]:
         fits = f"{100 * score['mean']:.1f} in those that fit" if score is not None else ""
         return Value("overflow", note=fits, warning=", ".join(filter(None, (overflow_note(cell), warning))))

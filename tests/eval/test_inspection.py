@@ -165,7 +165,7 @@ def test_precision_and_store_size() -> None:
     assert (inspection.sizes, inspection.steps) == ([12, 2], [3, 2])
     # The one that ended after its first step keeps its entries: none of the three is left out of the mean.
     assert inspection.to_json()["store_size_by_step"] == pytest.approx([12 / 3, (2 + 7) / 3])
-    assert Inspection().retrieval_precision is None
+    assert Inspection().to_json()["retrieval_precision"] is None
 
 
 def test_a_memory_of_documents_loses_by_not_retrieving() -> None:
