@@ -108,8 +108,8 @@ class Inspection:
     relevant: int = 0
     operations: int = 0
     writes: int = 0
-    sizes: list[int] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
+    sizes: Counter[int] = field(default_factory=Counter)
+    steps: Counter[int] = field(default_factory=Counter)
     ended: Counter[int] = field(default_factory=Counter)
     episodes: int = 0
     missing: int = 0
@@ -120,12 +120,13 @@ class Inspection:
         The mean store size is that over all episodes: one that has ended keeps its size, as else it would be of the
         long ones.
         """
-        after = accumulate(self.ended[step] for step in range(len(self.sizes)))
-        means = [(size + kept) / self.episodes for size, kept in zip(self.sizes, after, strict=True)]
+        longest = range(len(self.steps))
+        after = accumulate(self.ended[step] for step in longest)
+        means = [(self.sizes[step] + kept) / self.episodes for step, kept in zip(longest, after, strict=True)]
         return {
             "retrieval_precision": self.relevant / self.retrieved if self.retrieved else None,
             "store_size_by_step": means,
-            "episodes_by_step": self.steps,
+            "episodes_by_step": [self.steps[step] for step in longest],
             "traces_missing": self.missing,
         }
 
@@ -165,9 +166,6 @@ class Inspection:
         if episode.steps:
             self.ended[len(episode.steps)] += episode.steps[-1].store_size
         for step in episode.steps:
-            if step.index >= len(self.sizes):
-                self.sizes.append(0)
-                self.steps.append(0)
             self.sizes[step.index] += step.store_size
             self.steps[step.index] += 1
             self.operations += sum(item.outcome is Outcome.APPLIED and item.actor == POLICY for item in step.operations)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from atommem.errors import ConfigError, DataError
+from atommem.eval.output import write_json
 from atommem.eval.reporting.charts import make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.inspect_export import write_inspect_logs
 from atommem.eval.reporting.page import PageData, write_page
 from atommem.eval.reporting.predictions import write_predictions
-from atommem.eval.reporting.results import RESULTS, make_cells, make_results, write_results
+from atommem.eval.reporting.results import RESULTS, make_cells, make_results
 from atommem.eval.reporting.templates import latex_tables, markdown_tables
 from atommem.eval.reproduce.published import beside, table_of
 from atommem.untrusted import clean
@@ -68,7 +69,7 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
     results |= {"deltas": deltas, "published": published and beside(published, results)}
-    write_results(results, out)
+    write_json(out / RESULTS, results)
     (out / "tables.md").write_text(clean(markdown_tables(results)), encoding="utf-8")
     (out / "tables.tex").write_text(clean(latex_tables(results)), encoding="utf-8")
     charts = make_charts(results, metrics)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
-from atommem.eval.reporting.evaluations import Evaluation, joined_records
+from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.inspection import Inspection
 from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of
 
@@ -45,14 +44,13 @@ class Cell:
     @cached_property
     def records(self) -> list[EpisodeRecord]:
         """Of all seeds, with tasks told apart by their data."""
-        return joined_records(self.evaluations)
+        return [record for evaluation in self.evaluations for record in evaluation.paired_records()]
 
     @property
     def planned(self) -> int | None:
         """Episodes that it has when all its evaluations are finished; None where that is not known."""
-        counts = [item.planned for item in self.evaluations]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
+        known = [item.planned for item in self.evaluations if item.planned is not None]
+        return sum(known) if len(known) == len(self.evaluations) else None
 
     @property
     def bound(self) -> bool:
@@ -126,15 +124,6 @@ def make_results(
         "cells": found,
         "comparisons": _comparisons(cells, found, reference),
     }
-
-
-def write_results(results: Mapping[str, Any], folder: Path) -> Path:
-    """Write ``results.json``, whole or not at all."""
-    path = folder / RESULTS
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, path)
-    return path
 
 
 def column_name(column: Column) -> str:

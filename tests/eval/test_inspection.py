@@ -162,7 +162,7 @@ def test_precision_and_store_size() -> None:
         inspection.add(episode, record)
     assert inspection.to_json()["retrieval_precision"] == 1 / 3
     assert (inspection.operations, inspection.writes, inspection.only_retrieves) == (1, 1, False)
-    assert (inspection.sizes, inspection.steps) == ([12, 2], [3, 2])
+    assert (inspection.sizes, inspection.steps) == ({0: 12, 1: 2}, {0: 3, 1: 2})
     # The one that ended after its first step keeps its entries: none of the three is left out of the mean.
     assert inspection.to_json()["store_size_by_step"] == pytest.approx([12 / 3, (2 + 7) / 3])
     assert Inspection().to_json()["retrieval_precision"] is None
