@@ -16,7 +16,7 @@ import vl_convert
 from atommem.episode_stats import action_names
 from atommem.eval.output import file_stem
 from atommem.eval.reporting.inspection import FATES
-from atommem.eval.reporting.results import Column, column_name
+from atommem.eval.reporting.results import Column, column_name, column_of
 from atommem.eval.reporting.scores import label, main_label, main_score
 from atommem.eval.reporting.tables import cells_of, columns_of, rows_of
 from atommem.untrusted import clean
@@ -121,7 +121,7 @@ def _drawings(
             ("tokens", ("tokens/prompt", "tokens/completion"), "tokens per task"),
         ):
             yield f"cost_{name}", "glance", f"{score} against {said}", column, _cost(scored, rows, keys, said)
-        tests = [item for item in results["comparisons"] if (item["dataset"], item["documents"]) == column]
+        tests = [item for item in results["comparisons"] if column_of(item) == column]
         main = [item for item in tests if item["metric"] in {cell["metric"] for cell in scored} and item["units"]]
         yield "differences", "glance", f"Differences in {score}, and their tests", column, _differences(main)
         squares = grids(cells)

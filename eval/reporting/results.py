@@ -234,8 +234,7 @@ def _pairs(means: Mapping[str, float], reference: str | None) -> list[tuple[str,
     ranked = sorted(means, key=lambda row: -means[row])
     pairs = [(ranked[0], ranked[1])] if len(ranked) > 1 else []
     if reference is not None and reference in means:
-        known = {frozenset(pair) for pair in pairs}
-        pairs += [(row, reference) for row in means if row != reference and frozenset((row, reference)) not in known]
+        pairs += [(row, reference) for row in means if row != reference and {row, reference} != {*ranked[:2]}]
     return pairs
 
 
@@ -250,9 +249,6 @@ def best_rows(results: Mapping[str, Any], metric: str) -> dict[Column, str]:
     for item in results["comparisons"]:
         if item["metric"] == metric:
             # A column's first comparison is that of the best with the runner-up (`_pairs`).
-            first.setdefault((item["dataset"], item["documents"]), item)
-    return {
-        column: item["second"]
-        for column, item in first.items()
-        if item["significant"] and item["difference"] is not None and item["difference"] > 0
-    }
+            first.setdefault(column_of(item), item)
+    won = (item for item in first.values() if item["significant"] and (item["difference"] or 0) > 0)
+    return {column_of(item): item["second"] for item in won}
