@@ -43,11 +43,6 @@ _ABOVE = alt.Axis(
 """Names stand above their bars, so that long ones can be read on a narrow screen."""
 _TOLD = ["row:N", "said:N"]
 _FILE_WIDTH = 480
-_DRAWERS: dict[str, Callable[[str], bytes]] = {
-    "svg": str.encode,
-    "png": partial(vl_convert.svg_to_png, scale=2),
-    "pdf": vl_convert.svg_to_pdf,
-}
 _MOST_BANDS = 5
 """Lines beyond which the bands of their intervals would hide one another: then the tables have them."""
 
@@ -103,8 +98,10 @@ def make_charts(results: Mapping[str, Any], training: Sequence[Mapping[str, Any]
 def write_charts(charts: Sequence[Chart], folder: Path, forms: Sequence[str] = ("png", "svg")) -> None:
     """Write each chart in each of the `forms`; the same data gives the same files."""
     folder.mkdir(parents=True, exist_ok=True)
+    png = partial(vl_convert.svg_to_png, scale=2)
+    draw: dict[str, Callable[[str], bytes]] = {"svg": str.encode, "png": png, "pdf": vl_convert.svg_to_pdf}
     for chart, form in product(charts, forms):
-        (folder / f"{chart.name}.{form}").write_bytes(_DRAWERS[form](chart.svg))
+        (folder / f"{chart.name}.{form}").write_bytes(draw[form](chart.svg))
 
 
 def _drawings(
