@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.table import Table
 
 from atommem.episode_stats import action_names
 from atommem.eval.reporting.scores import label, main_score, ordered
+from atommem.eval.reporting.tables import COSTS, RATES
 
-_PER_STEP_IF_ANY = (
-    ("unknown handle / step", "wasted/unknown_handle"),
-    ("rejected / step", "wasted/rejected"),
-    ("disabled / step", "wasted/disabled"),
-)
-_PER_EPISODE = (
-    ("model calls", "steps"),
-    ("retrievals", "retrievals"),
-    ("prompt tokens", "tokens/prompt"),
-    ("completion tokens", "tokens/completion"),
-    ("store size at the end", "store_size"),
-    ("seconds", "seconds"),
-)
 _SHARES_OF_TEXT = (("episodes with a cut text", "truncated"), ("text shown / episode", "context_kept"))
 """Of a method that cuts what does not fit."""
 
@@ -33,16 +22,46 @@ def report_table(summary: Mapping[str, Any]) -> Table:
     Actions without effect and endings that never occurred are left out.
     """
     columns = {"all": summary, **summary.get("by_source", {})}
-    table = Table(title="Evaluation", title_justify="left")
-    table.add_column("")
+    items = list(columns.values())
+    table = Table("", title="Evaluation", title_justify="left")
     for name in columns:
         table.add_column(name, justify="right")
-    for section in (_scores, _episodes, _rates, _costs, _truncation, _endings):
-        rows = list(section(columns))
-        for heading, *cells in rows:
-            table.add_row(heading, *cells)
-        if rows:
-            table.add_section()
+
+    def add(heading: str, text: Callable[[Mapping[str, Any]], str]) -> None:
+        table.add_row(heading, *map(text, items))
+
+    def add_means(heading: str, key: str, form: str) -> None:
+        values = [item["means"].get(key) for item in items]
+        table.add_row(heading, *("-" if value is None else format(value, form) for value in values))
+
+    def occurs(key: str) -> bool:
+        return any(item["means"].get(key) for item in items)
+
+    for place, name in enumerate(ordered(name for item in items for name in (item["metric"], *item["metrics"]))):
+        add(label(name) + ("" if place else " [95% interval]"), partial(_interval, metric=name))
+    table.add_section()
+    add("independent units / questions scored", _counts)
+    add("episodes", lambda item: str(item["episodes"]))
+    add("  of these failed (not scored)", lambda item: str(item["failed"]))
+    if any(item["overflow"] for item in items):
+        add("  with a prompt that did not fit (not scored)", lambda item: str(item["overflow"]))
+    table.add_section()
+    for name in action_names(*(item["means"] for item in items)):
+        add_means(f"{name} / step", f"actions/{name}", ",.3f")
+    for name, key in RATES:
+        if key == "malformed" or occurs(key):
+            add_means(f"{name} / step", key, ",.3f")
+    table.add_section()
+    for name, key, _ in COSTS:
+        add_means(f"{name} / episode", key, ",.1f")
+    table.add_section()
+    for heading, key in _SHARES_OF_TEXT:
+        if any(key in item["means"] for item in items):
+            add_means(heading, key, ".1%")
+    table.add_section()
+    for key in sorted({key for item in items for key in item["means"] if key.startswith("stop/")}):
+        if occurs(key):
+            add_means(f"ended: {key.removeprefix('stop/').replace('_', ' ')}", key, ".1%")
     return table
 
 
@@ -57,68 +76,17 @@ def breakdown_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for (by, value), scores in lines.items():
         if last not in ("", by):
             table.add_section()
-        cells = [_interval(scores.get(name)) for name in names]
+        cells = [_interval({"metrics": scores}, name) for name in names]
         table.add_row("" if by == last else by, value, str(max(row["n"] for row in scores.values())), *cells)
         last = by
     return table
 
 
-def _scores(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    found = {name for summary in columns.values() for name in (summary["metric"], *summary["metrics"])}
-    names = ordered(found)
-    for place, name in enumerate(names):
-        heading = label(name) if place else f"{label(name)} [95% interval]"
-        yield [heading, *(_interval(summary["metrics"].get(name)) for summary in columns.values())]
+def _interval(item: Mapping[str, Any], metric: str) -> str:
+    estimate = item["metrics"].get(metric)
+    return "no score" if estimate is None else "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**estimate)
 
 
-def _episodes(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    yield ["independent units / questions scored", *(_counts(main_score(summary)) for summary in columns.values())]
-    yield ["episodes", *(str(summary["episodes"]) for summary in columns.values())]
-    yield ["  of these failed (not scored)", *(str(summary["failed"]) for summary in columns.values())]
-    if any(summary["overflow"] for summary in columns.values()):
-        yield ["  with a prompt that did not fit (not scored)", *(str(item["overflow"]) for item in columns.values())]
-
-
-def _rates(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    means = [summary["means"] for summary in columns.values()]
-    always = [(f"{name} / step", f"actions/{name}") for name in action_names(*means)]
-    always.append(("malformed / step", "malformed"))
-    for heading, key in (*always, *_PER_STEP_IF_ANY):
-        values = [mean.get(key) for mean in means]
-        if any(values) or (heading, key) in always:
-            yield [heading, *(_number(value, 3) for value in values)]
-
-
-def _costs(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    for heading, key in _PER_EPISODE:
-        yield [f"{heading} / episode", *(_number(summary["means"].get(key), 1) for summary in columns.values())]
-
-
-def _truncation(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    for heading, key in _SHARES_OF_TEXT:
-        values = [summary["means"].get(key) for summary in columns.values()]
-        if any(value is not None for value in values):
-            yield [heading, *("-" if value is None else f"{value:.1%}" for value in values)]
-
-
-def _endings(columns: Mapping[str, Any]) -> Iterator[list[str]]:
-    keys = sorted({key for summary in columns.values() for key in summary["means"] if key.startswith("stop/")})
-    for key in keys:
-        values = [summary["means"].get(key) for summary in columns.values()]
-        if any(values):
-            heading = f"ended: {key.removeprefix('stop/').replace('_', ' ')}"
-            yield [heading, *("-" if value is None else f"{value:.1%}" for value in values)]
-
-
-def _interval(estimate: Mapping[str, float] | None) -> str:
-    if estimate is None:
-        return "no score"
-    return f"{estimate['mean']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
-
-
-def _counts(estimate: Mapping[str, float] | None) -> str:
-    return "0 / 0" if estimate is None else f"{estimate['clusters']} / {estimate['n']}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+def _counts(item: Mapping[str, Any]) -> str:
+    score = main_score(item)
+    return "0 / 0" if score is None else f"{score['clusters']} / {score['n']}"

@@ -84,7 +84,7 @@ class OutputFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Write ``summary.json``, whole or not at all."""
-        return _write_json(self.path / SUMMARY, summary)
+        return write_json(self.path / SUMMARY, summary)
 
     def services(self) -> dict[str, Any]:
         """What its summary says of services: of the run that ended the evaluation, whatever later ones found done."""
@@ -102,7 +102,7 @@ class OutputFolder:
         path = self.path / MANIFEST
         if not self._file.seek(0, os.SEEK_END):
             # Without an episode the folder holds nothing that another evaluation could be mixed with.
-            _write_json(path, self.manifest)
+            write_json(path, self.manifest)
             return
         if not path.exists():
             raise ConfigError(f"{self.path} holds {EPISODES} but no {MANIFEST}: give another output folder.")
@@ -178,7 +178,8 @@ def _open_locked(path: Path) -> BinaryIO:
     return file
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> Path:
+def write_json(path: Path, value: Mapping[str, Any]) -> Path:
+    """Write a file, whole or not at all."""
     draft = path.with_name(path.name + ".part")
     draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     os.replace(draft, path)

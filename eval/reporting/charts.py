@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations
+from functools import cached_property, partial
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import vl_convert
 
 from atommem.episode_stats import action_names
 from atommem.eval.output import file_stem
-from atommem.eval.reporting.results import Column, column_name
+from atommem.eval.reporting.inspection import FATES
+from atommem.eval.reporting.results import Column, column_name, column_of
 from atommem.eval.reporting.scores import label, main_label, main_score
-from atommem.eval.reporting.tables import FATES, cells_of, columns_of, rows_of
+from atommem.eval.reporting.tables import cells_of, columns_of, rows_of
 from atommem.untrusted import clean
 
-# Okabe and Ito's palette, which colour-blind readers tell apart; beyond it, shapes and dashes differ as well.
+# Okabe and Ito's palette, which colour-blind readers tell apart; shapes and dashes, which repeat elsewhere, help too.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B")
 _LOOKS: dict[str, Sequence[Any]] = {
     "shape": ("circle", "square", "triangle-up", "diamond", "cross"),
@@ -33,14 +34,8 @@ _CONFIG = {
     "font": "Arial, Liberation Sans, sans-serif",
     "view": {"stroke": None},
     "axis": {"gridOpacity": 0.5, "titleFontWeight": "normal", "labelFontSize": 11, "labelAngle": 0},
-    "legend": {
-        "orient": "bottom",
-        "columns": 2,
-        "columnPadding": 24,
-        "labelLimit": 300,
-        "title": None,
-        "symbolOpacity": 1,
-    },
+    "legend": {"orient": "bottom", "columns": 2, "columnPadding": 24, "labelLimit": 300, "title": None}
+    | {"symbolOpacity": 1},
 }
 _ABOVE = alt.Axis(
     labelAlign="left", labelPadding=-2, labelOffset=-13, labelLimit=0, ticks=False, domain=False, zindex=1
@@ -74,12 +69,6 @@ class Chart:
     column: str
     spec: dict[str, Any]
 
-    def draw(self, form: str) -> bytes:
-        """As a file: ``svg``, ``png`` or ``pdf``."""
-        if form == "svg":
-            return self.svg.encode()
-        return bytes(vl_convert.svg_to_pdf(self.svg) if form == "pdf" else vl_convert.svg_to_png(self.svg, scale=2))
-
     @cached_property
     def svg(self) -> str:
         """Drawn once, for page and files."""
@@ -97,21 +86,22 @@ def make_charts(results: Mapping[str, Any], training: Sequence[Mapping[str, Any]
     charts: list[Chart] = []
     for name, section, title, column, drawing in _drawings(results, training):
         if drawing is not None:
-            place = column_name(column) if several and column is not None else ""
-            key = "-".join(str(part) for part in (name, *(column if place and column else ())) if part is not None)
+            place = column if several else None
             spec = drawing.properties(width="container").to_dict(validate=False, context={"pre_transform": False})
             spec |= {"config": _CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
             spec = json.loads(clean(json.dumps(spec, ensure_ascii=False)))
-            charts.append(Chart(file_stem(key), section, title, place, spec))
+            stem = file_stem("-".join(str(part) for part in (name, *(place or ())) if part is not None))
+            charts.append(Chart(stem, section, title, column_name(place) if place else "", spec))
     return charts
 
 
 def write_charts(charts: Sequence[Chart], folder: Path, forms: Sequence[str] = ("png", "svg")) -> None:
     """Write each chart in each of the `forms`; the same data gives the same files."""
     folder.mkdir(parents=True, exist_ok=True)
-    for chart in charts:
-        for form in forms:
-            (folder / f"{chart.name}.{form}").write_bytes(chart.draw(form))
+    png = partial(vl_convert.svg_to_png, scale=2)
+    draw: dict[str, Callable[[str], bytes]] = {"svg": str.encode, "png": png, "pdf": vl_convert.svg_to_pdf}
+    for chart, form in product(charts, forms):
+        (folder / f"{chart.name}.{form}").write_bytes(draw[form](chart.svg))
 
 
 def _drawings(
@@ -128,7 +118,7 @@ def _drawings(
             ("tokens", ("tokens/prompt", "tokens/completion"), "tokens per task"),
         ):
             yield f"cost_{name}", "glance", f"{score} against {said}", column, _cost(scored, rows, keys, said)
-        tests = [item for item in results["comparisons"] if (item["dataset"], item["documents"]) == column]
+        tests = [item for item in results["comparisons"] if column_of(item) == column]
         main = [item for item in tests if item["metric"] in {cell["metric"] for cell in scored} and item["units"]]
         yield "differences", "glance", f"Differences in {score}, and their tests", column, _differences(main)
         squares = grids(cells)
@@ -166,15 +156,14 @@ def _drawings(
 def setting_lines(cells: Cells) -> dict[str, Values]:
     """By parameter with several numbers, the main score at each value; a line fixes the method and all others."""
     found: dict[str, Values] = {}
-    for parameter in dict.fromkeys(name for cell in cells for name in cell["parameters"]):
-        members = [cell for cell in cells if parameter in cell["parameters"] and main_score(cell)]
+    for name in _parameters(cells):
+        members = _having(cells, name)
         # Texts ("unlimited") come after the numbers, on one axis.
-        members.sort(key=lambda cell: (isinstance(value := cell["parameters"][parameter], str), value))
-        if len({value for cell in members if not isinstance(value := cell["parameters"][parameter], str)}) > 1:
-            others = [name for name in _varied(members) if name != parameter]
-            found[parameter] = [
-                {**_scored(cell), "x": _said(cell["parameters"][parameter]), "row": _fixed(cell, others)}
-                for cell in members
+        members.sort(key=lambda cell: (isinstance(value := cell["parameters"][name], str), value))
+        if len({value for cell in members if not isinstance(value := cell["parameters"][name], str)}) > 1:
+            others = [other for other in _varied(members) if other != name]
+            found[name] = [
+                _scored(cell) | {"x": _said(cell["parameters"][name]), "row": _fixed(cell, others)} for cell in members
             ]
     return found
 
@@ -182,13 +171,20 @@ def setting_lines(cells: Cells) -> dict[str, Values]:
 def grids(cells: Cells) -> dict[tuple[str, str], Values]:
     """By pair of parameters that vary together, the main score at each pair of values, if all else is fixed."""
     found: dict[tuple[str, str], Values] = {}
-    for one, two in combinations(dict.fromkeys(name for cell in cells for name in cell["parameters"]), 2):
-        members = [cell for cell in cells if {one, two} <= cell["parameters"].keys() and main_score(cell)]
-        values = [{**_scored(cell), "x": cell["parameters"][one], "y": cell["parameters"][two]} for cell in members]
-        numbers = not any(isinstance(value[axis], str) for value in values for axis in "xy")
-        if numbers and set(_varied(members)) == {one, two}:
-            found[one, two] = values
+    for pair in combinations(_parameters(cells), 2):
+        members = _having(cells, *pair)
+        points = [[cell["parameters"][name] for name in pair] for cell in members]
+        if {*_varied(members)} == {*pair} and not any(isinstance(value, str) for point in points for value in point):
+            found[pair] = [_scored(cell) | {"x": x, "y": y} for cell, (x, y) in zip(members, points, strict=True)]
     return found
+
+
+def _parameters(cells: Cells) -> list[str]:
+    return list(dict.fromkeys(name for cell in cells for name in cell["parameters"]))
+
+
+def _having(cells: Cells, *parameters: str) -> list[Mapping[str, Any]]:
+    return [cell for cell in cells if {*parameters} <= cell["parameters"].keys() and main_score(cell)]
 
 
 def _varied(cells: Cells) -> list[str]:
@@ -228,16 +224,14 @@ def _percent(title: str) -> alt.Y:
 
 def _look(values: Values, names: Sequence[str], mark: str) -> dict[str, Any]:
     """Colour, and shape or dash, of each row: it looks the same in all charts."""
-    count, drawn, looks = len(_COLORS), {value["row"] for value in values}, _LOOKS[mark]
-    legend = alt.Legend(values=[name for name in names if name in drawn])
-    if mark == "strokeDash":
-        legend = alt.Legend(values=legend["values"], symbolType="stroke", symbolStrokeWidth=3)
-    colors = [_COLORS[place % count] for place in range(len(names))]
-    looks = [looks[place // count % len(looks)] for place in range(len(names))]
-    channels = {"color": (alt.Color, colors), mark: (alt.Shape if mark == "shape" else alt.StrokeDash, looks)}
+    drawn = {value["row"] for value in values}
+    stroke = {"symbolType": "stroke", "symbolStrokeWidth": 3} if mark == "strokeDash" else {}
+    legend = alt.Legend(values=[name for name in names if name in drawn], **stroke)
+    color, range_ = (alt.Scale(domain=list(names), range=looks) for looks in (_COLORS, _LOOKS[mark]))
+    channel = alt.StrokeDash if stroke else alt.Shape
     return {
-        name: channel("row:N", scale=alt.Scale(domain=list(names), range=given), legend=legend)
-        for name, (channel, given) in channels.items()
+        "color": alt.Color("row:N", scale=color, legend=legend),
+        mark: channel("row:N", scale=range_, legend=legend),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -24,29 +25,19 @@ def flips(first: Evaluation, second: Evaluation, comparison: Comparison) -> list
 
     Each with its ``task_id``, ``change``, both sides' ``answers`` and the paths of their ``traces``.
     """
-    by_task: list[dict[str, list[EpisodeRecord]]] = [{}, {}]
-    for side, evaluation in zip(by_task, (first, second), strict=True):
+    sides: list[dict[str, list[EpisodeRecord]]] = [defaultdict(list), defaultdict(list)]
+    for side, evaluation in zip(sides, (first, second), strict=True):
         for record in evaluation.records:
-            if not record.failed:
-                side.setdefault(record.task_id, []).append(record)
+            side[record.task_id] += [] if record.failed else [record]
     rows: list[dict[str, Any]] = []
-    for task, change in sorted(comparison.changes.items(), key=lambda item: (-item[1], item[0])):
+    for task, change in sorted(comparison.changes.items(), key=lambda item: (item[1] <= 0, -abs(item[1]), item[0])):
         if change:
-            sides = [side[task] for side in by_task]
-            rows.append(
-                {
-                    "task_id": task,
-                    "change": change,
-                    "golds": [list(question.golds) for question in sides[0][0].questions],
-                    "answers": [[[q.answer for q in record.questions] for record in side] for side in sides],
-                    "traces": [
-                        [str(evaluation.trace(record)) for record in side]
-                        for evaluation, side in zip((first, second), sides, strict=True)
-                    ],
-                }
-            )
-    won = [row for row in rows if row["change"] > 0]
-    return [*won, *reversed([row for row in rows if row["change"] < 0])]
+            one, two = (side[task] for side in sides)
+            golds = [list(question.golds) for question in one[0].questions]
+            answers = [[[question.answer for question in record.questions] for record in side] for side in (one, two)]
+            traces = [[str(first.trace(record)) for record in one], [str(second.trace(record)) for record in two]]
+            rows.append({"task_id": task, "change": change, "golds": golds, "answers": answers, "traces": traces})
+    return rows
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,13 +68,9 @@ def main(argv: Sequence[str]) -> int:
     comparison = compare(first.records, second.records, metric)
     found = flips(first, second, comparison)
     if given.json:
-        content = {
-            "first": str(first.folder),
-            "second": str(second.folder),
-            **comparison.to_json(),
-            "failed": [sum(record.failed for record in side.records) for side in (first, second)],
-            "flips": found,
-        }
+        sides = {"first": str(first.folder), "second": str(second.folder)}
+        failed = [sum(record.failed for record in side.records) for side in (first, second)]
+        content = sides | comparison.to_json() | {"failed": failed, "flips": found}
         Path(given.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _print(first, second, comparison, found, given.show)
     return 0
@@ -94,18 +81,16 @@ def _print(
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
     name = label(comparison.metric)
-    table = Table(title=f"{name} on the {len(comparison.changes)} tasks with a score in both", title_justify="left")
-    table.add_column("")
+    table = Table("", title=f"{name} on the {len(comparison.changes)} tasks with a score in both", title_justify="left")
     table.add_column(name, justify="right")
     table.add_column("failed", justify="right")
     table.add_column("folder")
-    by_question = [question_scores(side.records, comparison.metric) for side in (first, second)]
-    shared = by_question[0].keys() & by_question[1].keys()
-    for letter, side, scores in zip("AB", (first, second), by_question, strict=True):
-        # As the difference below: a question whose episodes failed in part counts as much as any other.
-        common = [fmean(scores[key][2]) for key in sorted(shared)]
+    # As the difference below: a question whose episodes failed in part counts as much as any other.
+    one, two = (question_scores(side.records, comparison.metric) for side in (first, second))
+    for letter, side, scores in (("A", first, one), ("B", second, two)):
+        common = [fmean(scores[key][2]) for key in sorted(one.keys() & two.keys())]
         failed = sum(record.failed for record in side.records)
-        table.add_row(letter, f"{sum(common) / len(common):.3f}" if common else "-", str(failed), str(side.folder))
+        table.add_row(letter, f"{fmean(common):.3f}" if common else "-", str(failed), str(side.folder))
     console.print(table)
     if comparison.difference is None:
         console.print("No task has a score in both: there is nothing to compare.")
@@ -118,10 +103,8 @@ def _print(
     console.print(f"B is better on {comparison.wins} tasks, worse on {comparison.losses}, equal on {comparison.ties}")
     if comparison.left_out:
         console.print(f"{comparison.left_out} tasks have a score on one side only and are left out.")
-    for heading, rows in (
-        ("Better in B", [row for row in found if row["change"] > 0]),
-        ("Worse in B", [row for row in found if row["change"] < 0]),
-    ):
+    for heading, better in (("Better in B", True), ("Worse in B", False)):
+        rows = [row for row in found if (row["change"] > 0) == better]
         shown = rows if show < 0 else rows[:show]
         if shown:
             more = f", the first {len(shown)}; --show -1 prints all" if len(shown) < len(rows) else ""

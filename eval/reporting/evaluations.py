@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,12 @@ class Evaluation:
         """Episodes that it has when it is finished; None where its manifest does not say."""
         tasks = self.manifest.get("tasks", {}).get("count")
         return None if tasks is None else int(tasks) * int(self.manifest.get("samples_per_task", 1))
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What it goes by, but for its seed, as in ``results.json``."""
+        names = ("method", "setting", "parameters", "dataset", "documents")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def row(self) -> str:
@@ -108,11 +114,6 @@ def read_evaluation(
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
     method, dataset = method or folder.resolve().name, dataset or sources
     return Evaluation(folder, method, dataset, seed=seed, manifest=manifest, records=records, **labels)
-
-
-def joined_records(evaluations: Sequence[Evaluation]) -> list[EpisodeRecord]:
-    """The records of several seeds, with tasks told apart by their data (`Evaluation.paired_records`)."""
-    return [record for evaluation in evaluations for record in evaluation.paired_records()]
 
 
 def _order(record: EpisodeRecord) -> tuple[list[tuple[int, str]], int]:

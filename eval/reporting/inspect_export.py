@@ -55,25 +55,23 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
     identifier = hashlib.sha256(f"{item.row}/{item.column}/{item.seed}/{item.tasks_digest}".encode()).hexdigest()[:22]
     finished = item.planned is None or len(item.records) >= item.planned
     documents = f", {item.documents} documents" if item.documents else ""
+    counted = len(item.records) - summary["failed"] - summary["overflow"]
+    parts = {"mean": "mean", "ci_low": "low", "ci_high": "high", "questions": "n"}
     scores = [
         {
             "name": name,
             "scorer": name,
-            "scored_samples": len(item.records) - summary["failed"] - summary["overflow"],
-            "metrics": {
-                key: {"name": key, "value": estimate[part]}
-                for key, part in (("mean", "mean"), ("ci_low", "low"), ("ci_high", "high"), ("questions", "n"))
-            },
+            "scored_samples": counted,
+            "metrics": {key: {"name": key, "value": estimate[part]} for key, part in parts.items()},
         }
         for name, estimate in summary["metrics"].items()
     ]
+    total = {"total_samples": item.planned or len(item.records), "completed_samples": len(item.records)}
     return {
         "version": VERSION,
         "status": "success" if finished else "started",
         "eval": {
-            "eval_id": identifier,
-            "run_id": identifier,
-            "task_id": identifier,
+            **dict.fromkeys(("eval_id", "run_id", "task_id"), identifier),
             "created": begun,
             "task": f"{item.row} on {item.dataset}{documents}",
             "dataset": {"name": item.dataset, "samples": len({record.task_id for record in item.records})},
@@ -82,11 +80,7 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
             "metadata": {"manifest": item.manifest, "seed": item.seed, "setting": item.setting},
         },
         "plan": {"name": "atommem", "steps": [{"solver": item.method, "params": {}}], "config": {}},
-        "results": {
-            "total_samples": item.planned or len(item.records),
-            "completed_samples": len(item.records),
-            "scores": scores,
-        },
+        "results": total | {"scores": scores},
         "stats": {"started_at": begun, "completed_at": ended, "model_usage": {model: _usage(item.records)}},
         "samples": [_sample(item, record, model) for record in item.records],
     }
@@ -106,30 +100,19 @@ def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, An
     path = item.trace(record)
     messages = list(_messages(read_trace(path).episode, model)) if path.is_file() else []
     answers = [question.answer for question in record.questions]
+    answer = {"role": "assistant", "content": "\n".join(answer or "" for answer in answers)}
+    scored = {} if record.overflowed or record.failed else record.metrics
+    said = "\n".join(answer or "(none)" for answer in answers)
+    details = [question.metrics | question.attributes for question in record.questions]
     sample: dict[str, Any] = {
         "id": record.task_id,
         "epoch": record.sample + 1,
         "input": "\n".join(question.question for question in record.questions) or record.task_id,
         "target": [gold for question in record.questions for gold in question.golds[:1]],
         "messages": messages,
-        "output": {
-            "model": model,
-            "choices": [
-                {
-                    "message": {"role": "assistant", "content": "\n".join(answer or "" for answer in answers)},
-                    "stop_reason": "stop",
-                }
-            ],
-        },
-        "scores": {
-            name: {"value": value, "answer": "\n".join(answer or "(none)" for answer in answers)}
-            for name, value in ({} if record.overflowed or record.failed else record.metrics).items()
-        },
-        "metadata": {
-            "source": record.source,
-            "stop_reason": record.stop_reason,
-            "questions": [question.metrics | question.attributes for question in record.questions],
-        },
+        "output": {"model": model, "choices": [{"message": answer, "stop_reason": "stop"}]},
+        "scores": {name: {"value": value, "answer": said} for name, value in scored.items()},
+        "metadata": {"source": record.source, "stop_reason": record.stop_reason, "questions": details},
         "model_usage": {model: _usage([record])},
         "total_time": record.seconds,
         "uuid": hashlib.sha256(f"{record.task_id}/{record.sample}".encode("utf-8", "replace")).hexdigest()[:22],

@@ -10,7 +10,7 @@ mark their gold documents (the scores ``fact_entered``, ``fact_kept`` and ``fact
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -22,27 +22,31 @@ from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.scores import FACTS
 from atommem.memory.contents import Contents
-from atommem.memory.operations import POLICY, Outcome
+from atommem.memory.operations import POLICY, Operation, Outcome
 
 _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
-_WRITES = ("create", "update", "scratchpad")
 
 
 class Fate(StrEnum):
     """How a question ended. Every question that is counted has one of these."""
 
     RIGHT = "right"
-    """Right, with what it takes in front of the policy."""
     RIGHT_OTHERWISE = "right_otherwise"
-    """Right, though nothing that was shown held it: from the chunk, by knowledge, reworded, or by luck."""
     MISREAD = "misread"
-    """Shown, and answered wrong."""
     NOT_RETRIEVED = "not_retrieved"
-    """Memory held it to the end, but it was not shown."""
     FORGOTTEN = "forgotten"
-    """It entered memory and was lost: overwritten, deleted or evicted."""
     NEVER_ENTERED = "never_entered"
-    """No write carried it."""
+
+
+FATES = {
+    Fate.RIGHT: "right",
+    Fate.RIGHT_OTHERWISE: "right otherwise",  # from the chunk, by knowledge, reworded, or by luck
+    Fate.MISREAD: "shown, answered wrong",
+    Fate.NOT_RETRIEVED: "kept, not shown",
+    Fate.FORGOTTEN: "entered, then lost",  # overwritten, deleted or evicted
+    Fate.NEVER_ENTERED: "never entered",
+}
+"""Their headings. What is shown, kept or entered is what it takes to be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +108,27 @@ class Inspection:
     relevant: int = 0
     operations: int = 0
     writes: int = 0
-    sizes: list[int] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
+    sizes: Counter[int] = field(default_factory=Counter)
+    steps: Counter[int] = field(default_factory=Counter)
     ended: Counter[int] = field(default_factory=Counter)
     episodes: int = 0
     missing: int = 0
 
-    @property
-    def retrieval_precision(self) -> float | None:
-        """`relevant` over `retrieved`; None where nothing was retrieved."""
-        return self.relevant / self.retrieved if self.retrieved else None
+    def to_json(self) -> dict[str, Any]:
+        """Its numbers as in ``results.json``, but for `lost`. Precision is None where nothing was retrieved.
 
-    @property
-    def store_size_by_step(self) -> list[float]:
-        """The mean over all episodes; one that has ended keeps its size, as else the mean would be of the long ones."""
-        after = accumulate(self.ended[step] for step in range(len(self.sizes)))
-        return [(size + kept) / self.episodes for size, kept in zip(self.sizes, after, strict=True)]
+        The mean store size is that over all episodes: one that has ended keeps its size, as else it would be of the
+        long ones.
+        """
+        longest = range(len(self.steps))
+        after = accumulate(self.ended[step] for step in longest)
+        means = [(self.sizes[step] + kept) / self.episodes for step, kept in zip(longest, after, strict=True)]
+        return {
+            "retrieval_precision": self.relevant / self.retrieved if self.retrieved else None,
+            "store_size_by_step": means,
+            "episodes_by_step": [self.steps[step] for step in longest],
+            "traces_missing": self.missing,
+        }
 
     @property
     def only_retrieves(self) -> bool:
@@ -157,98 +166,79 @@ class Inspection:
         if episode.steps:
             self.ended[len(episode.steps)] += episode.steps[-1].store_size
         for step in episode.steps:
-            if step.index >= len(self.sizes):
-                self.sizes.append(0)
-                self.steps.append(0)
             self.sizes[step.index] += step.store_size
             self.steps[step.index] += 1
-            applied = [operation for operation in step.operations if operation.outcome is Outcome.APPLIED]
-            self.operations += sum(operation.actor == POLICY for operation in applied)
-            self.writes += sum(operation.kind in _WRITES for operation in applied)
+            self.operations += sum(item.outcome is Outcome.APPLIED and item.actor == POLICY for item in step.operations)
+            self.writes += sum(map(_writes, step.operations))
             asked = record.questions[step.observation.asked.start : step.observation.asked.stop]
             if golds := [gold for question in asked for gold in _golds(question)]:
                 self.retrieved += len(step.view.retrieved)
-                self.relevant += sum(holds(item.text, golds) for item in step.view.retrieved)
+                self.relevant += sum(holds([item.text], golds) for item in step.view.retrieved)
+
+
+def only_retrieves(episode: Episode) -> bool:
+    """Whether its memory is the documents themselves (RAG): entries were shown, and nothing wrote one."""
+    operations = (operation for step in episode.steps for operation in step.operations)
+    return any(step.view.retrieved for step in episode.steps) and not any(map(_writes, operations))
+
+
+def _writes(operation: Operation) -> bool:
+    return operation.outcome is Outcome.APPLIED and operation.kind in ("create", "update", "scratchpad")
 
 
 def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail, ...]:
     """One `AnswerTrail` for each question of an episode that did not fail."""
     wanted = [_golds(question) for question in record.questions]
     entered = [False] * len(wanted)
-    # Where memory stands just before each step, as far as it concerns these answers.
+    # Without steps there is no way to tell of.
+    trails = [AnswerTrail(bool(golds), False, False, False, (), None) for golds in wanted]
+    # A question is decided at its last step, or at the episode's if it had none.
+    last = dict.fromkeys(range(len(wanted)), len(episode.steps) - 1)
+    last |= {index: place for place, step in enumerate(episode.steps) for index in step.observation.asked}
+    # Where memory stands just before each step, and which step wrote what (None: the scratchpad).
     memory = Contents()
-    written: dict[int, int] = {}
-    scratchpad_step: int | None = None
-    trails: dict[int, AnswerTrail] = {}
-    last = _last_steps(episode.steps, len(wanted))
-    for step in episode.steps:
-        for index in (index for index, step_index in last.items() if step_index == step.index):
-            trails[index] = _trail(
-                record.questions[index], wanted[index], entered[index], memory, step, written, scratchpad_step
-            )
+    written: dict[int | None, int] = {}
+    for place, step in enumerate(episode.steps):
+        view = step.view
+        answered = any(action.kind == "answer" for action in step.actions)
+        for index, golds in enumerate(wanted):
+            if last[index] == place:
+                trails[index] = AnswerTrail(
+                    located=bool(golds),
+                    entered=entered[index],
+                    kept=holds([*(entry.text for entry in memory.entries.values()), memory.scratchpad], golds),
+                    shown=holds([*(item.text for item in view.retrieved), view.scratchpad], golds),
+                    sources=tuple(_sources(record.questions[index].answer, step, written)) if answered else (),
+                    step=step.index if answered else None,
+                )
         for operation in step.operations:
             memory.apply(operation)
-            if operation.outcome is not Outcome.APPLIED or operation.kind not in _WRITES:
-                continue
-            if operation.entry_id is not None:
+            if _writes(operation):
                 written[operation.entry_id] = step.index
-            elif operation.kind == "scratchpad":
-                scratchpad_step = step.index
-            for index, golds in enumerate(wanted):
-                entered[index] = entered[index] or holds(operation.after or "", golds)
-    for index in range(len(wanted)):
-        if index not in trails:  # an episode without steps
-            trails[index] = AnswerTrail(bool(wanted[index]), False, False, False, (), None)
-    return tuple(trails[index] for index in range(len(wanted)))
+                entered = [
+                    had or holds([operation.after or ""], golds) for had, golds in zip(entered, wanted, strict=True)
+                ]
+    return tuple(trails)
 
 
-def _last_steps(steps: Sequence[Step], questions: int) -> dict[int, int]:
-    """By question, the step at which it was decided: its last one, or the episode's if it had none."""
-    last = dict.fromkeys(range(questions), steps[-1].index) if steps else {}
-    last.update((index, step.index) for step in steps for index in step.observation.asked if index < questions)
-    return last
+def _sources(answer: str | None, step: Step, written: Mapping[int | None, int]) -> Iterator[AnswerSource]:
+    """What in front of the policy held the answer that it gave."""
+    given = normalize(answer or "")
+    if given in _NOWHERE:
+        return
+    for item in step.view.retrieved:
+        if holds([item.text], [given]):
+            yield AnswerSource("entry", item.entry_id, item.handle, written.get(item.entry_id))
+    if holds([step.view.scratchpad], [given]):
+        yield AnswerSource("scratchpad", written=written.get(None))
+    for piece in step.observation.stream:
+        if holds([value for _, value in piece.walk() if isinstance(value, str)], [given]):
+            yield AnswerSource(piece.name)
 
 
-def _trail(
-    question: QuestionRecord,
-    golds: Sequence[str],
-    entered: bool,
-    memory: Contents,
-    step: Step,
-    written: dict[int, int],
-    scratchpad_step: int | None,
-) -> AnswerTrail:
-    view = step.view
-    kept = any(holds(text, golds) for text in (*(entry.text for entry in memory.entries.values()), memory.scratchpad))
-    shown = any(holds(text, golds) for text in (*(item.text for item in view.retrieved), view.scratchpad))
-    answered = any(action.kind == "answer" for action in step.actions)
-    sources: list[AnswerSource] = []
-    given = [normalize(question.answer)] if question.answer is not None and answered else []
-    if given and given[0] not in _NOWHERE:
-        sources += [
-            AnswerSource("entry", item.entry_id, item.handle, written.get(item.entry_id))
-            for item in view.retrieved
-            if holds(item.text, given)
-        ]
-        if holds(view.scratchpad, given):
-            sources.append(AnswerSource("scratchpad", written=scratchpad_step))
-        for piece in step.observation.stream:
-            if any(isinstance(value, str) and holds(value, given) for _, value in piece.walk()):
-                sources.append(AnswerSource(piece.name))
-    return AnswerTrail(
-        located=bool(golds),
-        entered=entered,
-        kept=kept,
-        shown=shown,
-        sources=tuple(sources),
-        step=step.index if answered else None,
-    )
-
-
-def holds(text: str, normalized: Iterable[str]) -> bool:
-    """Whether one of some normalised answers occurs in `text` as whole words."""
-    padded = _padded(text)
-    return any(f" {answer} " in padded for answer in normalized)
+def holds(texts: Iterable[str], normalized: Sequence[str]) -> bool:
+    """Whether one of some normalised answers occurs in one of the texts as whole words."""
+    return bool(normalized) and any(f" {answer} " in _padded(text) for text in texts for answer in normalized)
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.charts import Chart
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.inspection import AnswerTrail, Fate, Inspection, answer_trails
+from atommem.eval.reporting.inspection import AnswerTrail, Fate, Inspection, answer_trails, only_retrieves
 from atommem.eval.reporting.results import Cell, column_name
 from atommem.eval.reporting.scores import label
 from atommem.eval.reporting.tables import incomplete_note, make_tables
@@ -36,7 +36,6 @@ LONGEST = 6000
 """Longest text on the page, in characters; its middle is left out beyond that."""
 MOST_PAIRS, MOST_FLIPS = 300, 20
 """Pairs of rows that are compared, and tasks that are named of each kind in a comparison."""
-Looked = tuple[EpisodeRecord, Episode | None, Sequence[AnswerTrail | None], list[Fate | None]]
 
 
 class PageData:
@@ -72,41 +71,37 @@ class PageData:
         by_words = {cell.column for cell in cells if not all(_knows_facts(item.records) for item in cell.evaluations)}
         for cell in cells:
             cell.inspection = Inspection("words" if cell.column in by_words else "facts")
-            # Traces are read one at a time, and only those that are embedded are kept, until their cell is through.
-            shown = [
-                (evaluation, looked)
-                for evaluation in cell.evaluations
-                for looked in self._look(evaluation, cell.inspection, chosen[id(evaluation)])
-            ]
-            for evaluation, looked in shown:
-                self._embed(cell, evaluation, looked, beforehand=cell.inspection.only_retrieves)
+            # Traces are read one at a time, and none is kept.
+            for evaluation in cell.evaluations:
+                for record in evaluation.records:
+                    self._look(cell, cell.inspection, evaluation, record, record.key in chosen[id(evaluation)])
 
-    def _look(self, evaluation: Evaluation, inspection: Inspection, chosen: set[tuple[str, int]]) -> Iterator[Looked]:
-        for record in evaluation.records:
-            self.total += 1
-            path = evaluation.trace(record)
-            episode = None
-            if path.is_file() and (not record.failed or record.key in chosen):
-                episode = read_trace(path).episode
-            trails: Sequence[AnswerTrail | None] = (None,) * len(record.questions)
-            if episode is None:
-                inspection.missing += not record.failed
-            elif not record.failed:
-                trails = answer_trails(episode, record)
-                inspection.add(episode, record)
-            fates: list[Fate | None] = [None] * len(record.questions)
-            if not record.overflowed:  # in no score, and so in no count of what became of it
-                fates = [inspection.fate(*asked) for asked in zip(record.questions, trails, strict=True)]
-                inspection.fates.update(fates)
-            if record.key in chosen:
-                yield record, episode, trails, fates
+    def _look(
+        self, cell: Cell, inspection: Inspection, evaluation: Evaluation, record: EpisodeRecord, embedded: bool
+    ) -> None:
+        """Count one episode, and embed it."""
+        self.total += 1
+        path, episode = evaluation.trace(record), None
+        if path.is_file() and (not record.failed or embedded):
+            episode = read_trace(path).episode
+        trails: Sequence[AnswerTrail | None] = (None,) * len(record.questions)
+        if episode is None:
+            inspection.missing += not record.failed
+        elif not record.failed:
+            trails = answer_trails(episode, record)
+            inspection.add(episode, record)
+        fates: list[Fate | None] = [None] * len(record.questions)
+        if not record.overflowed:  # in no score, and so in no count of what became of it
+            fates = [inspection.fate(*asked) for asked in zip(record.questions, trails, strict=True)]
+            inspection.fates.update(fates)
+        if embedded and episode is not None and self._left > 0:
+            if only_retrieves(episode):
+                fates = [Fate.NOT_RETRIEVED if fate == Fate.NEVER_ENTERED else fate for fate in fates]
+            self._embed(cell, evaluation, record, episode, list(zip(record.questions, trails, fates, strict=True)))
 
-    def _embed(self, cell: Cell, evaluation: Evaluation, looked: Looked, *, beforehand: bool) -> None:
-        record, episode, trails, fates = looked
-        if episode is None or self._left <= 0:
-            return
-        if beforehand:
-            fates = [Fate.NOT_RETRIEVED if fate == Fate.NEVER_ENTERED else fate for fate in fates]
+    def _embed(
+        self, cell: Cell, evaluation: Evaluation, record: EpisodeRecord, episode: Episode, asked: Sequence[Any]
+    ) -> None:
         seed = f", seed {evaluation.seed}" if len(cell.evaluations) > 1 else ""
         shown = {
             "row": cell.row,
@@ -122,7 +117,7 @@ class PageData:
             **shown,
             record=record,
             episode=episode,
-            asked=list(zip(record.questions, trails, fates, strict=True)),
+            asked=asked,
             memory=list(_versions(episode)),
             trace=evaluation.trace(record).name,
             seconds=round(record.seconds, 2) if self._efficiency else None,
@@ -177,29 +172,22 @@ def _knows_facts(records: Sequence[EpisodeRecord]) -> bool:
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= LONGEST:
-        return text
-    half = LONGEST // 2
-    return (
-        f"{text[:half]} [... {len(text) - 2 * half:,} characters left out here; the trace has them ...] {text[-half:]}"
-    )
+    half, left_out = LONGEST // 2, len(text) - LONGEST
+    said = f" [... {left_out:,} characters left out here; the trace has them ...] "
+    return text if left_out <= 0 else text[:half] + said + text[-half:]
 
 
 def _versions(episode: Episode) -> Iterator[tuple[int, str, int, int]]:
     """Every text that an entry had: its id, the text, and the first step after which it stood, and no longer stood."""
     alive: dict[int, tuple[str, int]] = {}
-    for step in episode.steps:
-        for operation in step.operations:
-            entry = operation.entry_id
-            if (
-                operation.outcome is Outcome.APPLIED
-                and entry is not None
-                and operation.kind in ("create", "update", "delete")
-            ):
-                if entry in alive:
-                    yield entry, *alive.pop(entry), step.index
-                if operation.kind != "delete":
-                    alive[entry] = (operation.after or "", step.index)
+    changes = [(step.index, operation) for step in episode.steps for operation in step.operations]
+    for index, operation in changes:
+        entry, applied = operation.entry_id, operation.outcome is Outcome.APPLIED
+        if applied and entry is not None and operation.kind in ("create", "update", "delete"):
+            if entry in alive:
+                yield entry, *alive.pop(entry), index
+            if operation.kind != "delete":
+                alive[entry] = (operation.after or "", index)
     for entry, (text, since) in alive.items():
         yield entry, text, since, len(episode.steps)
 
@@ -210,27 +198,24 @@ def choose_episodes(evaluations: Sequence[Evaluation], limit: int) -> list[set[t
     The same tasks are taken from all evaluations on the same data, so that a comparison can be followed, and of
     every kind in turn: with a failed episode, answered differently, malformed, all wrong, all right.
     """
-    seen: dict[tuple[str, str], set[str]] = {}
+    seen: dict[tuple[str, str], set[str]] = defaultdict(set)
     for evaluation in evaluations:
         for record in evaluation.records:
-            more = {"malformed"} if record.sums.get("malformed") else set()
-            seen.setdefault((evaluation.tasks_digest, record.task_id), set()).update({status_of(record)}, more)
+            kinds = {status_of(record)} | ({"malformed"} if record.sums.get("malformed") else set())
+            seen[evaluation.tasks_digest, record.task_id] |= kinds
     turns: dict[tuple[str, str], tuple[int, int]] = {}
     count: Counter[tuple[str, int]] = Counter()
     for (data, task), had in seen.items():
-        tests = ("failed" in had, {"right", "wrong"} <= had, "malformed" in had, "wrong" in had, True)
-        kind = tests.index(True)
+        kind = ("failed" in had, {"right", "wrong"} <= had, "malformed" in had, "wrong" in had, True).index(True)
         turns[data, task] = (count[data, kind], kind)
         count[data, kind] += 1
-    every = (
+    every = [
         (turns[evaluation.tasks_digest, record.task_id], evaluation.tasks_digest, number, record.key)
         for number, evaluation in enumerate(evaluations)
         for record in evaluation.records
-    )
-    chosen: list[set[tuple[str, int]]] = [set() for _ in evaluations]
-    for _, _, number, key in sorted(every, key=itemgetter(0, 1))[:limit]:
-        chosen[number].add(key)
-    return chosen
+    ]
+    taken = sorted(every, key=itemgetter(0, 1))[:limit]
+    return [{key for _, _, number, key in taken if number == place} for place in range(len(evaluations))]
 
 
 def status_of(record: EpisodeRecord) -> str:

@@ -15,8 +15,8 @@ answered has the answer of the first sample of its first task. Questions of fail
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,9 @@ from atommem.eval.reporting.evaluations import Evaluation
 from atommem.untrusted import clean
 
 KEY = "atommem_prediction"
+Keys = Sequence[tuple[str, str]]
+"""Of questions: their id, and whether they can be answered (MuSiQue-Full asks each twice; elsewhere "")."""
 Answers = Mapping[tuple[str, str], QuestionRecord]
-"""By id, and by whether the question can be answered (MuSiQue-Full asks each twice; elsewhere "")."""
-
-
-@dataclass(frozen=True)
-class Format:
-    """How the predictions of a benchmark are written.
-
-    Attributes:
-        ending: Of the file's name.
-        text: The file, from the answers and the rows of the gold file (none where it is not given).
-    """
-
-    ending: str
-    text: Callable[[Answers, Sequence[Mapping[str, Any]]], str]
 
 
 def write_predictions(evaluations: Sequence[Evaluation], out: Path, gold: Path | None = None) -> list[Path]:
@@ -59,9 +47,8 @@ def write_predictions(evaluations: Sequence[Evaluation], out: Path, gold: Path |
         ConfigError: No evaluation has tasks of a benchmark with such a format.
         DataError: `gold` cannot be read, or has no ids.
     """
-    rows = (
-        [] if gold is None else [{**row.values, "id": row.text("id", "_id", "question_id")} for row in read_rows(gold)]
-    )
+    rows = read_rows(gold) if gold is not None else ()
+    keys = [(row.text("id", "_id", "question_id"), str(row.values.get("answerable", ""))) for row in rows]
     written: list[Path] = []
     for item in evaluations:
         for source in sorted({record.source for record in item.records} & FORMATS.keys()):
@@ -69,8 +56,10 @@ def write_predictions(evaluations: Sequence[Evaluation], out: Path, gold: Path |
             data = source if item.dataset == source else f"{item.dataset}-{source}"
             name = f"{item.row}-{data}" + (f"-{item.documents}" if item.documents else "") + f"-seed{item.seed}"
             out.mkdir(parents=True, exist_ok=True)
-            path = out / f"{file_stem(name)}.{FORMATS[source].ending}"
-            path.write_text(clean(FORMATS[source].text(answers, rows)), encoding="utf-8")
+            ending, values = FORMATS[source]
+            path = out / f"{file_stem(name)}.{ending}"
+            lines = (json.dumps(value, ensure_ascii=False) + "\n" for value in values(answers, keys))
+            path.write_text(clean("".join(lines)), encoding="utf-8")
             written.append(path)
     if not written:
         found = sorted({record.source or "unknown" for item in evaluations for record in item.records})
@@ -91,71 +80,46 @@ def _answers(records: Sequence[EpisodeRecord]) -> dict[tuple[str, str], Question
     return found
 
 
-def _text(question: QuestionRecord) -> str:
-    return question.answer or ""
+def _hotpot(answers: Answers, keys: Keys, **more: Any) -> Iterator[Any]:
+    yield {"answer": {key[0]: item.answer or "" for key, item in answers.items()}, "sp": {}, **more}
 
 
-def _hotpot(answers: Answers, rows: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps({"answer": {key[0]: _text(item) for key, item in answers.items()}, "sp": {}})
+def _musique(answers: Answers, keys: Keys) -> Iterator[Any]:
+    for key in keys or answers:
+        item = answers.get(key) or answers.get((key[0], ""))
+        answer = item.answer if item is not None else None
+        # As `sufficiency`: silence is no abstention.
+        shared = {"predicted_support_idxs": [], "predicted_answerable": not abstains(answer)}
+        yield {"id": key[0], "predicted_answer": answer or "", **shared}
 
 
-def _twowiki(answers: Answers, rows: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps({**json.loads(_hotpot(answers, rows)), "evidence": {}})
-
-
-def _musique(answers: Answers, rows: Sequence[Mapping[str, Any]]) -> str:
-    keys = [_key(answers, row) for row in rows] or list(answers)
-    lines = []
-    for key in keys:
-        answer = answers[key].answer if key in answers else None
-        lines.append(
-            {
-                "id": key[0],
-                "predicted_answer": answer or "",
-                "predicted_support_idxs": [],
-                "predicted_answerable": not abstains(answer),  # as `sufficiency`: silence is no abstention
-            }
-        )
-    return _lines(lines)
-
-
-def _key(answers: Answers, row: Mapping[str, Any]) -> tuple[str, str]:
-    full = (str(row["id"]), str(row.get("answerable", "")))
-    return full if full in answers else (full[0], "")
-
-
-def _locomo(answers: Answers, rows: Sequence[Mapping[str, Any]]) -> str:
+def _locomo(answers: Answers, keys: Keys) -> Iterator[Any]:
     numbers = {name: number for number, name in CATEGORIES.items()}
-    conversations: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    conversations: dict[str, dict[int, Any]] = {}
     for (identifier, _), item in answers.items():
         sample, _, index = identifier.rpartition("-")
         # A right option of an adversarial question may be answered by its letter alone.
         right = item.category == "adversarial" and item.metrics.get("em") == 1.0
         answer = {"question": item.question, "answer": item.golds[0], "category": numbers[item.category]}
-        answer[KEY] = ABSTENTION if right and not abstains(item.answer) else _text(item)
-        conversations.setdefault(sample, []).append((int(index), answer))
-    return json.dumps(
-        [
-            {"sample_id": sample, "qa": [answer for _, answer in sorted(found, key=lambda pair: pair[0])]}
-            for sample, found in conversations.items()
-        ],
-        ensure_ascii=False,
-    )
+        answer[KEY] = ABSTENTION if right and not abstains(item.answer) else item.answer or ""
+        conversations.setdefault(sample, {})[int(index)] = answer
+    yield [
+        {"sample_id": sample, "qa": [answer for _, answer in sorted(found.items())]}
+        for sample, found in conversations.items()
+    ]
 
 
-def _longmemeval(answers: Answers, rows: Sequence[Mapping[str, Any]]) -> str:
-    return _lines([{"question_id": key[0], "hypothesis": _text(item)} for key, item in answers.items()])
+def _longmemeval(answers: Answers, keys: Keys) -> Iterator[Any]:
+    for key, item in answers.items():
+        yield {"question_id": key[0], "hypothesis": item.answer or ""}
 
 
-def _lines(values: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
-
-
-FORMATS = {
-    "hotpotqa": Format("json", _hotpot),
-    "2wikimultihopqa": Format("json", _twowiki),
-    "musique": Format("jsonl", _musique),
-    "locomo": Format("json", _locomo),
-    "longmemeval": Format("jsonl", _longmemeval),
+FORMATS: Mapping[str, tuple[str, Callable[[Answers, Keys], Iterator[Any]]]] = {
+    "hotpotqa": ("json", _hotpot),
+    "2wikimultihopqa": ("json", partial(_hotpot, evidence={})),
+    "musique": ("jsonl", _musique),
+    "locomo": ("json", _locomo),
+    "longmemeval": ("jsonl", _longmemeval),
 }
-"""By the source of the tasks."""
+"""By the source of the tasks, the ending of the file's name, and its lines: from the answers and the gold file's keys
+(none where it is not given)."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from atommem.errors import ConfigError, DataError
+from atommem.eval.output import write_json
 from atommem.eval.reporting.charts import make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.inspect_export import write_inspect_logs
 from atommem.eval.reporting.page import PageData, write_page
 from atommem.eval.reporting.predictions import write_predictions
-from atommem.eval.reporting.results import RESULTS, make_cells, make_results, write_results
+from atommem.eval.reporting.results import RESULTS, make_cells, make_results
 from atommem.eval.reporting.templates import latex_tables, markdown_tables
 from atommem.eval.reproduce.published import beside, table_of
 from atommem.untrusted import clean
@@ -68,7 +69,7 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
     results |= {"deltas": deltas, "published": published and beside(published, results)}
-    write_results(results, out)
+    write_json(out / RESULTS, results)
     (out / "tables.md").write_text(clean(markdown_tables(results)), encoding="utf-8")
     (out / "tables.tex").write_text(clean(latex_tables(results)), encoding="utf-8")
     charts = make_charts(results, metrics)
@@ -108,22 +109,16 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
         if not equals or Path(item).is_dir():
             name, folder = "", item
         listed = Path(folder) / RESULTS
-        if listed.is_file():
-            found += _listed(listed)
-        else:
+        if not listed.is_file():
             found.append(read_evaluation(folder, name or None))
+            continue
+        try:
+            for labels in json.loads(listed.read_text(encoding="utf-8"))["evaluations"]:
+                own = {key: labels[key] for key in _LABELS if key in labels}
+                found.append(read_evaluation(listed.parent / labels["folder"], **own))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{listed} does not list evaluations as `atommem report` writes them: {error!r}") from error
     return found
-
-
-def _listed(path: Path) -> list[Evaluation]:
-    try:
-        items: list[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
-        return [
-            read_evaluation(path.parent / item["folder"], **{name: item[name] for name in _LABELS if name in item})
-            for item in items
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} does not list evaluations as `atommem report` writes them: {error!r}") from error
 
 
 def main(argv: Sequence[str]) -> int:
@@ -133,62 +128,37 @@ def main(argv: Sequence[str]) -> int:
         AtomMemError: A folder or a file cannot be read, or evaluations cannot be told apart.
     """
     parser = argparse.ArgumentParser(prog="atommem report", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "evaluations",
-        nargs="+",
-        metavar="[NAME=]FOLDER",
-        help="Output folder of `atommem eval`, with the name of its row; or a folder with an earlier results.json.",
-    )
-    parser.add_argument("--out", required=True, help="Folder for report.html, tables, plots and results.json.")
-    parser.add_argument("--title", default="Evaluation", help="Of tables and page (default: %(default)s).")
-    parser.add_argument("--reference", help="Row that every other one is tested against.")
-    parser.add_argument("--paper", help="Published table whose numbers are shown beside: table1, table2, ...")
-    parser.add_argument("--deltas", action="store_true", help="Show beside scores how far they are from --reference.")
-    parser.add_argument("--training", help="metrics.jsonl of a training run, or its folder.")
-    parser.add_argument(
-        "--max_episodes", type=int, default=300, help="Most episodes to embed in the page (default: %(default)s)."
-    )
-    parser.add_argument(
-        "--plots", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="Formats of plots/."
-    )
-    parser.add_argument(
-        "--efficiency",
-        action="store_true",
-        help="Show wall-clock seconds. Without them, the same evaluations give the same report byte for byte.",
-    )
-    parser.add_argument(
-        "--export",
-        nargs="+",
-        default=[],
-        choices=("inspect", "predictions"),
-        help="Also write logs for inspect_ai (inspect/), or answers in the benchmarks' own formats (predictions/).",
-    )
-    parser.add_argument("--gold", type=Path, help="The benchmark's file, whose order MuSiQue's predictions must have.")
-    given = parser.parse_args(list(argv))
-    if given.max_episodes < 0:
-        raise ConfigError(f"max_episodes is {given.max_episodes}: give 0 or more.")
-    if given.deltas and given.reference is None:
+    add = parser.add_argument
+    folders = "Output folder of `atommem eval`, with the name of its row; or a folder with an earlier results.json."
+    add("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
+    add("--out", type=Path, required=True, help="Folder for report.html, tables, plots and results.json.")
+    add("--title", default="Evaluation", help="Of tables and page (default: %(default)s).")
+    add("--reference", help="Row that every other one is tested against.")
+    add("--paper", help="Published table whose numbers are shown beside: table1, table2, ...")
+    add("--deltas", action="store_true", help="Show beside scores how far they are from --reference.")
+    add("--training", help="metrics.jsonl of a training run, or its folder.")
+    most = "Most episodes to embed in the page (default: %(default)s)."
+    add("--max_episodes", type=int, default=300, help=most)
+    add("--plots", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="Formats of plots/.")
+    seconds = "Show wall-clock seconds. Without them, the same evaluations give the same report byte for byte."
+    add("--efficiency", action="store_true", help=seconds)
+    exports = "Also write logs for inspect_ai (inspect/), or answers in the benchmarks' own formats (predictions/)."
+    add("--export", nargs="+", default=[], choices=("inspect", "predictions"), help=exports)
+    add("--gold", type=Path, help="The benchmark's file, whose order MuSiQue's predictions must have.")
+    given = vars(parser.parse_args(list(argv)))
+    evaluations, out, export, gold = (given.pop(name) for name in ("evaluations", "out", "export", "gold"))
+    if given["max_episodes"] < 0:
+        raise ConfigError(f"max_episodes is {given['max_episodes']}: give 0 or more.")
+    if given["deltas"] and given["reference"] is None:
         raise ConfigError("deltas are distances from a row: give it with --reference.")
-    if given.gold is not None and "predictions" not in given.export:
+    if gold is not None and "predictions" not in export:
         raise ConfigError("gold is the order of predictions: give --export predictions.")
-    evaluations = read_evaluations(given.evaluations)
-    write_report(
-        evaluations,
-        given.out,
-        title=given.title,
-        reference=given.reference,
-        training=given.training,
-        max_episodes=given.max_episodes,
-        efficiency=given.efficiency,
-        deltas=given.deltas,
-        paper=given.paper,
-        plots=given.plots,
-    )
-    print(f"{Path(given.out) / 'report.html'}; tables.md, tables.tex, results.json and plots/ lie beside it")
-    if "inspect" in given.export:
-        logs = write_inspect_logs(evaluations, Path(given.out) / "inspect")
-        print(f"{len(logs)} logs: inspect view --log-dir {Path(given.out) / 'inspect'}")
-    if "predictions" in given.export:
-        for path in write_predictions(evaluations, Path(given.out) / "predictions", given.gold):
-            print(path)
+    evaluations = read_evaluations(evaluations)
+    write_report(evaluations, out, **given)
+    print(f"{out / 'report.html'}; tables.md, tables.tex, results.json and plots/ lie beside it")
+    if "inspect" in export:
+        logs = write_inspect_logs(evaluations, out / "inspect")
+        print(f"{len(logs)} logs: inspect view --log-dir {out / 'inspect'}")
+    if "predictions" in export:
+        print(*write_predictions(evaluations, out / "predictions", gold), sep="\n")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,9 @@ from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
-from atommem.eval.reporting.evaluations import Evaluation, joined_records
+from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.inspection import Inspection
-from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of, score_of
+from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of
 
 RESULTS = "results.json"
 FORMAT = 3
@@ -45,14 +44,13 @@ class Cell:
     @cached_property
     def records(self) -> list[EpisodeRecord]:
         """Of all seeds, with tasks told apart by their data."""
-        return joined_records(self.evaluations)
+        return [record for evaluation in self.evaluations for record in evaluation.paired_records()]
 
     @property
     def planned(self) -> int | None:
         """Episodes that it has when all its evaluations are finished; None where that is not known."""
-        counts = [item.planned for item in self.evaluations]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
+        known = [item.planned for item in self.evaluations if item.planned is not None]
+        return sum(known) if len(known) == len(self.evaluations) else None
 
     @property
     def bound(self) -> bool:
@@ -128,19 +126,15 @@ def make_results(
     }
 
 
-def write_results(results: Mapping[str, Any], folder: Path) -> Path:
-    """Write ``results.json``, whole or not at all."""
-    path = folder / RESULTS
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, path)
-    return path
-
-
 def column_name(column: Column) -> str:
     """A column as its heading."""
     name, documents = column
     return name if documents is None else f"{name}, {documents} documents"
+
+
+def column_of(item: Mapping[str, Any]) -> Column:
+    """The column of an evaluation, a cell or a comparison of ``results.json``."""
+    return item["dataset"], item["documents"]
 
 
 def _evaluation(item: Evaluation, base: Path | None) -> dict[str, Any]:
@@ -148,11 +142,7 @@ def _evaluation(item: Evaluation, base: Path | None) -> dict[str, Any]:
     summary = summarize(item.records)
     return {
         "folder": os.path.relpath(folder, base.resolve()) if base is not None else str(folder),
-        "method": item.method,
-        "setting": item.setting,
-        "parameters": dict(item.parameters),
-        "dataset": item.dataset,
-        "documents": item.documents,
+        **item.labels,
         "seed": item.seed,
         "tasks_sha256": item.tasks_digest,
         "planned": item.planned,
@@ -165,14 +155,9 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
     summary = summarize(records)
     if not efficiency:
         summary["means"].pop("seconds", None)
-    first = cell.evaluations[0]
     result: dict[str, Any] = {
         "row": cell.row,
-        "method": first.method,
-        "setting": first.setting,
-        "parameters": dict(first.parameters),
-        "dataset": first.dataset,
-        "documents": first.documents,
+        **cell.evaluations[0].labels,
         "seeds": [item.seed for item in cell.evaluations],
         "planned": cell.planned,
         "bound": cell.bound,
@@ -183,15 +168,11 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
     }
     seeds = [summarize(item.records) for item in cell.evaluations] if len(cell.evaluations) > 1 else [summary]
     for metric in metrics_of([result]):
-        scores = [score for score in (score_of(item, metric) for item in seeds) if score is not None]
+        scores = [score for score in (item["metrics"].get(metric) for item in seeds) if score is not None]
         result["metrics"][metric] |= {"between_seeds": asdict(seed_spread([item["mean"] for item in scores]))}
     if cell.inspection is not None:
-        found = cell.inspection
-        result["lost"] = found.lost() if cell.keeps_memory else None
-        result["retrieval_precision"] = found.retrieval_precision
-        result["store_size_by_step"] = found.store_size_by_step
-        result["episodes_by_step"] = found.steps
-        result["traces_missing"] = found.missing
+        result["lost"] = cell.inspection.lost() if cell.keeps_memory else None
+        result |= cell.inspection.to_json()
     return result
 
 
@@ -231,28 +212,19 @@ def _comparisons(
 ) -> list[dict[str, Any]]:
     """Best against runner-up in each column, every row against the reference; p-values Holm-corrected per metric."""
     found: list[dict[str, Any]] = []
-    columns: dict[Column, dict[str, tuple[list[EpisodeRecord], Mapping[str, Any]]]] = {}
-    for cell, result in zip(cells, results, strict=True):
-        columns.setdefault(cell.column, {})[cell.row] = (cell.records, result)
     for metric in (name for name in metrics_of(results) if name in METRICS):
         family: list[dict[str, Any]] = []
-        for column, members in columns.items():
-            scores = {row: score_of(result, metric) for row, (_, result) in members.items() if competes(result)}
-            means = {row: float(score["mean"]) for row, score in scores.items() if score is not None}
-            for second, first in _pairs(means, reference):
-                comparison = compare(members[first][0], members[second][0], metric)
-                family.append(
-                    {
-                        "dataset": column[0],
-                        "documents": column[1],
-                        "first": first,
-                        "second": second,
-                        **comparison.to_json(),
-                    }
-                )
+        for column in dict.fromkeys(cell.column for cell in cells):
+            members = {
+                cell.row: (cell.records, float(score["mean"]))
+                for cell, result in zip(cells, results, strict=True)
+                if cell.column == column and competes(result) and (score := result["metrics"].get(metric)) is not None
+            }
+            for second, first in _pairs({row: mean for row, (_, mean) in members.items()}, reference):
+                names = {"dataset": column[0], "documents": column[1], "first": first, "second": second}
+                family.append(names | compare(members[first][0], members[second][0], metric).to_json())
         for item, p_value in zip(family, holm([item["p_value"] for item in family]), strict=True):
-            item["p_holm"] = p_value
-            item["significant"] = p_value <= ALPHA
+            item |= {"p_holm": p_value, "significant": p_value <= ALPHA}
         found += family
     return found
 
@@ -262,8 +234,7 @@ def _pairs(means: Mapping[str, float], reference: str | None) -> list[tuple[str,
     ranked = sorted(means, key=lambda row: -means[row])
     pairs = [(ranked[0], ranked[1])] if len(ranked) > 1 else []
     if reference is not None and reference in means:
-        known = {frozenset(pair) for pair in pairs}
-        pairs += [(row, reference) for row in means if row != reference and frozenset((row, reference)) not in known]
+        pairs += [(row, reference) for row in means if row != reference and {row, reference} != {*ranked[:2]}]
     return pairs
 
 
@@ -278,9 +249,6 @@ def best_rows(results: Mapping[str, Any], metric: str) -> dict[Column, str]:
     for item in results["comparisons"]:
         if item["metric"] == metric:
             # A column's first comparison is that of the best with the runner-up (`_pairs`).
-            first.setdefault((item["dataset"], item["documents"]), item)
-    return {
-        column: item["second"]
-        for column, item in first.items()
-        if item["significant"] and item["difference"] is not None and item["difference"] > 0
-    }
+            first.setdefault(column_of(item), item)
+    won = (item for item in first.values() if item["significant"] and (item["difference"] or 0) > 0)
+    return {column_of(item): item["second"] for item in won}

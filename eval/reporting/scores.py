@@ -41,18 +41,13 @@ def label(metric: str) -> str:
     return LABELS.get(metric, metric)
 
 
-def score_of(item: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
-    """The estimate of a score in a summary, or a cell or category of ``results.json``; None where it has none."""
-    found: Mapping[str, Any] | None = item["metrics"].get(metric)
-    return found
-
-
 def main_score(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The estimate of the score that stands for all (`atommem.envs.scoring.records.main_metric`), likewise.
+    """The estimate of the score that stands for all (`atommem.envs.scoring.records.main_metric`).
 
-    None too where prompts did not fit: then it is that of some episodes only.
+    None where the summary, or cell or category of ``results.json``, has none; and where prompts did not fit, for then
+    it is that of some episodes only.
     """
-    return None if item["overflow"] else score_of(item, item["metric"])
+    return None if item["overflow"] else item["metrics"].get(item["metric"])
 
 
 def main_label(items: Iterable[Mapping[str, Any]]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
 from atommem.episode_stats import action_names
-from atommem.eval.reporting.inspection import Fate
-from atommem.eval.reporting.results import Column, best_rows, column_name
-from atommem.eval.reporting.scores import FACTS, METRICS, label, main_score, metrics_of, score_of
+from atommem.eval.reporting.inspection import FATES
+from atommem.eval.reporting.results import Column, best_rows, column_name, column_of
+from atommem.eval.reporting.scores import FACTS, METRICS, label, main_score, metrics_of
 
 SECTIONS = ("scores", "published", "facts", "breakdowns", "lost", "costs", "rates", "provenance", "comparisons")
 COSTS = (
@@ -29,16 +30,6 @@ RATES = (
     ("disabled", "wasted/disabled"),
 )
 """Means per step, after those of actions: heading, key of ``means``."""
-FATES = {
-    Fate.RIGHT: "right",
-    Fate.RIGHT_OTHERWISE: "right otherwise",
-    Fate.MISREAD: "shown, answered wrong",
-    Fate.NOT_RETRIEVED: "kept, not shown",
-    Fate.FORGOTTEN: "entered, then lost",
-    Fate.NEVER_ENTERED: "never entered",
-}
-"""Headings of where answers are lost."""
-
 SCORES_NOTE = (
     "Percent [95% interval: Wilson, at the effective sample size]; n: questions scored. Bold: better than the "
     "runner-up of its column, paired sign-flip test of the difference, Holm-corrected at {alpha:g} over all "
@@ -79,10 +70,9 @@ _BY = {
     "words": "No gold documents are marked: what it takes to be right is a text with the words of a gold answer.",
 }
 
-
 Item = Mapping[str, Any]
-Cells = Sequence[Item]
-Rows = dict[str, dict[tuple[str, str], "Value"]]
+Rows = dict[str, dict[Any, "Value"]]
+"""By name of the row, its values by heading: a text, or (text above several columns, text)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,6 @@ class Value:
     bold: bool = False
 
 
-@dataclass(frozen=True)
 class Table:
     """One table.
 
@@ -105,40 +94,31 @@ class Table:
         section: One of `SECTIONS`.
         key: What tells tables of a section apart: a metric, or a column's name; empty for none.
         title, note: Above and below it.
-        rows: By name, the values by heading: group (a data set; empty for none) and name.
         column: The column that it is about; empty for all.
+        headings: Of all values that there are, in the order in which they come first, each with what stands above it.
+        lines: By row, a value under each of the headings.
     """
 
-    section: str
-    key: str
-    title: str
-    note: str
-    rows: Rows
-    column: str = ""
-
-    @property
-    def headings(self) -> list[tuple[str, str]]:
-        """Of all values that there are, in the order in which they come first."""
-        return list(dict.fromkeys(heading for values in self.rows.values() for heading in values))
-
-    @property
-    def lines(self) -> list[tuple[str, list[Value]]]:
-        """`rows` with a value under each of the `headings`."""
-        return [(row, [values.get(heading, Value()) for heading in self.headings]) for row, values in self.rows.items()]
+    def __init__(self, section: str, key: str, title: str, note: str, rows: Rows, column: str = "") -> None:
+        self.section, self.key, self.title, self.note, self.column = section, key, title, note, column
+        found = dict.fromkeys(heading for values in rows.values() for heading in values)
+        self.headings = [("", heading) if isinstance(heading, str) else heading for heading in found]
+        self.lines = [(row, [values.get(heading, Value()) for heading in found]) for row, values in rows.items()]
 
 
 def make_tables(results: Item) -> list[Table]:
     """All tables of a report, in the order in which they are read. What nothing has a number of is left out."""
     tables = [*_score_tables(results), *_published_table(results), *_comparison_tables(results)]
     for column in columns_of(results):
-        tables += _column_tables(results, column)
+        cells, name = cells_of(results, column), column_name(column)
+        tables += [*_breakdown_tables(cells, name), _lost_table(cells, name), *_means_tables(cells, name)]
     tables.sort(key=lambda table: SECTIONS.index(table.section))
     return [table for table in tables if {name for _, name in table.headings} - {"n", "episodes", "seeds"}]
 
 
 def columns_of(results: Item) -> list[Column]:
     """The columns, in the order in which they come first."""
-    return list(dict.fromkeys(map(_column, results["cells"])))
+    return list(dict.fromkeys(map(column_of, results["cells"])))
 
 
 def rows_of(results: Item) -> list[str]:
@@ -148,7 +128,7 @@ def rows_of(results: Item) -> list[str]:
 
 def cells_of(results: Item, column: Column) -> list[Item]:
     """The cells of one column."""
-    return [cell for cell in results["cells"] if _column(cell) == column]
+    return [cell for cell in results["cells"] if column_of(cell) == column]
 
 
 def incomplete_note(results: Item) -> str:
@@ -163,53 +143,52 @@ def overflow_note(cell: Item) -> str:
     return f"{cell['overflow']:,} of {cell['episodes']:,} episodes overflow"
 
 
-def _column(item: Item) -> Column:
-    return item["dataset"], item["documents"]
-
-
 def _score_tables(results: Item) -> Iterator[Table]:
     """With one column a table with the scores side by side, else a table for each score."""
-    metrics, columns, cells = metrics_of(results["cells"]), columns_of(results), results["cells"]
-    best = {metric: best_rows(results, metric) for metric in metrics}
-    notes = {"scores": SCORES_NOTE.format(alpha=results["alpha"]), "facts": FACTS_NOTE}
-    titles = {"scores": "Scores", "facts": "Supporting-fact recall"}
-    sections = {metric: "facts" if metric in FACTS else "scores" for metric in metrics}
-    for section in titles if len(columns) == 1 else ():
-        rows: Rows = {}
+    columns, cells = columns_of(results), results["cells"]
+    for section, title, note in (
+        ("scores", "Scores", SCORES_NOTE.format(alpha=results["alpha"])),
+        ("facts", "Supporting-fact recall", FACTS_NOTE),
+    ):
+        metrics = [metric for metric in metrics_of(cells) if (metric in FACTS) == (section == "facts")]
+        if len(columns) == 1:
+            rows: Rows = {}
+            for cell in cells:
+                n = max((cell["metrics"][metric]["n"] for metric in metrics if cell["metrics"].get(metric)), default=0)
+                scores = {label(metric): _score(results, cell, metric, warned=False) for metric in metrics}
+                rows[cell["row"]] = {**scores, "n": _number(n), "episodes": _episodes(cell)}
+            yield Table(section, "", f"{title}: {column_name(columns[0])}", note, rows)
+        for metric in metrics if len(columns) > 1 else ():
+            yield Table(section, metric, label(metric), note, _score_rows(results, metric))
+
+
+def _score_rows(results: Item, metric: str) -> Rows:
+    """One score in all columns, and its average where a row has it in each of them."""
+    rows: Rows = {row: {} for row in rows_of(results)}
+    columns = columns_of(results)
+    for dataset, documents in columns:
+        cells = cells_of(results, (dataset, documents))
+        counted = _range(cell["metrics"].get(metric) for cell in cells)
+        heading = (
+            (dataset, f"{documents:,} documents ({counted})") if documents is not None else f"{dataset} ({counted})"
+        )
         for cell in cells:
-            own = [metric for metric in metrics if sections[metric] == section]
-            values = {label(metric): _score(results, cell, metric, best, warned=False) for metric in own}
-            n = _number(max((cell["metrics"][metric]["n"] for metric in own if score_of(cell, metric)), default=0))
-            rows[cell["row"]] = _plain({**values, "n": n, "episodes": _episodes(cell)})
-        yield Table(section, "", f"{titles[section]}: {column_name(columns[0])}", notes[section], rows)
-    for metric in metrics if len(columns) > 1 else ():
-        rows = {row: {} for row in rows_of(results)}
-        for dataset, documents in columns:
-            found = cells_of(results, (dataset, documents))
-            counted = _range(score_of(cell, metric) for cell in found)
-            if documents is None:
-                heading = ("", f"{dataset} ({counted})")
-            else:
-                heading = (dataset, f"{documents:,} documents ({counted})")
-            for cell in found:
-                rows[cell["row"]][heading] = _score(results, cell, metric, best)
-        for row, line in rows.items():
-            whole = [cell for cell in cells if cell["row"] == row and score_of(cell, metric) and not cell["overflow"]]
-            if len(whole) == len(columns):
-                # Every column counts the same; the interval is the mean of theirs, as if they varied together.
-                ends = {key: fmean(cell["metrics"][metric][key] for cell in whole) for key in ("mean", "low", "high")}
-                line["", "average"] = _estimate(ends)
-        yield Table(sections[metric], metric, label(metric), notes[sections[metric]], rows)
+            rows[cell["row"]][heading] = _score(results, cell, metric)
+    for row, line in rows.items():
+        own = [cell for cell in results["cells"] if cell["row"] == row and not cell["overflow"]]
+        scores = [score for cell in own if (score := cell["metrics"].get(metric))]
+        if len(scores) == len(columns):
+            # Every column counts the same; the interval is the mean of theirs, as if they varied together.
+            line["average"] = _estimate({key: fmean(score[key] for score in scores) for key in ("mean", "low", "high")})
+    return rows
 
 
 def _published_table(results: Item) -> Iterator[Table]:
     """Published numbers beside ours."""
-    found = results.get("published")
-    rows: Rows = {}
-    if not found:
+    if not (found := results.get("published")):
         return
+    rows: Rows = {row["name"]: {} for row in found["rows"]}
     for row in found["rows"]:
-        rows[row["name"]] = {}
         for column, value in zip(found["columns"], row["values"], strict=True):
             if value is not None:
                 ends = f"[{value['low']:+.1f}, {value['high']:+.1f}]" if "low" in value else ""
@@ -222,40 +201,45 @@ def _published_table(results: Item) -> Iterator[Table]:
     yield Table("published", "", f"Published and ours: {found['title']}", note, rows)
 
 
-def _column_tables(results: Item, column: Column) -> Iterator[Table]:
-    """What is told of each column apart."""
-    cells, name = cells_of(results, column), column_name(column)
+def _breakdown_tables(cells: Sequence[Item], name: str) -> Iterator[Table]:
+    """A score by a property of the question."""
     apart = [(cell, item) for cell in cells if not cell["overflow"] for item in cell["breakdowns"]]
     for way, metric in dict.fromkeys((item["by"], item["metric"]) for _, item in apart):
         own = [(cell, item) for cell, item in apart if (item["by"], item["metric"]) == (way, metric)]
         # Every score of answers by category, which benchmarks report so; only the main one by all else.
         if metric not in METRICS or (way != "category" and metric != own[0][0]["metric"]):
             continue
-        parts: Rows = {cell["row"]: {} for cell, _ in own}
+        rows: Rows = {cell["row"]: {} for cell, _ in own}
         for value in dict.fromkeys(item["value"] for _, item in own):
-            heading = ("", f"{value} ({_range(item for _, item in own if item['value'] == value)})")
-            for cell, item in own:
-                parts[cell["row"]] |= {heading: _estimate(item)} if item["value"] == value else {}
+            found = [(cell, item) for cell, item in own if item["value"] == value]
+            heading = f"{value} ({_range(item for _, item in found)})"
+            for cell, item in found:
+                rows[cell["row"]][heading] = _estimate(item)
         title = f"{label(metric)} by {way}: {name}"
-        yield Table("breakdowns", f"{metric}, {way}, {name}", title, BREAKDOWNS_NOTE, parts, name)
+        yield Table("breakdowns", f"{metric}, {way}, {name}", title, BREAKDOWNS_NOTE, rows, name)
 
+
+def _lost_table(cells: Sequence[Item], name: str) -> Table:
+    """Where answers are lost."""
+    rows: Rows = {}
     kept = [cell for cell in cells if cell.get("lost") and cell["lost"]["counted"]]
-    rows = {}
     for cell in kept:
-        shares = {said: _number(100 * cell["lost"][fate] / cell["lost"]["counted"], 1) for fate, said in FATES.items()}
-        rows[cell["row"]] = _plain({"n": _number(cell["lost"]["counted"]), **shares})
+        lost = cell["lost"]
+        shares = {said: _number(100 * lost[fate] / lost["counted"], 1) for fate, said in FATES.items()}
+        rows[cell["row"]] = {"n": _number(lost["counted"]), **shares}
     notes = ["Percent of the questions counted (n), at the first place where the answer was lost."]
     notes += [_BY[cell["lost"]["by"]] for cell in kept[:1]]
     if left_out := max((cell["lost"]["questions"] - cell["lost"]["counted"] for cell in kept), default=0):
         notes.append(f"Up to {left_out:,} questions of a row have no such answer (yes, no) and are not counted.")
     if without := [cell["row"] for cell in cells if cell.get("lost", 0) is None]:
         notes.append(f"Without a memory, and not in the table: {', '.join(without)}.")
-    yield Table("lost", name, f"Where answers are lost: {name}", " ".join(notes), rows, name)
+    return Table("lost", name, f"Where answers are lost: {name}", " ".join(notes), rows, name)
 
-    costs: Rows = {}
-    rates: Rows = {}
-    made: Rows = {}
-    actions = [(action, f"actions/{action}") for action in action_names(*(cell["means"] for cell in results["cells"]))]
+
+def _means_tables(cells: Sequence[Item], name: str) -> Iterator[Table]:
+    """What a task costs, what is done in a step, and what the numbers were made with."""
+    costs, rates, made = Rows(), Rows(), Rows()
+    actions = [(action, f"actions/{action}") for action in action_names(*(cell["means"] for cell in cells))]
     # A column in which nobody did anything says nothing, and is left out with its zeros.
     done = [(said, key) for said, key in (*actions, *RATES) if any(cell["means"].get(key) for cell in cells)]
     for cell in cells:
@@ -264,14 +248,15 @@ def _column_tables(results: Item, column: Column) -> Iterator[Table]:
         if cell.get("retrieval_precision") is not None:
             spent["retrieval precision"] = _number(cell["retrieval_precision"], 3)
         shares = {label(name): _estimate(score) for name, score in reversed(cell["episode_metrics"].items())}
-        costs[row] = _plain({**episodes, **spent, **shares})
-        rates[row] = _plain({**episodes, **{said: _number(means.get(key) or 0.0, 3) for said, key in done}})
+        costs[row] = episodes | spent | shares
+        rates[row] = episodes | {said: _number(means.get(key) or 0.0, 3) for said, key in done}
         score, seeds = main_score(cell), Value(", ".join(map(str, cell["seeds"])))
         counted = {"n": _number(score["n"])} if score else {}
         said = {heading: Value(text) for heading, text in cell.get("provenance", {}).items()}
-        made[row] = _plain({**said, **counted, "seeds": seeds})
-    shown = {heading for values in costs.values() for _, heading in values}
-    note = " ".join(["Means per task.", *(text for heading, text in _COST_NOTES.items() if heading in shown)])
+        made[row] = said | counted | {"seeds": seeds}
+    note = " ".join(
+        ["Means per task.", *(text for heading, text in _COST_NOTES.items() if heading in {*chain(*costs.values())})]
+    )
     yield Table("costs", name, f"Costs: {name}", note, costs, name)
     yield Table("rates", name, f"Actions per step: {name}", "", rates, name)
     yield Table("provenance", name, f"Provenance: {name}", PROVENANCE_NOTE, made, name)
@@ -279,30 +264,26 @@ def _column_tables(results: Item, column: Column) -> Iterator[Table]:
 
 def _comparison_tables(results: Item) -> Iterator[Table]:
     several = len(columns_of(results)) > 1
+    counts = {"n": "questions", "units": "units", "better": "wins", "worse": "losses", "equal": "ties"}
     for metric in METRICS:
         items = [item for item in results["comparisons"] if item["metric"] == metric]
         rows: Rows = {}
         for item in items:
-            place = f" on {column_name(_column(item))}" if several else ""
             low, mean, high = (100 * (item[key] or 0) for key in ("low", "difference", "high"))
-            counts = {"n": "questions", "units": "units", "better": "wins", "worse": "losses", "equal": "ties"}
-            rows[f"{item['second']} - {item['first']}{place}"] = _plain(
-                {
-                    "points": Value(f"{mean:+.1f}", f"[{low:+.1f}, {high:+.1f}]") if item["units"] else Value(),
-                    **{heading: _number(item[key]) for heading, key in counts.items()},
-                    "p": Value(f"{item['p_value']:.2g}"),
-                    "p (Holm)": Value(f"{item['p_holm']:.2g}", bold=item["significant"]),
-                }
-            )
+            place = f" on {column_name(column_of(item))}" if several else ""
+            rows[f"{item['second']} - {item['first']}{place}"] = {
+                "points": Value(f"{mean:+.1f}", f"[{low:+.1f}, {high:+.1f}]") if item["units"] else Value(),
+                **{heading: _number(item[key]) for heading, key in counts.items()},
+                "p": Value(f"{item['p_value']:.2g}"),
+                "p (Holm)": Value(f"{item['p_holm']:.2g}", bold=item["significant"]),
+            }
         note = COMPARED_NOTE.format(alpha=results["alpha"], count=len(items))
         yield Table("comparisons", metric, f"Comparisons: {label(metric)}", note, rows)
 
 
-def _score(
-    results: Item, cell: Item, metric: str, best: Mapping[str, Mapping[Column, str]], *, warned: bool = True
-) -> Value:
+def _score(results: Item, cell: Item, metric: str, *, warned: bool = True) -> Value:
     """A score with what belongs to it; `warned`: failed and missing episodes too."""
-    score, warning = score_of(cell, metric), _episodes(cell).warning if warned else ""
+    score, warning = cell["metrics"].get(metric), _episodes(cell).warning if warned else ""
     if cell["overflow"]:
         fits = f"{100 * score['mean']:.1f} in those that fit" if score is not None else ""
         return Value("overflow", note=fits, warning=", ".join(filter(None, (overflow_note(cell), warning))))
@@ -311,14 +292,15 @@ def _score(
     spread = score["between_seeds"]
     seeds = f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds" if spread["sd"] is not None else ""
     note = ", ".join(filter(None, (_delta(results, cell, metric), seeds)))
-    return replace(_estimate(score), note=note, warning=warning, bold=best[metric].get(_column(cell)) == cell["row"])
+    bold = best_rows(results, metric).get(column_of(cell)) == cell["row"]
+    return replace(_estimate(score), note=note, warning=warning, bold=bold)
 
 
 def _delta(results: Item, cell: Item, metric: str) -> str:
     """How far a cell's score is from the reference's, on the questions that both have."""
     for item in results["comparisons"] if results.get("deltas") else ():
         pair = (item["first"], item["second"])
-        same = item["metric"] == metric and _column(item) == _column(cell) and item["difference"] is not None
+        same = item["metric"] == metric and column_of(item) == column_of(cell) and item["difference"] is not None
         if same and set(pair) == {cell["row"], results["reference"]}:
             return f"({100 * item['difference'] * (1 if pair[1] == cell['row'] else -1):+.1f})"
     return ""
@@ -340,14 +322,10 @@ def _episodes(cell: Item) -> Value:
 
 def _range(scores: Iterable[Item | None]) -> str:
     """How many questions are scored, from the fewest to the most of several rows."""
-    counts = sorted({score["n"] for score in scores if score is not None}) or [0]
-    return f"n {counts[0]:,}" if len(counts) == 1 else f"n {counts[0]:,}-{counts[-1]:,}"
+    counts = [score["n"] for score in scores if score is not None] or [0]
+    ends = dict.fromkeys((f"{min(counts):,}", f"{max(counts):,}"))
+    return f"n {'-'.join(ends)}"
 
 
 def _number(value: float, digits: int = 0) -> Value:
     return Value(f"{value:,.{digits}f}")
-
-
-def _plain(values: Mapping[str, Value]) -> dict[tuple[str, str], Value]:
-    """Under headings without a group."""
-    return {("", name): value for name, value in values.items()}

@@ -52,9 +52,9 @@ def create(index: int, entry: int, text: str) -> Operation:
 
 
 def test_words_must_follow_one_another() -> None:
-    assert holds("It lies on the River Lorne, in Vesk.", ["river lorne"])
-    assert not holds("Lornes and a river", ["lorne"])
-    assert not holds("the river, and then Lorne", ["river lorne"])
+    assert holds(["It lies on the River Lorne, in Vesk."], ["river lorne"])
+    assert not holds(["Lornes and a river"], ["lorne"])
+    assert not holds(["the river, and then Lorne"], ["river lorne"])
 
 
 def test_an_answer_that_was_kept_shown_and_given() -> None:
@@ -160,12 +160,12 @@ def test_precision_and_store_size() -> None:
     ]
     for episode, record in episodes:
         inspection.add(episode, record)
-    assert inspection.retrieval_precision == 1 / 3
+    assert inspection.to_json()["retrieval_precision"] == 1 / 3
     assert (inspection.operations, inspection.writes, inspection.only_retrieves) == (1, 1, False)
-    assert (inspection.sizes, inspection.steps) == ([12, 2], [3, 2])
+    assert (inspection.sizes, inspection.steps) == ({0: 12, 1: 2}, {0: 3, 1: 2})
     # The one that ended after its first step keeps its entries: none of the three is left out of the mean.
-    assert inspection.store_size_by_step == pytest.approx([12 / 3, (2 + 7) / 3])
-    assert Inspection().retrieval_precision is None
+    assert inspection.to_json()["store_size_by_step"] == pytest.approx([12 / 3, (2 + 7) / 3])
+    assert Inspection().to_json()["retrieval_precision"] is None
 
 
 def test_a_memory_of_documents_loses_by_not_retrieving() -> None:
