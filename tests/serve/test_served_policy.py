@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -110,7 +111,8 @@ def wait_until_ready(port: str) -> None:
 
 @pytest.mark.slow
 def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
-    port = "8917"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--port", port, "--max_tokens", "8"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
