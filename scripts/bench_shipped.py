@@ -11,13 +11,13 @@ for a GPU: accelerate, which offers FSDP2 to accelerators only, takes a CPU proc
 colocates vLLM, a double samples in its place, which loses its weights in sleep and refuses to sample or load out of
 turn (`tests/train/shipped/vllm_double.py`).
 
-Three updates, KL as in the recipe, a checkpoint after the second; then the run goes on from that checkpoint. "holds":
+Three updates, KL as in the recipe, a checkpoint after each; then the run goes on from that of the second. "holds":
 the parameters on two processes are those of one, and those of the resumed run those of the one that was not stopped,
 to 1e-5, after at least one has moved by a hundred times that; a KL at the first update is exactly 0. Where checkpoints
 hold the optimizer in one file, "adam" says what of the difference between two processes and one is Adam's: it divides
 by a gradient's size, so that where that is no more than its eps (1e-8) rounding moves a parameter as far as learning
-does. `largest` and `difference` are of the running means of gradients, `step` is the largest difference of two last
-steps, and `there` the size of the gradient where it was.
+does. `largest` and `difference` are of the running means of gradients, `step` is the largest difference of two steps,
+and `there` the size of the gradient where it was.
 
 async_qwen3_8b_lora samples from a real vLLM server, started as its header says, where VLLM_PYTHON names an interpreter
 that has vLLM: with `max_staleness` 0, since what is sampled ahead depends on the clock, and with seeds in its requests.
@@ -145,7 +145,7 @@ def commands(pair: Pair, processes: int, out: str, resume: bool, url: str = "") 
         # Three updates are within the warm-up of the recipes that have one.
         "learning_rate": 1e-2 if "warmup_steps" in (CONFIGS / "train" / f"{pair.recipe}.yaml").read_text() else 1e-3,
         "max_steps": 3,
-        "save_steps": 2,
+        "save_steps": 1,
         "dtype": "float32",
     }
     if url:
@@ -200,7 +200,7 @@ def compare(pair: Pair, folder: Path, url: str) -> dict[str, Any]:
     several = pair.processes
     run(pair, folder, several, "together", url)
     together = _weights(folder / "together")
-    shutil.rmtree(folder / "together" / "checkpoint-3", ignore_errors=True)
+    shutil.rmtree(folder / "together" / "checkpoint-3")
     run(pair, folder, several, "together", url, resume=True)
     result: dict[str, Any] = {"resumed": _difference(together, _weights(folder / "together"))}
     # An adapter's B begins at 0.
@@ -220,26 +220,25 @@ def compare(pair: Pair, folder: Path, url: str) -> dict[str, Any]:
 
 
 def adam(first: Path, second: Path) -> dict[str, float] | None:
-    """The largest difference of two runs' gradients, and what Adam's last step makes of the most critical one."""
-    files = [sorted(run.glob("checkpoint-*/optimizer.pt"))[-1:] for run in (first, second)]
-    if not all(files):
-        return None
-    one, other = (torch.load(file, weights_only=True) for (file,) in files)
+    """The largest difference of two runs' gradients, and what Adam's steps make of the most critical one."""
+    names = sorted(file.relative_to(first) for file in first.glob("checkpoint-*/optimizer.pt"))
     found = {"largest": 0.0, "difference": 0.0, "step": 0.0, "there": 0.0}
-    for group in one["param_groups"]:
-        rate, eps, betas = group["lr"], group["eps"], group["betas"]
-        for number in group["params"]:
-            means, sizes = [], []
-            for state in (one["state"][number], other["state"][number]):
-                means.append(state["exp_avg"] / (1 - betas[0] ** float(state["step"])))
-                sizes.append((state["exp_avg_sq"] / (1 - betas[1] ** float(state["step"]))).sqrt())
-            steps = [rate * mean / (size + eps) for mean, size in zip(means, sizes, strict=True)]
-            apart = (steps[0] - steps[1]).abs()
-            found["largest"] = max(found["largest"], float(means[0].abs().max()))
-            found["difference"] = max(found["difference"], float((means[0] - means[1]).abs().max()))
-            if float(apart.max()) > found["step"]:
-                found |= {"step": float(apart.max()), "there": float(sizes[0].flatten()[apart.argmax()])}
-    return found
+    for name in names:
+        one, other = (torch.load(run / name, weights_only=True) for run in (first, second))
+        for group in one["param_groups"]:
+            rate, eps, betas = group["lr"], group["eps"], group["betas"]
+            for number in group["params"]:
+                means, sizes = [], []
+                for state in (one["state"][number], other["state"][number]):
+                    means.append(state["exp_avg"] / (1 - betas[0] ** float(state["step"])))
+                    sizes.append((state["exp_avg_sq"] / (1 - betas[1] ** float(state["step"]))).sqrt())
+                steps = [rate * mean / (size + eps) for mean, size in zip(means, sizes, strict=True)]
+                apart = (steps[0] - steps[1]).abs()
+                found["largest"] = max(found["largest"], float(means[0].abs().max()))
+                found["difference"] = max(found["difference"], float((means[0] - means[1]).abs().max()))
+                if float(apart.max()) > found["step"]:
+                    found |= {"step": float(apart.max()), "there": float(sizes[0].flatten()[apart.argmax()])}
+    return found if names else None
 
 
 def _weights(folder: Path) -> dict[str, Any]:

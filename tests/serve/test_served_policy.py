@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -96,6 +97,12 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["serve", "keys", "revoke", "none", *db]) == 2
 
 
+def free_port() -> str:
+    """One that no other run of these tests listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
 def wait_until_ready(port: str) -> None:
     """Minutes, beside other work: both commands load all of transformers first."""
     ends = time.monotonic() + 240
@@ -110,7 +117,7 @@ def wait_until_ready(port: str) -> None:
 
 @pytest.mark.slow
 def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
-    port = "8917"
+    port = free_port()
     command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--port", port, "--max_tokens", "8"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
@@ -152,20 +159,21 @@ def test_vllm_is_for_one_folder(run: Path, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_the_command_starts_vllm_and_ends_it(run: Path, tmp_path: Path) -> None:
     python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
-    command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--port", "8918", "--vllm"]
+    port = free_port()
+    command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--port", port, "--vllm"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_PYTHON": python}
     process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         url = next(line for line in process.stderr if "starting vLLM" in line).split()[5]
-        wait_until_ready("8918")
-        client = openai.OpenAI(base_url="http://127.0.0.1:8918/v1", api_key="none")
+        wait_until_ready(port)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         assert client.responses.create(model="grpo", input="Where does Ann live?").output_text == "Rome"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(url)
-        assert "--model" in (tmp_path / "runs" / "serve" / "vllm_8918.log").read_text()
+        assert "--model" in (tmp_path / "runs" / "serve" / f"vllm_{port}.log").read_text()
     finally:
         process.kill()
         process.wait()
