@@ -127,7 +127,7 @@ LOOKED_UP = {"retrieve_k": ("4",), "max_reads": ("2",)}
 two corrections of one document concern up to four."""
 MIXED = Recipe(
     settings={**LOOKED_UP, "questions_shown": ("reading", "answering")},
-    updates=120,
+    updates=240,
     ablations=("store_off", "update_off"),
     bars=Bars(after=0.8),
 )

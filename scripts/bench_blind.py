@@ -6,7 +6,7 @@ A memory that is served reads first and is asked later; training as in arXiv 260
 step. In the demo's world, with four entries in view and two looks into the store for a question, two policies are
 made by the demo's own recipe (`atommem demo --blind`), the same but for `questions_shown`: ``reading``, and a
 mixture in which half of the tasks show their question only when the text is over. Both then read the same held-out
-tasks in both ways. About 12 minutes a policy on one core; one that is there is not trained again.
+tasks in both ways. About 12 minutes a policy on one core of its own; one that is there is not trained again.
 
 What the set-up leaves open: a policy of 0.17M parameters in a world of 6 to 9 facts, all of which fit into its store;
 the word for "not asked yet" is new to the first policy, as any would be that it was not trained with.

@@ -202,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["VLLM_PYTHON"] = vllm_python()
     served = ["--policy", str(model), f"--vllm=--max-model-len {CONTEXT}"]
     served += ["--embedder", "sentence_transformer", "--embedder_model", str(models.minilm())]
-    served += [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
+    settings = {**SETTINGS, **({"chunk_tokens": "900"} if given.document else {})}
+    served += [word for name, value in settings.items() for word in (f"--{name}", value)]
     with gateway(served, given.out) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=3600)
         conversation = client.conversations.create(metadata={"conversation": task.id}).id
