@@ -6,7 +6,6 @@ that the processes of an FSDP run wrote: those of one such file are in memory at
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers.trainer import TRAINER_STATE_NAME
 
+from atommem.command_line import CommandParser
 from atommem.errors import ConfigError
 from atommem.train.resume.checkpoint import check_whole, load_training_args
 from atommem.train.resume.checkpoint_files import MARKER
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: The checkpoint is damaged or none, or the folder cannot be written.
     """
-    parser = argparse.ArgumentParser(prog="atommem train export", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="atommem train export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="A checkpoint-N folder.")
     parser.add_argument("--out", type=Path, required=True, help="The model folder to make; must not exist.")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="Default: as it was saved.")
