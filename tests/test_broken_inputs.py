@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -300,9 +301,11 @@ def faults(line: list[str], box: Box, capfd: pytest.CaptureFixture[str]) -> list
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [*cli._commands()])
-def test_forty_broken_inputs_to_every_command(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
+LIGHT = ("trace", "compare", "configs", "env")
+"""Commands that are tried in every run of the fast tests; they load nothing."""
+
+
+def sweep(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = []
     tried = 0
     for leaf in leaves(command):
@@ -312,3 +315,61 @@ def test_forty_broken_inputs_to_every_command(command: str, box: Box, capfd: pyt
                 tried += 1
                 wrong += [f"{' '.join(leaf.words)}: {name}: {fault}" for fault in faults(line, box, capfd)]
     assert not wrong, f"{len(wrong)} faults in {tried} calls:\n" + "\n".join(wrong)
+    assert tried >= 7
+
+
+@pytest.mark.parametrize("command", LIGHT)
+def test_broken_inputs_to_a_light_command(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
+    sweep(command, box, capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [name for name in cli._commands() if name not in LIGHT])
+def test_broken_inputs_to_every_other_command(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
+    sweep(command, box, capfd)
+
+
+def test_there_are_forty() -> None:
+    assert len(INPUTS) >= 40
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tarin"], "did you mean train?"),
+        (["data", "biuld"], "did you mean build?"),
+        (["trace", "x", "--setp", "1"], "did you mean --step?"),
+        (["env", "check", "longdok"], "did you mean longdoc?"),
+        (["configs", "qwen3_8b_hotpota"], "did you mean"),
+        (["trace", "x", "--step", "one"], "--step is 'one': give a whole number"),
+        (["audit", "plain.txt", "--out", "empty/x.json"], "is a file: give another path"),
+        (["audit", "plain.txt", "--out", "folder"], "which is a folder: give a file"),
+        (["audit", "plain.txt", "--out", "/dev/full"], "which is a device"),
+        (["ask", "plain.txt", "Who?", "--policy", "model", "--memory", "plain.txt"], "which is a file: give a folder"),
+        (["ask", "plain.txt", "Who?", "--policy", "./modle"], "did you mean model?"),
+    ],
+)
+def test_what_is_said(words: list[str], said: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = cli.main(words)
+    except SystemExit as ended:
+        status = ended.code  # type: ignore[assignment]
+    assert status == 2
+    err = capfd.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_statuses_are_listed() -> None:
+    """Every status that a module names stands in docs/commands.md."""
+    root = Path(__file__).parents[1]
+    listed = set(re.findall(r"^\| (\d+) \|", (root / "docs" / "commands.md").read_text(), re.MULTILINE))
+    folders = [root / name for name in ("atommem", "envs", "train", "eval", "serve", "demo")]
+    named = {
+        status
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for status in re.findall(r"^EXIT_\w+ = (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert {"1", "3", "4", "75", "130"} <= named
+    assert listed == named | {"0", "2"}
