@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from atommem.command_line import SettingsParser, check_writable, names_of, one_line
+from atommem.command_line import SettingsParser, names_of, one_line
 from atommem.config import EmbedderConfig, MemoryConfig, check_choice
 from atommem.environment import EnvironmentConfig
 from atommem.envs.checkpoint_settings import json_object, read_ahead
@@ -86,7 +86,6 @@ class EvalConfig:
             raise ConfigError(f"limit is {self.limit}: give at least 1, or leave it unset for all tasks.")
         if not 0 <= self.max_failed_fraction <= 1:
             raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
-        check_writable("out", self.out, folder=True)
         check_sampling(self)
         if self.max_tokens >= self.context_tokens:
             raise ConfigError(

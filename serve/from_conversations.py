@@ -15,6 +15,7 @@ from before an import: anybody could have written them.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,8 @@ def main(argv: list[str] | None = None) -> int:
     if tasks:
         save_tasks(tasks, given.out / "tasks.jsonl")
     print(f"{traces} of {count} conversations may be used: traces with {steps} steps, {len(tasks)} tasks")
-    print(f"atommem train sft --data {given.out / 'traces'} --min_reward 1 ...")
+    traces_folder = shlex.quote(str(given.out / "traces"))
+    print(f"train on them: atommem train sft --data {traces_folder} --min_reward 1 --model_name_or_path MODEL")
     return 0
 
 

@@ -7,6 +7,7 @@ that the processes of an FSDP run wrote: those of one such file are in memory at
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -52,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(list(argv))
     dtype = getattr(torch, given.dtype) if given.dtype else None
     export(given.checkpoint, given.out, dtype, given.license, given.max_shard_size)
-    print(f"saved to {given.out}; evaluate it: atommem eval --policy {given.out} --data FILE --out DIR")
+    call = ["atommem", "eval", "--policy", str(given.out), "--data", "TASKS", "--out", str(given.out / "eval")]
+    print(f"saved to {given.out}; evaluate it: {shlex.join(call)}")
     return 0
 
 
