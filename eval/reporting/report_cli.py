@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
     add("--export", nargs="+", default=[], choices=("inspect", "predictions"), help=exports)
     add("--gold", type=Path, help="The benchmark's file, whose order MuSiQue's predictions must have.")
     given = vars(parser.parse_args(list(argv)))
-    check_writable("out", given.out, folder=True)
+    check_writable("out", given["out"], folder=True)
     evaluations, out, export, gold = (given.pop(name) for name in ("evaluations", "out", "export", "gold"))
     if given["max_episodes"] < 0:
         raise ConfigError(f"max_episodes is {given['max_episodes']}: give 0 or more.")
