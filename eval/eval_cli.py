@@ -21,6 +21,7 @@ from atommem.eval.eval_config import Configs, parse_arguments
 from atommem.eval.output import EPISODES, SUMMARY, trace_path
 from atommem.eval.runner import evaluate
 from atommem.eval.workbench import Workbench
+from atommem.policy.opening import model_folder
 
 if TYPE_CHECKING:
     from atommem.envs.scoring.records import EvalResult
@@ -63,6 +64,8 @@ def _main(argv: list[str]) -> int:
     configs = parse_arguments(argv)
     config = configs[0]
     check_writable("out", config.out, folder=True)
+    if not config.is_server:
+        model_folder("policy", config.policy[0])
     try:
         result = asyncio.run(_run(configs))
     except KeyboardInterrupt:

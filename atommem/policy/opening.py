@@ -102,7 +102,6 @@ def check_policy(settings: PolicySettings) -> None:
     check_choice("api", settings.api, APIS)
     first = settings.policy[0] if settings.policy else ""
     if not is_server(settings.policy):
-        model_folder("policy", first)
         if settings.tokenizer is not None or settings.model is not None or settings.api != "completions":
             raise ConfigError(f"policy is the folder {first}: model, tokenizer and api are for servers only.")
     elif settings.api == "chat":
