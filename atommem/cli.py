@@ -12,6 +12,7 @@ import sys
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
 
+from atommem.command_line import close_match, one_line
 from atommem.errors import AtomMemError, ConfigError
 
 _SUMMARIES = {
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"atommem {version('atommem')}")
         return 0
     if argv[0] not in commands:
-        print(f"atommem: unknown command {argv[0]!r}\n\n{_usage(commands)}", file=sys.stderr)
+        meant = close_match(argv[0], commands)
+        print(f"atommem: unknown command {argv[0][:80]!r}{meant} (see atommem --help).", file=sys.stderr)
         return 2
     try:
         command = _load(commands[argv[0]])
@@ -65,8 +67,11 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"atommem {argv[0]} needs the package {error.name}: pip install 'atommem[train]'.", file=sys.stderr)
         return 2
-    except AtomMemError as error:
-        print(f"atommem {argv[0]}: {error}", file=sys.stderr)
+    except (AtomMemError, OSError) as error:
+        print(f"atommem {argv[0]}: {one_line(error)}", file=sys.stderr)
+        return 2
+    except RecursionError:
+        print(f"atommem {argv[0]}: a file is nested too deeply to be read: give another.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\natommem {argv[0]}: interrupted", file=sys.stderr)

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from atommem.actions import MEMORY_KINDS
+from atommem.command_line import one_line
 from atommem.errors import ConfigError
 
 CONFIG_FILE = "atommem_config.json"
@@ -187,6 +188,13 @@ def hub_name(name: str) -> tuple[str, str | None]:
     if not revision:
         raise ConfigError(f"{name!r} names no revision after its @: give a commit, branch or tag.")
     return model, revision
+
+
+def not_loaded(name: str, error: Exception) -> str:
+    """Why transformers could not load `name`, in one line: it writes a page where neither folder nor hub has it."""
+    if Path(name).exists():
+        return one_line(error)
+    return "there is no such folder here, and the hub has no such model or cannot be reached. Check the name."
 
 
 def fields_of(config_class: type, values: dict[str, Any]) -> dict[str, Any]:

@@ -155,8 +155,8 @@ class EpisodeRunner:
             for step in list(episode.steps):
                 if step.observation != observation:
                     raise TraceError(
-                        f"step {step.index} of task {episode.task_id!r} ({step.observation.label}) showed something "
-                        "else then: go on with the same task, environment and settings."
+                        f"step {step.index + 1} of task {episode.task_id!r} ({step.observation.label}) showed "
+                        "something else then: go on with the same task, environment and settings."
                     )
                 result = await advance(step)
                 if result.observation is None:

@@ -6,13 +6,13 @@ itself gets their path from ``atommem configs NAME``.
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import textwrap
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from atommem.command_line import CommandParser
 from atommem.errors import ConfigError
 
 _FOLDER = Path(__file__).with_name("configs")
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         ConfigError: There is no file of that name.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="atommem configs",
         description="List the shipped configs, or print the path of one: accelerate launch --config_file "
         "$(atommem configs accelerate/fsdp2) -m atommem.cli train grpo --config qwen3_8b_hotpotqa",

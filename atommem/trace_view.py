@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import os
 import re
@@ -15,6 +14,7 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
+from atommem.command_line import CommandParser
 from atommem.episode import Step
 from atommem.errors import ConfigError, TraceError
 from atommem.memory.contents import Contents
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         TraceError: The file is missing or not a trace.
         ConfigError: There is no such step.
     """
-    parser = argparse.ArgumentParser(prog="atommem trace", description="Replay an episode step by step.")
+    parser = CommandParser(prog="atommem trace", description="Replay an episode step by step.")
     parser.add_argument("file", help="a trace: one of the files that `atommem eval` writes to OUT/traces")
     parser.add_argument("--step", type=int, metavar="N", help="show step N only (from 1)")
     parser.add_argument("--full", action="store_true", help="show chunks and long texts whole")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.errors import ConfigError
 
 
@@ -25,8 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.updates is not None and args.updates < 1:
         raise ConfigError(f"updates is {args.updates}: give at least 1.")
     out = args.out or Path("runs") / "_".join(filter(None, ("demo", args.world)))
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"out is {out}, which is a file: give a folder.")
+    check_writable("out", out, folder=True)
     started = time.perf_counter()
     # Redirected to a file, the output should still come line by line.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="atommem demo",
         description="Make a tiny policy from nothing, show it faulty demonstrations, and let GRPO teach it to manage "
         "its memory in a synthetic world. Takes some minutes on two cores; nothing is downloaded.",

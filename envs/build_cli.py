@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from atommem.command_line import CommandParser
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.musique import SOURCE as MUSIQUE
 from atommem.envs.benchmarks.overlap import AskedQuestions, read_asked
@@ -123,7 +124,7 @@ def _counted(tasks: Iterable[Task], counts: dict[str, int]) -> Iterator[Task]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="atommem data build",
         description="Build long-document tasks: the questions' gold documents, shuffled among distractors.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from atommem.command_line import CommandParser
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
 from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
 from atommem.errors import ConfigError
@@ -45,7 +45,7 @@ def read_ahead(argv: Sequence[str], model_field: str, settings: Mapping[str, Any
         ConfigError: The folder's file is broken, or there is no such environment.
         OSError, yaml.YAMLError: The ``--config`` file cannot be read.
     """
-    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = CommandParser(add_help=False)
     finder.add_argument(f"--{model_field}", dest="model", nargs="?")
     finder.add_argument("--tokenizer")
     finder.add_argument("--config")
@@ -53,7 +53,10 @@ def read_ahead(argv: Sequence[str], model_field: str, settings: Mapping[str, Any
     named, _ = finder.parse_known_args(argv)
     values: Any = dict(settings or {})
     if named.config is not None:
-        values |= yaml.safe_load(Path(named.config).read_text(encoding="utf-8")) or {}
+        written = yaml.safe_load(Path(named.config).read_text(encoding="utf-8")) or {}
+        if not isinstance(written, dict):
+            raise ConfigError(f"config {named.config} holds a {type(written).__name__}: give settings, NAME: VALUE.")
+        values |= written
     model = named.model or values.get(model_field)
     if isinstance(model, list):  # servers, or a folder written as a list of one
         model = model[0] if model else None

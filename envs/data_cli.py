@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem import plugins
+from atommem.command_line import CommandParser
 from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
 from atommem.envs.task import Task
 from atommem.envs.task_files import iter_tasks
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="atommem data", description=__doc__)
+    parser = CommandParser(prog="atommem data", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     commands.add_parser(
         "build",
@@ -74,7 +75,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 def _environment(argv: Sequence[str]) -> tuple[str, list[str]]:
     """The environment that a command line names, and the rest of it."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = CommandParser(add_help=False)
     finder.add_argument("--environment", default=DEFAULT_ENVIRONMENT)
     named, rest = finder.parse_known_args(argv)
     return named.environment, rest

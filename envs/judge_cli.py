@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.envs.benchmarks.rows import Row, read_rows
 from atommem.envs.scoring.judge import make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.scoring.statistics import clustered_estimate
 from atommem.envs.scoring.verdicts import NOT_ATTEMPTED, RIGHT, WRONG, Verdict
 from atommem.envs.task import Question
+from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, DataError
 
 _GRADES = (RIGHT, WRONG, NOT_ATTEMPTED)
@@ -31,12 +32,13 @@ class Labelled:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem judge ...``; returns the exit status.
+    """Run ``atommem judge ...``.
 
     Raises:
-        AtomMemError: A setting or the file is wrong, or the judge is out of reach.
+        AtomMemError: A setting is wrong, a file cannot be read, or the judge is out of reach.
     """
     args = _parser().parse_args(argv)
+    check_writable("out", args.out, folder=False)
     given = {field.name: getattr(args, field.name) for field in fields(JudgeConfig)}
     config = JudgeConfig(**{name: value for name, value in given.items() if value is not None})
     if config.judge_url is None:
@@ -44,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     report = asyncio.run(check(read_labelled(args.file), config, args.repeats, args.temperature))
     print("\n".join(_described(report)))
     if args.out is not None:
-        args.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(args.out, report)
     return 0
 
 
@@ -156,7 +158,7 @@ def _described(report: dict[str, Any]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="atommem judge", description=__doc__)
+    parser = CommandParser(prog="atommem judge", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     command = commands.add_parser("check", help="hold a judge against labelled answers")
     command.add_argument(

@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from atommem.command_line import check_writable
 from atommem.envs.benchmarks.beam import is_beam, parse_beam
 from atommem.envs.benchmarks.locomo import is_locomo, parse_locomo
 from atommem.envs.benchmarks.longmemeval import is_longmemeval, parse_longmemeval
@@ -52,11 +53,12 @@ def check_name(path: str | Path) -> Path:
     """`path`, if it has a name that `save_tasks` can write.
 
     Raises:
-        ConfigError: It ends neither in .parquet nor in .jsonl.
+        ConfigError: It ends neither in .parquet nor in .jsonl, or cannot be written.
     """
     path = Path(path)
     if path.suffix not in (".parquet", ".jsonl"):
-        raise ConfigError(f"{path}: the name must end in .parquet or .jsonl.")
+        raise ConfigError(f"{str(path)[:200]}: the name must end in .parquet or .jsonl.")
+    check_writable("out", path, folder=False)
     return path
 
 
@@ -116,6 +118,16 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}.") from error
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write `content` as JSON: the whole file, or none.
+
+    Raises:
+        DataError: It cannot be written.
+    """
+    with replacing(Path(path)) as draft:
+        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from atommem.command_line import check_writable
 from atommem.environment import find_environment
 from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.errors import BudgetSpentError
 from atommem.eval.console_report import breakdown_table, report_table
 from atommem.eval.eval_config import Configs, parse_arguments
-from atommem.eval.output import EPISODES, SUMMARY, TRACES
+from atommem.eval.output import EPISODES, SUMMARY, trace_path
 from atommem.eval.runner import evaluate
 from atommem.eval.workbench import Workbench
+from atommem.policy.opening import model_folder
 
 if TYPE_CHECKING:
     from atommem.envs.scoring.records import EvalResult
@@ -60,6 +63,9 @@ def _main(argv: list[str]) -> int:
         return run_suite(argv)
     configs = parse_arguments(argv)
     config = configs[0]
+    check_writable("out", config.out, folder=True)
+    if not config.is_server:
+        model_folder("policy", config.policy[0])
     try:
         result = asyncio.run(_run(configs))
     except KeyboardInterrupt:
@@ -121,6 +127,5 @@ def _print_report(result: EvalResult, out: Path) -> None:
         console.print(f"failed {count} x: {error}", markup=False)
     if result.failed:
         console.print("Failed episodes are in no score; the same command runs them again.")
-    console.print(
-        f"{out / SUMMARY}, {out / EPISODES}; replay an episode: atommem trace {out / TRACES}/FILE", markup=False
-    )
+    replay = shlex.join(["atommem", "trace", str(trace_path(out, result.records[0]))])
+    console.print(f"{out / SUMMARY}, {out / EPISODES}; replay an episode: {replay}", markup=False)

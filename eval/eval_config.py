@@ -9,13 +9,15 @@ from typing import Any
 
 import yaml
 
+from atommem.command_line import SettingsParser, names_of, one_line
 from atommem.config import EmbedderConfig, MemoryConfig, check_choice
 from atommem.environment import EnvironmentConfig
 from atommem.envs.checkpoint_settings import json_object, read_ahead
 from atommem.errors import ConfigError
 from atommem.eval.budget import Budget
 from atommem.eval.methods import METHODS
-from atommem.policy.opening import API_HELP, check_policy, is_server
+from atommem.policy.contract import check_sampling
+from atommem.policy.opening import API_HELP, check_policy, check_window, is_server
 from atommem.shipped import with_config_path
 
 _CHECKPOINT_FIELDS = ("max_tokens", "chat_template_kwargs")
@@ -84,7 +86,14 @@ class EvalConfig:
             raise ConfigError(f"limit is {self.limit}: give at least 1, or leave it unset for all tasks.")
         if not 0 <= self.max_failed_fraction <= 1:
             raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
+        check_sampling(self)
+        if self.max_tokens >= self.context_tokens:
+            raise ConfigError(
+                f"max_tokens is {self.max_tokens} and context_tokens {self.context_tokens}, which is prompt and "
+                "completion together: make max_tokens smaller."
+            )
         check_policy(self)
+        check_window("max_tokens", self.max_tokens, self.policy[0])
         self.make_budget()
         json_object("chat_template_kwargs", self.chat_template_kwargs)
 
@@ -124,16 +133,21 @@ def parse_arguments(
     """
     from trl import TrlParser
 
+    class Parser(SettingsParser, TrlParser):
+        """TRL's, with our help and our errors."""
+
     argv = with_config_path(argv, "eval")
     try:
         ahead = read_ahead([*argv, *(["--policy", policy] if policy is not None else [])], "policy", settings)
-        parser = TrlParser(
-            (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class),
+        kinds = (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class)
+        titles = ("evaluation", "memory", "embedder", f"environment {ahead.environment.__name__}")
+        parser = Parser(
+            kinds,
+            {title: names_of(kind) for title, kind in zip(titles, kinds, strict=True)},
             prog="atommem eval",
             description="Evaluate a policy on a task file. All flags can also be given in a YAML file: --config FILE, "
             "or the name of one of ours (`atommem configs`). Many that make one report: --suite FILE or NAME, "
             "whose own flags atommem eval --suite --help tells.",
-            allow_abbrev=False,
         )
         stored = {name: ahead.stored[name] for name in _CHECKPOINT_FIELDS if name in ahead.stored}
         parser.set_defaults_with_config(**{**ahead.defaults, **stored, **(settings or {})})
@@ -143,5 +157,5 @@ def parse_arguments(
             f"environment {ahead.environment.__name__} has a setting that this command has too ({error}): rename it."
         ) from error
     except (ValueError, OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{error} (see atommem eval --help)") from error
+        raise ConfigError(f"{one_line(error)} (see atommem eval --help)") from error
     return configs

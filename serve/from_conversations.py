@@ -14,8 +14,8 @@ from before an import: anybody could have written them.
 
 from __future__ import annotations
 
-import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.config import load_config
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.envs.task_files import save_tasks
@@ -63,14 +64,15 @@ def main(argv: list[str] | None = None) -> int:
         DataError: Nothing in it may be used, or nothing has been rated.
         ConfigError: The database cannot be opened.
     """
-    parser = argparse.ArgumentParser(prog="atommem data from-conversations", description=__doc__.partition("\n")[0])
+    parser = CommandParser(prog="atommem data from-conversations", description=__doc__.partition("\n")[0])
     default = os.environ.get("ATOMMEM_DATABASE")
     parser.add_argument("--db", default=default, required=default is None, help="the server's (`atommem serve --db`)")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--owner", help="those of one owner")
     parser.add_argument("--policy", help="the checkpoint's folder: traces then say which settings they were made with")
     given = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    log = ConversationLog(open_database(given.db))
+    check_writable("out", given.out, folder=True)
+    log = ConversationLog(open_database(given.db, make=False))
     config = {} if given.policy is None else {"memory": load_config(given.policy)}
     tasks, count, steps, traces = [], 0, 0, 0
     for count, conversation in enumerate(_conversations(log, given.owner), 1):  # noqa: B007  (counted)
@@ -89,7 +91,8 @@ def main(argv: list[str] | None = None) -> int:
     if tasks:
         save_tasks(tasks, given.out / "tasks.jsonl")
     print(f"{traces} of {count} conversations may be used: traces with {steps} steps, {len(tasks)} tasks")
-    print(f"atommem train sft --data {given.out / 'traces'} --min_reward 1 ...")
+    traces_folder = shlex.quote(str(given.out / "traces"))
+    print(f"train on them: atommem train sft --data {traces_folder} --min_reward 1 --model_name_or_path MODEL")
     return 0
 
 

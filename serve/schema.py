@@ -119,11 +119,13 @@ api_keys = sa.Table(
 MIGRATIONS = Path(__file__).with_name("migrations")
 
 
-def open_database(url: str, *, pool_size: int = 8) -> sa.Engine:
+def open_database(url: str, *, pool_size: int = 8, make: bool = True) -> sa.Engine:
     """The database at `url`, brought to the newest schema.
 
     Args:
         url: ``sqlite:///FILE``, or ``postgresql://...``, which is spoken to by psycopg 3.
+        pool_size: Connections that are kept (PostgreSQL).
+        make: Make the file where there is none.
 
     Raises:
         ConfigError: The URL is none, its driver is not installed, or the database is not there.
@@ -133,6 +135,8 @@ def open_database(url: str, *, pool_size: int = 8) -> sa.Engine:
     try:
         address = sa.make_url(url)
         if address.get_backend_name() == "sqlite":
+            if not make and not Path(address.database or "").is_file():
+                raise ConfigError(f"there is no database {address.database}: give that of `atommem serve --db`.")
             engine = _sqlite(address)
         else:
             engine = sa.create_engine(address, pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)

@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atommem.command_line import CommandParser
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
 from atommem.face.flags import add_settings, given_settings
 from atommem.policy.opening import API_HELP
 
 if TYPE_CHECKING:
-    from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.served_policy import ServedPolicy
 
 DATABASE = "sqlite:///runs/serve/conversations.db"
@@ -55,14 +55,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    ahead = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ahead = CommandParser(add_help=False)
     ahead.add_argument("--environment", default=DEFAULT_ENVIRONMENT)
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="atommem serve",
         usage="atommem serve --policy POLICY [--db URL] [--port N] [settings]; atommem serve keys add|list|revoke",
         description="Serve a policy as a memory: conversations, responses and chat completions of OpenAI's API, and "
         "the memory's own log (docs/serving.md).",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--policy",
@@ -107,9 +106,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from atommem.serve.schema import open_database
     from atommem.serve.served_policy import ServedPolicy
 
-    log = ConversationLog(open_database(arguments.db))
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    if host not in LOOPBACK and not Keys(log).exist():
+    if host not in LOOPBACK and not Keys(ConversationLog(open_database(arguments.db))).exist():
         raise ConfigError(
             f"host is {arguments.host} and there is no key: anybody on the network could read all memories. Make one "
             f"with atommem serve keys add OWNER --db {arguments.db}, or listen on 127.0.0.1."
@@ -129,16 +127,19 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
             print(f"atommem serve: starting vLLM at {server.url} (log: {server.log})", file=sys.stderr, flush=True)
             stack.enter_context(server)
-        return _listen(arguments, policy, log, host)
+        return _listen(arguments, policy, host)
 
 
-def _listen(arguments: argparse.Namespace, policy: ServedPolicy, log: ConversationLog, host: str) -> int:
+def _listen(arguments: argparse.Namespace, policy: ServedPolicy, host: str) -> int:
     """Serve until told to end."""
     from atommem.serve.app import make_app, run
+    from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
     from atommem.serve.guard import LOGGER, JsonLines, Limits
+    from atommem.serve.schema import open_database
     from atommem.serve.serve_metrics import Metrics
 
+    log = ConversationLog(open_database(arguments.db))  # not before: no file is left where the policy cannot be opened
     conversations = Conversations(
         policy,
         log,
@@ -184,7 +185,7 @@ def _database() -> str:
 
 def _keys(argv: list[str]) -> int:
     """``atommem serve keys``."""
-    parser = argparse.ArgumentParser(prog="atommem serve keys", allow_abbrev=False)
+    parser = CommandParser(prog="atommem serve keys")
     commands = parser.add_subparsers(dest="command", required=True)
     add = commands.add_parser("add", help="Make a key for an owner, and print it this once.")
     add.add_argument("owner")
@@ -201,7 +202,7 @@ def _keys(argv: list[str]) -> int:
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.schema import open_database
 
-    keys = Keys(ConversationLog(open_database(arguments.db)))
+    keys = Keys(ConversationLog(open_database(arguments.db, make=arguments.command == "add")))
     if arguments.command == "add":
         number, token = keys.add(arguments.owner, arguments.requests_per_minute, arguments.max_body_bytes)
         print(token)

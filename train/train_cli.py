@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
+from inspect import get_annotations
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from atommem.command_line import SettingsParser, check_writable, names_of, one_line
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.environment import EnvironmentConfig
 from atommem.envs.checkpoint_settings import Ahead, read_ahead
 from atommem.errors import ConfigError
+from atommem.policy.opening import check_window, model_folder
 from atommem.shipped import with_config_path
 
 if TYPE_CHECKING:
@@ -23,6 +27,19 @@ if TYPE_CHECKING:
 
 STAGES = ("grpo", "sft", "async")
 _RESUME = ["--resume_from_checkpoint", "auto"]
+_MODEL = ("data", "eval_data", "model_name_or_path", "model_revision", "use_peft", "lora_r", "lora_alpha", "output_dir")
+_UPDATE = ("max_steps", "num_train_epochs", "learning_rate", "beta", "seed")
+_ROLLOUTS = (
+    *("temperature", "max_completion_length", "chat_template_kwargs", "max_in_flight", "max_inflight_tasks"),
+    *("carried_groups", "dynamic_sampling", "episode_max_tokens", "episode_max_seconds", "max_failed_fraction"),
+    *("rollout_batch_size", "rollout_batch_tokens", "use_vllm", "vllm_mode", "vllm_server_base_url"),
+    *("vllm_engine_kwargs", "max_staleness"),
+)
+_SAVING = (
+    *("save_steps", "save_total_limit", "resume_from_checkpoint", "logging_steps", "report_to", "eval_strategy"),
+    *("eval_steps", "eval_temperature", "num_generations_eval", "log_episodes", "log_episodes_steps", "save_traces"),
+    *("dry_run", "dry_run_device"),
+)
 USAGE = """usage: atommem train [grpo|sft|async] [--config FILE|NAME] [--FIELD VALUE ...]
 
 stages:
@@ -37,7 +54,7 @@ of a run:
 `atommem configs` lists the names of recipes. A flag wins over the YAML file, that over the atommem_config.json
 of the model folder (a cold-started model keeps its memory settings), that over the defaults. --resume continues
 from the last checkpoint in --output_dir, if there is one. --dry_run checks every setting and estimates memory and
-hours, without weights or GPU. `atommem train STAGE --help` lists all fields.
+hours, without weights or GPU. `atommem train STAGE --help` lists our settings, --help-all TRL's too.
 
 exit status: 0 done; 75 stopped by SIGTERM, SIGUSR1 or Ctrl-C, --resume continues; 2 a setting is wrong, or the
 run cannot go on (the message says why and where its data is)."""
@@ -179,14 +196,17 @@ def _parse(argv: Sequence[str], config_class: type, stage: str, model_class: typ
 
     from atommem.train.dry_run.dry_run_config import DryRunConfig
 
+    class Parser(SettingsParser, TrlParser):
+        """TRL's, with our help and our errors."""
+
     try:
         ahead = read_ahead(argv, "model_name_or_path")
         own = ahead.environment.config_class
-        parser = TrlParser(
+        parser = Parser(
             (config_class, MemoryConfig, EmbedderConfig, own, model_class or ModelConfig, DryRunConfig),
+            _groups(config_class, own),
             prog=f"atommem train {stage}",
-            description="All fields can also be given in a YAML file: --config FILE or NAME (atommem configs).",
-            allow_abbrev=False,
+            description="All settings can also be given in a YAML file: --config FILE or NAME (atommem configs).",
         )
         parser.set_defaults_with_config(**_defaults(ahead))
         args, *others, _ = parser.parse_args_and_config(list(argv))
@@ -195,12 +215,54 @@ def _parse(argv: Sequence[str], config_class: type, stage: str, model_class: typ
             f"environment {ahead.environment.__name__} has a setting that this command has too ({error}): rename it."
         ) from error
     except (ValueError, OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{error} (see atommem train {stage} --help)") from error
+        raise ConfigError(f"{one_line(error)} (see atommem train {stage} --help)") from error
     if not args.data:
         raise ConfigError(f"data is not set: give --data FILE (see atommem train {stage} --help).")
     if others[-1].model_name_or_path is None:
         raise ConfigError("model_name_or_path is not set: give a model folder or hub name.")
+    _check(args, others[-1].model_name_or_path)
     return (args, *others)
+
+
+def _check(args: Any, model: str) -> None:
+    """What is wrong whatever the trainer, before anything is loaded or made.
+
+    Raises:
+        AtomMemError: A value is out of range, there is no such model folder, or the output folder cannot be written.
+    """
+    if not 0 <= args.learning_rate < math.inf:
+        raise ConfigError(f"learning_rate is {args.learning_rate}: give 0 or more.")
+    if not 0 < getattr(args, "temperature", 1.0) < math.inf:
+        raise ConfigError(f"temperature is {args.temperature}: give a number above 0, for greedy episodes are all one.")
+    length = args.max_completion_length
+    if length is not None and length < 1:
+        raise ConfigError(f"max_completion_length is {length}: give at least 1.")
+    model_folder("model_name_or_path", model)
+    if length is not None:
+        check_window("max_completion_length", length, model)
+    check_writable("output_dir", args.output_dir, folder=True)
+
+
+def _groups(config_class: type, environment: type) -> dict[str, Sequence[str]]:
+    """The settings that ``--help`` shows, by title: those of the model that most runs give, and all that are ours."""
+    ours = dict.fromkeys(name for kind in config_class.__mro__ if _is_ours(kind) for name in get_annotations(kind))
+    elsewhere = {*_MODEL, *_UPDATE, *_ROLLOUTS, *_SAVING}
+    return {
+        "data and model": _MODEL,
+        "memory": names_of(MemoryConfig),
+        "environment": names_of(environment),
+        "embedder": names_of(EmbedderConfig),
+        "GRPO" if "num_generations" in ours else "training": [
+            *_UPDATE,
+            *(name for name in ours if name not in elsewhere),
+        ],
+        "rollouts": _ROLLOUTS,
+        "saving, watching, resuming": _SAVING,
+    }
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("atommem.")
 
 
 def _defaults(ahead: Ahead) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import typing
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from atommem.command_line import CommandParser
 from atommem.env_check import CHECKS, Finding, check_environment
 from atommem.environment import EnvironmentConfig, environment_names, find_environment
 from atommem.errors import AtomMemError, ConfigError
@@ -28,24 +29,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         ConfigError: A setting is unknown or out of range.
     """
-    parser = argparse.ArgumentParser(prog="atommem env", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="atommem env", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     commands.add_parser("list", help="the environments that are installed")
     check = commands.add_parser(
         "check",
         help="play episodes with scripted policies, and say which promises are broken",
         description="Check an environment without a model. Its settings are flags: --NAME VALUE.",
-        allow_abbrev=False,
     )
     check.add_argument("name", help="as in `atommem env list`, or package.module:Class")
     check.add_argument("--data", metavar="FILE", help="tasks to play; without them only declarations are checked")
     check.add_argument("--tasks", type=int, default=3, help="play so many of them (default: %(default)s)")
     check.add_argument("--seed", type=int, default=0, help="of what the policies write")
     given, flags = parser.parse_known_args(list(sys.argv[1:] if argv is None else argv))
+    if flags and given.command == "list":
+        parser.error(f"unrecognized arguments: {' '.join(flags)}")
     if given.command == "list":
         _print_list()
         return 0
     config = None
+    if ":" not in given.name:
+        find_environment(given.name)  # a name that is none is no environment to check
+    if given.data is not None and not Path(given.data).exists():
+        raise ConfigError(f"data is {given.data!r}: there is no such file.")
     try:
         settings = find_environment(given.name).config_class
     except (AtomMemError, ImportError, AttributeError):
@@ -63,7 +69,7 @@ def read_settings(kind: type[EnvironmentConfig], name: str, flags: Sequence[str]
     Raises:
         ConfigError: A setting is unknown, or out of range.
     """
-    parser = argparse.ArgumentParser(prog=f"atommem env check {name}", allow_abbrev=False, exit_on_error=False)
+    parser = CommandParser(prog=f"atommem env check {name}")
     types = typing.get_type_hints(kind)
     known = [item.name for item in fields(kind) if item.name != "environment"]
     for setting in known:

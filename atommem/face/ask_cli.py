@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
 from atommem.face import saved
@@ -51,14 +52,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    ahead = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ahead = CommandParser(add_help=False)
     ahead.add_argument("--environment", default=DEFAULT_ENVIRONMENT)
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="atommem ask",
         usage="atommem ask FILE QUESTION ... --policy POLICY [--memory DIR] [--json] [settings]",
         description="Read FILE into a memory, chunk by chunk, and answer questions from it. The policy sees the "
         "questions while it reads. Answers go to standard output, everything else to standard error.",
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help="A text file (UTF-8); - is standard input.")
     parser.add_argument("questions", metavar="QUESTION", nargs="*", help="Each is answered in turn.")
@@ -103,6 +103,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"there is no file {arguments.file!r}: atommem ask FILE QUESTION --policy POLICY.")
     if not arguments.questions or not all(question.strip() for question in arguments.questions):
         raise ConfigError("no question is given: atommem ask FILE QUESTION --policy POLICY.")
+    check_writable("memory", arguments.memory, folder=True)
     if arguments.policy is None and not exists:
         raise ConfigError("no policy is given: --policy FOLDER, or --policy URL with --tokenizer or --api chat.")
 

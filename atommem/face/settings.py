@@ -10,7 +10,7 @@ from typing import Any
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of
 from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentConfig, find_environment
 from atommem.errors import ConfigError
-from atommem.policy.contract import Sampling
+from atommem.policy.contract import Sampling, check_sampling
 
 SAMPLING = tuple(item.name for item in fields(Sampling) if item.name != "affinity")
 """The fields of `Sampling` that can be set."""
@@ -52,11 +52,13 @@ class Settings:
             close = difflib.get_close_matches(wrong, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
             raise ConfigError(f"there is no setting {wrong!r}: {hint}")
+        sampling = Sampling(**{key: values[key] for key in SAMPLING if key in values})
+        check_sampling(sampling)
         return cls(
             MemoryConfig(**fields_of(MemoryConfig, values)),
             EmbedderConfig(**fields_of(EmbedderConfig, values)),
             world(**{**fields_of(world, values), "environment": name}),
-            Sampling(**{key: values[key] for key in SAMPLING if key in values}),
+            sampling,
             values.get("chat_template_kwargs") or {},
         )
 

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any, cast
 
 from atommem.errors import PolicyError, PromptTooLongError
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling, check_sampling
 
 
 def check_request(prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None) -> None:
@@ -24,14 +24,7 @@ def check_request(prompt_ids: Sequence[int], sampling: Sampling, context_length:
     """
     if not prompt_ids:
         raise PolicyError("The prompt has no tokens: give at least one.")
-    if sampling.temperature < 0:
-        raise PolicyError(f"temperature is {sampling.temperature}: give 0 (greedy) or more.")
-    if not 0 < sampling.top_p <= 1:
-        raise PolicyError(f"top_p is {sampling.top_p}: give a value above 0, at most 1.")
-    if sampling.top_k < 0:
-        raise PolicyError(f"top_k is {sampling.top_k}: give 0 (keep all) or more.")
-    if sampling.max_tokens < 1:
-        raise PolicyError(f"max_tokens is {sampling.max_tokens}: give at least 1.")
+    check_sampling(sampling)
     if context_length is None:
         return
     if sampling.max_tokens >= context_length:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from math import inf
+from typing import Any, Literal, Protocol
+
+from atommem.errors import PolicyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,22 @@ class Sampling:
     max_tokens: int = 1024
     seed: int | None = None
     affinity: str | None = None
+
+
+def check_sampling(sampling: Sampling | Any) -> None:
+    """Refuse what no back end can sample; takes whatever has the fields of `Sampling`.
+
+    Raises:
+        PolicyError: A value is out of range.
+    """
+    if not 0 <= sampling.temperature < inf:
+        raise PolicyError(f"temperature is {sampling.temperature}: give 0 (greedy) or more.")
+    if not 0 < sampling.top_p <= 1:
+        raise PolicyError(f"top_p is {sampling.top_p}: give a value above 0, at most 1.")
+    if sampling.top_k < 0:
+        raise PolicyError(f"top_k is {sampling.top_k}: give 0 (keep all) or more.")
+    if sampling.max_tokens < 1:
+        raise PolicyError(f"max_tokens is {sampling.max_tokens}: give at least 1.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from atommem.config import not_loaded
 from atommem.errors import PolicyError
 from atommem.micro_batching import RequestBatcher, Waiting
 from atommem.policy.completions import check_request, make_completion
@@ -89,7 +90,9 @@ class LocalPolicy:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, revision=revision)
             tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
         except (OSError, ValueError) as error:
-            raise PolicyError(f"No causal language model could be loaded from {str(path)!r}: {error}") from error
+            raise PolicyError(
+                f"No causal language model could be loaded from {str(path)!r}: {not_loaded(str(path), error)}"
+            ) from error
         return cls(model, tokenizer, device=device, **options)
 
     @contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from atommem.config import check_choice, hub_name
+from atommem.command_line import close_match
+from atommem.config import check_choice, hub_name, not_loaded
 from atommem.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | Server
     if not is_server(settings.policy):
         from atommem.policy.local import LocalPolicy
 
-        model, revision = hub_name(_model_folder(settings.policy[0]))
+        model, revision = hub_name(model_folder("policy", settings.policy[0]))
         return LocalPolicy.from_pretrained(
             model,
             revision=revision,
@@ -160,20 +162,57 @@ def load_tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(model, revision=revision)
     except (OSError, ValueError) as error:
-        raise PolicyError(f"No tokenizer could be loaded from {name!r}: {error}") from error
+        raise PolicyError(f"No tokenizer could be loaded from {name!r}: {not_loaded(model, error)}") from error
 
 
-def _model_folder(name: str) -> str:
-    """`name`, unless it is plainly a path where no model lies: transformers would look for it on the hub."""
+def model_folder(setting: str, name: str) -> str:
+    """`name`, unless it is plainly a path where no model lies: transformers would look for it on the hub.
+
+    Raises:
+        PolicyError: It is.
+    """
     path = Path(name).expanduser()
+    if not name.strip() or "\0" in name:
+        raise PolicyError(f"{setting} is {name!r}: give the folder of a model, a hub name, or a server's URL.")
     if path.is_dir() and any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+        for weights in path.glob("*.safetensors"):
+            if not _is_whole(weights):
+                raise PolicyError(f"{setting} is {name!r}: {weights.name} is cut off or damaged; copy it again.")
         return str(path)
-    if path.exists():
-        what = "a folder without config.json" if path.is_dir() else "a file"
-        raise PolicyError(f"policy is {name!r}, which is {what}: give the folder of a model, or a server's URL.")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise PolicyError(f"policy is {name!r}: there is no such folder.")
+    if path.exists() or path.is_symlink():
+        what = "a file" if path.is_file() else "a folder without config.json" if path.is_dir() else "a broken link"
+        raise PolicyError(f"{setting} is {name!r}, which is {what}: give the folder of a model, or a server's URL.")
+    first = path.parts[0]
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(first).is_dir()):
+        beside = [str(one) for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
+        raise PolicyError(f"{setting} is {name!r}: there is no such folder{close_match(str(path), beside)}.")
     return name
+
+
+def _is_whole(weights: Path) -> bool:
+    """Whether a file of safetensors has all the bytes that its header promises."""
+    with weights.open("rb") as file:
+        try:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length <= 100_000_000 else {}
+            end = max(item["data_offsets"][1] for name, item in header.items() if name != "__metadata__")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return False
+    return weights.stat().st_size == 8 + length + int(end)
+
+
+def check_window(setting: str, tokens: int, folder: str) -> None:
+    """Whether a completion may be so long, as far as the model's folder tells its window.
+
+    Raises:
+        PolicyError: No prompt would fit beside it.
+    """
+    try:
+        window = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # no folder, or one that does not say
+    if isinstance(window, int) and tokens >= window:
+        raise PolicyError(f"{setting} is {tokens} and the window of {folder} {window}: no prompt would fit beside it.")
 
 
 def allow_connections(count: int) -> None:

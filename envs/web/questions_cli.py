@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
+from atommem.command_line import CommandParser
 from atommem.config import check_choice
 from atommem.envs.benchmarks.overlap import read_asked
 from atommem.envs.benchmarks.registry import BENCHMARKS
@@ -25,7 +26,7 @@ def is_asked_for(argv: Sequence[str]) -> bool:
     Raises:
         ConfigError: There is no such benchmark, with documents or without.
     """
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = CommandParser(add_help=False)
     finder.add_argument("--benchmark")
     named = finder.parse_known_args(argv)[0].benchmark
     if named is not None:
@@ -114,7 +115,7 @@ def _tasks(rows: list[QARow], source: str, args: argparse.Namespace) -> Iterator
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="atommem data build --environment web", description=__doc__)
+    parser = CommandParser(prog="atommem data build --environment web", description=__doc__)
     parser.add_argument("--benchmark", required=True, choices=list(WEB_BENCHMARKS), help="whose format the input has")
     splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
     parser.add_argument("--split", required=True, choices=sorted(splits), help="which official file to look for")

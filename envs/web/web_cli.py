@@ -6,6 +6,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.config import EMBEDDERS, EmbedderConfig
 from atommem.envs.web.net.cassette import Cassette
 from atommem.untrusted import printable
@@ -22,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="atommem web", description=__doc__)
+    parser = CommandParser(prog="atommem web", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     frozen = commands.add_parser("freeze", help="make a corpus of the pages that were read (tools: [corpus])")
     frozen.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the corpus")
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
 def _freeze(args: argparse.Namespace) -> int:
     from atommem.envs.web.net.freeze import freeze
 
+    check_writable("out", args.out, folder=True)
     model = {} if args.embedder_model is None else {"embedder_model": args.embedder_model}
     embedder = None if args.embedder is None else EmbedderConfig(args.embedder, **model)
     cassette = Cassette(args.cassette, read_only=True)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.envs.scoring.paired import Comparison, compare, question_scores
 from atommem.envs.scoring.records import EpisodeRecord, main_metric, metric_names
+from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.scores import label, ordered
@@ -47,13 +46,14 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: A folder holds no evaluation, or no such score, or the two were not given the same tasks.
         DataError: Records are damaged.
     """
-    parser = argparse.ArgumentParser(prog="atommem compare", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="atommem compare", description=__doc__)
     parser.add_argument("first", help="Folder of an evaluation.")
     parser.add_argument("second", help="Folder of another one on the same tasks.")
     parser.add_argument("--metric", help="Score to compare (default: em, or reward where there is no exact match).")
     parser.add_argument("--show", type=int, default=10, help="Flips to print of each kind; 0 for none, -1 for all.")
     parser.add_argument("--json", help="Also write everything to this file.")
     given = parser.parse_args(list(argv))
+    check_writable("json", given.json, folder=False)
     first, second = read_evaluation(given.first), read_evaluation(given.second)
     if first.tasks_digest != second.tasks_digest:
         raise ConfigError(
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         sides = {"first": str(first.folder), "second": str(second.folder)}
         failed = [sum(record.failed for record in side.records) for side in (first, second)]
         content = sides | comparison.to_json() | {"failed": failed, "flips": found}
-        Path(given.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(given.json, content)
     _print(first, second, comparison, found, given.show)
     return 0
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.errors import ConfigError, DataError
 from atommem.eval.output import write_json
 from atommem.eval.reporting.charts import make_charts, write_charts
@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: A folder or a file cannot be read, or evaluations cannot be told apart.
     """
-    parser = argparse.ArgumentParser(prog="atommem report", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="atommem report", description=__doc__)
     add = parser.add_argument
     folders = "Output folder of `atommem eval`, with the name of its row; or a folder with an earlier results.json."
     add("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
@@ -146,6 +146,7 @@ def main(argv: Sequence[str]) -> int:
     add("--export", nargs="+", default=[], choices=("inspect", "predictions"), help=exports)
     add("--gold", type=Path, help="The benchmark's file, whose order MuSiQue's predictions must have.")
     given = vars(parser.parse_args(list(argv)))
+    check_writable("out", given["out"], folder=True)
     evaluations, out, export, gold = (given.pop(name) for name in ("evaluations", "out", "export", "gold"))
     if given["max_episodes"] < 0:
         raise ConfigError(f"max_episodes is {given['max_episodes']}: give 0 or more.")

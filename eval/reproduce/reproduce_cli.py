@@ -10,6 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from atommem.command_line import CommandParser, check_writable
+from atommem.envs.task_files import write_json
+
 EXIT_DOES_NOT_HOLD = 1
 EXPERIMENTS = {
     "amac": ("atommem.eval.reproduce.amac.experiment", "admission by five factors (A-MAC, arXiv 2603.04549)"),
@@ -33,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         AtomMemError: A file is missing or damaged, or a setting is wrong.
     """
     arguments = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
+    check_writable("out", arguments.out, folder=True)
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 160
@@ -40,9 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     experiment = import_module(EXPERIMENTS[arguments.name][0])
     sheet = experiment.run(arguments, lambda text: say.print(text, markup=False))
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        whole = json.dumps(sheet.to_json(), indent=1)
-        (arguments.out / f"{sheet.name}.json").write_text(whole + "\n", encoding="utf-8")
+        write_json(arguments.out / f"{sheet.name}.json", sheet.to_json())
         (arguments.out / f"{sheet.name}.md").write_text(sheet.markdown(), encoding="utf-8")
     if arguments.json:
         print(json.dumps(sheet.to_json()))
@@ -53,15 +55,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser(argv: list[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="atommem reproduce",
         description="Repeat a published experiment on bounded memory by its own protocol: the paper's table beside "
         "ours, where paper and code differ both, and the controls that it left out. docs/reproduce.md",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, (module, summary) in EXPERIMENTS.items():
-        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        command = commands.add_parser(name, help=summary, description=summary)
         command.add_argument("--check", action="store_true", help="Exit with 1 unless every statement holds.")
         command.add_argument("--json", action="store_true", help="Print everything as one JSON object, on one line.")
         command.add_argument("--out", type=Path, metavar="FOLDER", help="Write NAME.json and NAME.md there, too.")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
+from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError
 from atommem.eval.retention.audit import Audit, agreed, audit
 from atommem.eval.retention.stores import Store, read_store
@@ -30,22 +31,23 @@ Second note:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem audit``; returns the exit status.
+    """Run ``atommem audit``.
 
     Raises:
-        AtomMemError: A setting is wrong, the store cannot be read, or a server is out of reach.
+        AtomMemError: A setting is wrong, or the store cannot be read.
     """
     args = _parser().parse_args(argv)
+    check_writable("out", args.out, folder=False)
     store = read_store(args.store)
     found = asyncio.run(_audit(store, args))
     print("\n".join(_described(store, found, args)))
     if args.out is not None:
-        args.out.write_text(json.dumps({"store": store.kind, **vars(found)}, indent=1) + "\n", encoding="utf-8")
+        write_json(args.out, {"store": store.kind, **vars(found)})
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="atommem audit",
         description="What is in a memory: near-duplicates, contradictions (with a judge), entries that were never "
         "shown, and what each rule would drop at a budget. Nothing is changed.",

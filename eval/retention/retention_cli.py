@@ -8,8 +8,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
+from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError
 from atommem.eval.retention.fitting import fit, save
 from atommem.eval.retention.keeping import Embedded, embedded
@@ -26,13 +28,12 @@ def main(argv: list[str] | None = None) -> int:
         AtomMemError: A setting or a file is wrong.
     """
     args = _parser().parse_args(argv)
+    check_writable("out", getattr(args, "out", None), folder=False)
     return int(args.run(args))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="atommem retention", description="Rules that keep and forget. docs/retention.md"
-    )
+    parser = CommandParser(prog="atommem retention", description="Rules that keep and forget. docs/retention.md")
     commands = parser.add_subparsers(required=True, metavar="fit|table|check|list")
     for name, run, about in (
         ("fit", _fit, "Fit the linear scorer on texts of which is known which were needed."),
@@ -88,7 +89,7 @@ def _table(args: argparse.Namespace) -> int:
     print(markdown(table))
     if args.out is not None:
         values = {name: {column: asdict(one) for column, one in row.items()} for name, row in table.items()}
-        args.out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        write_json(args.out, values)
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
 from atommem.eval.reproduce.published import table_of
@@ -76,12 +77,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="atommem eval",
         description="Run all evaluations that a suite's file describes, and report them together. "
         "Every flag of atommem eval may be given too: it wins over the suite's settings, but not over a row's.",
         epilog="Suites, their files and the report: docs/evaluation.md",
-        allow_abbrev=False,
     )
     # The file may be missing in `--suite --help`.
     suite_help = "The suite's file (YAML), or the name of one of ours (atommem configs)."
@@ -138,6 +138,7 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
         raise ConfigError("--suite is given without its file: give a path, or a name such as smoke.")
     if given.out is None and not given.list:
         raise ConfigError("--out is missing: name the folder for cells and report, or give --list.")
+    check_writable("out", given.out, folder=True)
     if given.benchmarks is not None and not given.benchmarks.is_dir():
         raise ConfigError(f"benchmarks is {given.benchmarks}: there is no such folder.")
     if given.throughput is not None and given.throughput <= 0:

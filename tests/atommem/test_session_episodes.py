@@ -113,7 +113,7 @@ async def test_a_past_that_is_not_this_episodes_is_refused() -> None:
     with pytest.raises(TraceError, match=r"has the steps \[1, 2\]: give all of them from step 0"):
         await runner().run(TASK, past=whole.steps[1:3])
     other = replace(TASK, documents=(Document("", "Another."), *TASK.documents[1:]))
-    with pytest.raises(TraceError, match=r"step 0 of task 't1' \(chunk 1/6\) showed something else then"):
+    with pytest.raises(TraceError, match=r"step 1 of task 't1' \(chunk 1/6\) showed something else then"):
         await runner().run(other, past=whole.steps[:3])
     with pytest.raises(TraceError, match="does not fit"):
         await runner().run(TASK, past=[whole.steps[0], replace(whole.steps[1], operations=whole.steps[3].operations)])

@@ -190,7 +190,8 @@ def test_a_killed_process_loses_no_finished_episode(data: Path) -> None:
 
 
 async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
-    weights = tmp_path / "model.safetensors"
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.bin"
     weights.write_bytes(b"1234")
     config = EvalConfig(policy=[str(tmp_path)], data="d", out=str(tmp_path / "eval"))
     first = await policy_identity(config, None)

@@ -61,7 +61,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rubbish = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("atommem", "configs", "tests", *ROOMS):
         shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=rubbish)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"):
         shutil.copy(ROOT / name, checkout)
     return checkout
 
@@ -113,7 +113,16 @@ def test_the_sdist_holds_no_tests_and_builds_what_the_checkout_builds(
     with tarfile.open(sdist) as archive:
         assert {Path(name).parts[1] for name in archive.getnames() if "/" in name} == {
             *("atommem", "atommem.egg-info"),
-            *("LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"),
+            *(
+                "CHANGELOG.md",
+                "CITATION.cff",
+                "LICENSE",
+                "MANIFEST.in",
+                "PKG-INFO",
+                "README.md",
+                "pyproject.toml",
+                "setup.cfg",
+            ),
         }
     assert contents(build("wheel", checkout, tmp_path)) == contents(wheel)
 

@@ -63,8 +63,12 @@ def test_what_is_missing_or_unknown_is_refused() -> None:
         parse_grpo(["--model_name_or_path", "x", "--use_cpu"])
     with pytest.raises(ConfigError, match="model_name_or_path is not set"):
         parse_grpo(["--data", "x", "--use_cpu"])
-    with pytest.raises(ConfigError, match="reward_em"):
+    with pytest.raises(ConfigError, match=r"reward_em 1 is not understood"):
         parse_grpo([*MINIMUM, "--reward_em", "1"])
+    with pytest.raises(ConfigError, match=r"lerning_rate 1 is not understood \(did you mean --learning_rate\?\)"):
+        parse_grpo([*MINIMUM, "--lerning_rate", "1"])
+    with pytest.raises(ConfigError, match="--learning_rate is 'abc': give a number"):
+        parse_grpo([*MINIMUM, "--learning_rate", "abc"])
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         parse_grpo([*MINIMUM, "--config", "nowhere.yaml"])
 
@@ -161,6 +165,7 @@ def test_a_flag_wins_over_the_file_and_that_over_the_model_folder(model_folder: 
 def test_chat_template_arguments_are_kept_with_the_model(tmp_path: Path) -> None:
     args = parse_grpo([*MINIMUM, "--chat_template_kwargs", '{"enable_thinking": false}'])[0]
     assert args.template_kwargs == {"enable_thinking": False}
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "atommem_config.json").write_text('{"chat_template_kwargs": {"enable_thinking": false}}')
     args = parse_sft(["--data", "x", "--use_cpu", "--model_name_or_path", str(tmp_path)])[0]
     assert args.template_kwargs == {"enable_thinking": False}
@@ -211,6 +216,7 @@ def test_a_service_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
 def test_no_model_is_named(tmp_path: Path) -> None:
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="no tokenizer could be loaded from"):
         main(["--model_name_or_path", str(tmp_path), "--data", str(tmp_path / "tasks.jsonl"), "--use_cpu"])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from atommem.command_line import CommandParser, one_line
 from atommem.errors import ConfigError
 
 
@@ -90,13 +91,16 @@ def dry_run_settings(argv: Sequence[str]) -> DryRunConfig:
     """
     from trl import TrlParser
 
-    parser = TrlParser((DryRunConfig,), add_help=False, allow_abbrev=False)
+    class Parser(CommandParser, TrlParser):
+        """TRL's, with our errors."""
+
+    parser = Parser((DryRunConfig,), prog="atommem train", add_help=False)
     try:
         settings, *_ = parser.parse_args_and_config(
             list(argv), return_remaining_strings=True, fail_with_unknown_args=False
         )
     except (ValueError, OSError, yaml.YAMLError) as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(one_line(error)) from error
     found: DryRunConfig = settings
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,7 +56,9 @@ def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], col
     finally:
         trainer.close()
     folder = save_final(trainer, trainer.settings)
-    trainer.accelerator.print(f"saved to {folder}; evaluate it: atommem eval --policy {folder} --data FILE --out DIR")
+    data = getattr(args, "eval_data", None) or "TASKS"
+    call = ["atommem", "eval", "--policy", str(folder), "--data", data, "--out", str(folder / "eval")]
+    trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(call)}")
     return folder
 
 

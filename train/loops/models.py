@@ -22,7 +22,7 @@ from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.models.utils import prepare_fsdp
 
-from atommem.config import EmbedderConfig
+from atommem.config import EmbedderConfig, not_loaded
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.errors import ConfigError
@@ -42,8 +42,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
         return AutoTokenizer.from_pretrained(config.model_name_or_path, revision=config.model_revision)
     except (OSError, ValueError) as error:
         name = str(config.model_name_or_path)
-        reason = str(error) if Path(name).exists() else "it is no folder here, and the hub gave no model of this name"
-        raise ConfigError(f"no tokenizer could be loaded from {name!r}: {reason}") from error
+        raise ConfigError(f"no tokenizer could be loaded from {name!r}: {not_loaded(name, error)}") from error
 
 
 def load_embedder(config: EmbedderConfig) -> Embedder:

@@ -7,7 +7,6 @@ did.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -23,6 +22,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 
 from atommem.activity import ActivityClock
+from atommem.command_line import CommandParser
 from atommem.environment import find_environment
 from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
@@ -171,7 +171,7 @@ def main(argv: Sequence[str], parse: Parse) -> int:
     Raises:
         AtomMemError: The folder or a setting is wrong.
     """
-    parser = argparse.ArgumentParser(prog="atommem train replay", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="atommem train replay", description=__doc__)
     parser.add_argument("folder", help="A failed/step-N folder.")
     folder, overrides = parser.parse_known_args(list(argv))
     run = read_failed(folder.folder)

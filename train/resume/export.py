@@ -6,8 +6,8 @@ that the processes of an FSDP run wrote: those of one such file are in memory at
 
 from __future__ import annotations
 
-import argparse
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers.trainer import TRAINER_STATE_NAME
 
+from atommem.command_line import CommandParser
 from atommem.errors import ConfigError
 from atommem.train.resume.checkpoint import check_whole, load_training_args
 from atommem.train.resume.checkpoint_files import MARKER
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: The checkpoint is damaged or none, or the folder cannot be written.
     """
-    parser = argparse.ArgumentParser(prog="atommem train export", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="atommem train export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="A checkpoint-N folder.")
     parser.add_argument("--out", type=Path, required=True, help="The model folder to make; must not exist.")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="Default: as it was saved.")
@@ -52,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(list(argv))
     dtype = getattr(torch, given.dtype) if given.dtype else None
     export(given.checkpoint, given.out, dtype, given.license, given.max_shard_size)
-    print(f"saved to {given.out}; evaluate it: atommem eval --policy {given.out} --data FILE --out DIR")
+    call = ["atommem", "eval", "--policy", str(given.out), "--data", "TASKS", "--out", str(given.out / "eval")]
+    print(f"saved to {given.out}; evaluate it: {shlex.join(call)}")
     return 0
 
 

@@ -85,10 +85,14 @@ It was trained on the prompts that AtomMem makes from `atommem_config.json`, whi
 
     atommem eval --policy {name} --data TASKS --out runs/eval
 
-or served:
+or served, as a memory behind OpenAI's API, or by vLLM (this folder still tells tokenizer and settings):
 
+    atommem serve --policy {name}
     {serve}
     atommem eval --policy http://localhost:8000 --model policy --tokenizer {name} --data TASKS --out runs/eval
+
+It is meant for texts like those that it was trained on, in chunks of the same size, with the same embedder and
+capacity; elsewhere, evaluate it first. It may answer wrongly, and keeps what it reads, true or not.
 
 ## Data
 {_table(("", "file"), files.items()) if files else "Not recorded."}
@@ -104,6 +108,10 @@ or served:
 {_table(("training", ""), [(key, args[key]) for key in _SHOWN if args.get(key) is not None])}
 
 {_table(("memory and environment", ""), sorted((key, json.dumps(value)) for key, value in settings.items()))}
+
+## Cite
+"AtomMem: Learnable Dynamic Agentic Memory with Atomic Memory Operation", arXiv 2601.08323; and the model that it was
+trained from.
 
 {", ".join(f"{package} {version(package)}" for package in ("atommem", "trl", "transformers", "torch"))}
 """
@@ -124,8 +132,13 @@ def _evaluation(history: Sequence[Mapping[str, Any]]) -> str:
     last = next((entry for entry in reversed(history) if "eval_em" in entry), None)
     if last is None:
         return "No held-out evaluation was part of the run."
-    figures = [(name, f"{last[name]:.4g}") for name in ("eval_em", "eval_f1", "eval_n") if name in last]
+    figures = [(name, _with_interval(last, name)) for name in ("eval_em", "eval_f1", "eval_n") if name in last]
     return f"Held-out tasks, after update {last['step']}:\n\n{_table(('', ''), figures)}"
+
+
+def _with_interval(entry: Mapping[str, Any], name: str) -> str:
+    low, high = entry.get(f"{name}_low"), entry.get(f"{name}_high")
+    return f"{entry[name]:.4g}" + ("" if low is None or high is None else f" (95%: {low:.4g} to {high:.4g})")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -43,7 +43,7 @@ from atommem.train.resume.faults import (
     why_not_written,
 )
 from atommem.train.resume.interrupts import StopRequest, TrainingInterrupted
-from atommem.train.resume.model_card import training_facts
+from atommem.train.resume.model_card import save_model_card, training_facts
 from atommem.train.watch.progress import NoProgress, RolloutProgress
 
 Result = TypeVar("Result")
@@ -131,7 +131,7 @@ class ResumableTrainer(Trainer):
                 self._save(output_dir, state_dict=weights)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL asks for one at every checkpoint; a model gets ours when it is complete."""
+        """TRL asks for one at every checkpoint, which gets ours (`_save_beside`)."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The checkpoint of the trainer below, written aside, then published."""
@@ -172,8 +172,10 @@ class ResumableTrainer(Trainer):
             sharded.save_description(self, folder)
         if self.settings:
             save_config(folder, *self.settings)
-        (folder / TRAINING_ARGS).write_text(json.dumps(training_facts(self), indent=2) + "\n", encoding="utf-8")
+        facts = training_facts(self)
+        (folder / TRAINING_ARGS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
+        save_model_card(folder, facts, vars(self.state))
 
     def _publish(self, folder: Path, output_dir: Path, checksums: Sequence[Mapping[str, int]]) -> None:
         if self.args.should_save:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.episode_stats import action_names
 from atommem.errors import DataError
 from atommem.train.watch.callbacks import METRICS_FILE, held_out_score, read_metrics
@@ -20,10 +20,11 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         DataError: The folder has no metrics.
     """
-    parser = argparse.ArgumentParser(prog="atommem train plot", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="atommem train plot", description=__doc__)
     parser.add_argument("run", help=f"Output folder of a run: {METRICS_FILE} is read there.")
     parser.add_argument("--out", help=f"Image file; unset is {PLOT_FILE} in the run's folder.")
     given = parser.parse_args(list(argv))
+    check_writable("out", given.out, folder=False)
     file = Path(given.run) / METRICS_FILE
     if not file.is_file():
         raise DataError(f"{file} is not there: give the output folder of a run.")

@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from atommem.command_line import CommandParser, check_writable
 from atommem.config import EMBEDDERS, EmbedderConfig
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="atommem corpus", description=__doc__)
+    parser = CommandParser(prog="atommem corpus", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     build = commands.add_parser("build", help="make a corpus of files, or add them to one")
     build.add_argument(
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(args: argparse.Namespace) -> int:
+    check_writable("out", args.out, folder=True)
     embedder = None if args.embedder is None else EmbedderConfig(args.embedder, **_embedder(args))
     pages = tqdm(_pages(args.input, args.benchmark), "adding", unit="page", disable=None)
     done = build_corpus(pages, args.out, embedder, args.passage_characters)

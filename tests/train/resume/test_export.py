@@ -47,7 +47,11 @@ def make_checkpoint(folder: Path, in_parts: bool, tied: bool = False, facts: dic
     make_tokenizer().save_pretrained(partial)
     save_config(partial, MemoryConfig(dialect="released"))
     (partial / TRAINING_ARGS).write_text(json.dumps(facts or FACTS))
-    state = {"global_step": 30, "max_steps": 100, "log_history": [*HISTORY, {"step": 30, "eval_em": 0.75}]}
+    state = {
+        "global_step": 30,
+        "max_steps": 100,
+        "log_history": [*HISTORY, {"step": 30, "eval_em": 0.75, "eval_em_low": 0.7, "eval_em_high": 0.8}],
+    }
     (partial / "trainer_state.json").write_text(json.dumps(state))
     for name in ("optimizer.pt", "rng_state_0.pth", "scheduler.pt", "training_args.bin"):
         (partial / name).write_bytes(b"state")
@@ -115,7 +119,9 @@ def test_the_card(tmp_path: Path) -> None:
     assert "30 of 100 updates" in text
     assert "| reward | 0.055 | 0.255 |" in text
     assert "Held-out tasks, after update 30" in text
-    assert "| eval_em | 0.75 |" in text
+    assert "| eval_em | 0.75 (95%: 0.7 to 0.8) |" in text
+    assert "atommem serve --policy notes\n" in text
+    assert "arXiv 2601.08323" in text.partition("## Cite")[2]
     assert "| learning_rate | 1e-06 |" in text
     assert '| dialect | "released" |' in text
     assert "atommem eval --policy notes --data TASKS" in text
