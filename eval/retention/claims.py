@@ -79,7 +79,7 @@ class Column:
             "oracle_em": float(means[2]),
             "gap": float(gap),
             "share": float((means[0] - means[1]) / gap) if gap > 0 else None,
-            "interval": (float(low), float(high)) if gap > 0 else None,
+            "share_interval": (float(low), float(high)) if gap > 0 else None,
         }
 
     def spread(self) -> dict[str, Any]:

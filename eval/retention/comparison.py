@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,29 +131,39 @@ class Comparison:
         return found
 
     def claims(self) -> dict[str, Any]:
-        """Claims 1 to 4 with their figures, by column; None where a column has not been run whole."""
+        """Claims 1 to 4 with their figures, by column that was run whole, and by world over all of its capacities."""
         seeds = [f"seed_{number}" for number in range(len(self.policies))]
         found: dict[str, Any] = {}
+        together: dict[tuple[str, str], dict[str, list[EpisodeRecord]]] = {}
         for column in self.suite.columns:
             for writer, folders in (("policy", seeds), (SCRIPTED, [SCRIPTED])):
                 arms = self.evaluations(column.name, folders)
                 if len(arms) < len(self.suite.rows) or any(len(of) < len(folders) for of in arms.values()):
                     continue
-                of = Column({row: records(items) for row, items in arms.items()}, self.chosen)
-                rows = {row.removeprefix("atommem, "): round(of.em(row), 4) for row in arms}
-                part = {"rows": rows, "n": len(of.arms[of.own]), "seeds": len(folders)}
-                part |= of.spread() if column.name.startswith("spare") else of.against_rules() | of.gap_closed()
-                if writer == "policy":
-                    part["own_by_seed"] = [round(mean_em(item.records), 4) for item in arms[of.own]]
-                    part["costs"] = of.costs()
-                found.setdefault(column.name, {})[writer] = part
+                of = {row: records(items) for row, items in arms.items()}
+                found.setdefault(column.name, {})[writer] = self._tested(column.name, of)
+                world = f"{column.name.rpartition(' ')[0]} all"
+                for row, every in of.items():
+                    together.setdefault((world, writer), {}).setdefault(row, []).extend(every)
             special = self.evaluations(column.name, ["special"])
             if special and column.name in found:
                 of_first = self.evaluations(column.name, seeds[:1])
                 (row,) = special
                 pair = records(of_first[row]), records(special[row])
                 found[column.name]["specialist"] = near_specialist(*pair, self.chosen) | {"row": row}
+        for (world, writer), of in together.items():
+            found.setdefault(world, {})[writer] = self._tested(world, of)
         return found
+
+    def _tested(self, name: str, arms: dict[str, list[EpisodeRecord]]) -> dict[str, Any]:
+        column = Column(arms, self.chosen)
+        part = column.spread() if name.startswith("spare") else column.against_rules() | column.gap_closed()
+        rows = {row.removeprefix("atommem, "): round(column.em(row), 4) for row in arms}
+        by_seed = [
+            round(mean_em([each for each in arms[column.own] if each.sample == seed]), 4)
+            for seed in sorted({each.sample for each in arms[column.own]})
+        ]
+        return part | {"rows": rows, "n": len(column.arms[column.own]), "own_by_seed": by_seed, "costs": column.costs()}
 
     def page(self, rows: Sequence[str], training: Path | None) -> Path:
         """The report's page: curves over capacity, where answers are lost, action rates over training."""
@@ -169,5 +180,5 @@ class Comparison:
 
 
 def records(items: Sequence[Evaluation]) -> list[EpisodeRecord]:
-    """Of several training seeds, one after another."""
-    return [record for item in items for record in item.records]
+    """Of several training seeds, one after another, each a sample of its own; tasks of two columns keep apart."""
+    return [replace(record, sample=seed) for seed, item in enumerate(items) for record in item.paired_records()]
