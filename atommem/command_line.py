@@ -8,6 +8,7 @@ import errno
 import inspect
 import os
 import re
+import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -85,6 +86,8 @@ def check_writable(name: str, given: str | os.PathLike[str] | None, *, folder: b
                 raise ConfigError(f"{name} is {path}, a link that leads nowhere: give another path.")
         if len(os.fsencode(path.name)) > os.pathconf(at, "PC_NAME_MAX"):
             raise ConfigError(f"{name} has a name of {len(path.name):,} characters: give a shorter one.")
+        with tempfile.TemporaryFile(dir=at if at.is_dir() else at.parent):
+            pass  # permissions do not tell all: file systems refuse, and disks are full
     except OSError as error:
         raise ConfigError(f"{name} is {str(path)[:200]}: {error.strerror}; give another path.") from error
     if not os.access(at, os.W_OK | (os.X_OK if at.is_dir() else 0)) or os.statvfs(at).f_flag & os.ST_RDONLY:

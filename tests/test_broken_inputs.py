@@ -343,6 +343,7 @@ def test_there_are_forty() -> None:
         (["configs", "qwen3_8b_hotpota"], "did you mean"),
         (["trace", "x", "--step", "one"], "--step is 'one': give a whole number"),
         (["audit", "plain.txt", "--out", "empty/x.json"], "is a file: give another path"),
+        (["audit", "plain.txt", "--out", "/proc/x.json"], "give another path"),
         (["audit", "plain.txt", "--out", "folder"], "which is a folder: give a file"),
         (["audit", "plain.txt", "--out", "/dev/full"], "which is a device"),
         (["ask", "plain.txt", "Who?", "--policy", "model", "--memory", "plain.txt"], "which is a file: give a folder"),

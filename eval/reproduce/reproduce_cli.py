@@ -12,6 +12,7 @@ from rich.console import Console
 
 from atommem.command_line import CommandParser, check_writable
 from atommem.envs.task_files import write_json
+from atommem.errors import ConfigError
 
 EXIT_DOES_NOT_HOLD = 1
 EXPERIMENTS = {
@@ -37,6 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
     check_writable("out", arguments.out, folder=True)
+    seeds = getattr(arguments, "seeds", None) or 0
+    if (min(seeds) if isinstance(seeds, list) else seeds) < 0:
+        raise ConfigError(f"seeds are {arguments.seeds}: give 0 or more.")
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 160

@@ -240,6 +240,9 @@ def test_both_stages(model_folder: Path, tmp_path: Path) -> None:
     assert main([*last, *grpo, "--max_steps", "1"]) == 0
     assert main([*last, *grpo, "--max_steps", "2", "--resume_from_checkpoint", "true"]) == 0
     assert (tmp_path / "last" / "checkpoint-2" / "atommem_config.json").is_file()
+    card = (tmp_path / "last" / "checkpoint-2" / "README.md").read_text()
+    assert "atommem serve --policy checkpoint-2" in card
+    assert "2 of 2 updates" in card
     assert load_config(tmp_path / "last")["max_tokens"] == 4
     lines = (tmp_path / "last" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines if "reward" in json.loads(line)] == [1, 2]
