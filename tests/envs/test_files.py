@@ -84,7 +84,7 @@ def test_where_it_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.csv: the name must end in \.parquet or \.jsonl"):
         save_tasks(TASKS, tmp_path / "x.csv")
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"x\.jsonl: cannot be written"):
+    with pytest.raises(ConfigError, match=r"file is a file: give another path"):
         save_tasks(TASKS, tmp_path / "file" / "x.jsonl")
 
 
