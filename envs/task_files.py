@@ -127,7 +127,7 @@ def write_json(path: str | Path, content: Any) -> None:
         DataError: It cannot be written.
     """
     with replacing(Path(path)) as draft:
-        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:

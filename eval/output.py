@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from atommem.description import TaskDescription
 from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.task_files import write_json
 from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
 from atommem.eval.budget import Usage
@@ -84,7 +85,9 @@ class OutputFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Write ``summary.json``, whole or not at all."""
-        return write_json(self.path / SUMMARY, summary)
+        path = self.path / SUMMARY
+        write_json(path, summary)
+        return path
 
     def services(self) -> dict[str, Any]:
         """What its summary says of services: of the run that ended the evaluation, whatever later ones found done."""
@@ -176,14 +179,6 @@ def _open_locked(path: Path) -> BinaryIO:
         file.close()
         raise ConfigError(f"an evaluation is running in {path.parent}: wait for it or give another folder.") from error
     return file
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> Path:
-    """Write a file, whole or not at all."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, path)
-    return path
 
 
 _MISSING = object()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from atommem.errors import AtomMemError, ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
+from atommem.garbage import frozen_heap
 from atommem.serve import conversation_list, memory_routes, openai_routes, recall, ui_routes
 from atommem.serve.conversation import MovedError
 from atommem.serve.conversations import Conversations
@@ -94,11 +94,9 @@ def run(app: FastAPI, **options: Any) -> None:
     """Serve `app` in this process until it is told to end; `options` are uvicorn's."""
     import uvicorn
 
-    # What was loaded stays: looking through it for garbage would stop all requests for 100 ms and more.
-    gc.collect()
-    gc.freeze()
     sys.setswitchinterval(0.001)  # the thread that commits waits so long for the event loop's after each of its calls
-    uvicorn.run(app, access_log=False, **options)
+    with frozen_heap():
+        uvicorn.run(app, access_log=False, **options)
 
 
 def _handler(status: int, code: str) -> Any:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from atommem.command_line import CommandParser, check_writable
+from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, DataError
-from atommem.eval.output import write_json
 from atommem.eval.reporting.charts import make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.inspect_export import write_inspect_logs
