@@ -270,7 +270,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     box = Box(tmp_path_factory.mktemp("box"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(box.folder)
-        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read from the environment when it is imported
         patch.setenv("ATOMMEM_DATABASE", "sqlite:///missing/served.db")
         yield box
 
