@@ -248,5 +248,4 @@ def _line(action: argparse.Action) -> str:
     text = re.split(r"(?<=[a-z)])[.;] ", str(action.help or "").replace("%%", "%"), maxsplit=1)[0].rstrip(".;")
     default = action.default
     shown = "" if default in (None, "", [], argparse.SUPPRESS) else f" ({default})"
-    text = textwrap.shorten(text, 118 - 34 - len(shown), placeholder=" ...")
     return f"  --{action.dest:<29} {textwrap.shorten(text, 118 - 34 - len(shown), placeholder=' ...')}{shown}"
