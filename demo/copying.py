@@ -8,6 +8,7 @@ has to find it by content. Predicting only these tokens teaches the lookup in a 
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 from tqdm import tqdm
@@ -47,7 +48,7 @@ def pretrain_copying(model: Any, config: CopyingConfig, seed: int, progress: boo
         model: A causal language model.
         config: Sizes and learning rate.
         seed: Of the sequences.
-        progress: Show a bar on standard error.
+        progress: Show a bar on standard error; where that is no terminal, a line every tenth of the way.
     """
     import torch
 
@@ -58,7 +59,7 @@ def pretrain_copying(model: Any, config: CopyingConfig, seed: int, progress: boo
     model.train()
     loss = float("nan")
     with tqdm(total=config.steps, desc="copying", unit="update", disable=None if progress else True) as bar:
-        for _ in range(config.steps):
+        for done in range(1, config.steps + 1):
             rows, predictable = copying_rows(tokens, config.batch_size, config.length, rng)
             ids = torch.tensor(rows)
             logits = model(input_ids=ids).logits[:, :-1]
@@ -73,4 +74,6 @@ def pretrain_copying(model: Any, config: CopyingConfig, seed: int, progress: boo
             loss = value.item()
             bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
             bar.update()
+            if progress and bar.disable and done * 10 // config.steps > (done - 1) * 10 // config.steps:
+                print(f"copying: update {done} of {config.steps}, loss {loss:.3f}", file=sys.stderr, flush=True)
     return loss

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from atommem.demo.copying import copying_rows, pretrain_copying
 from atommem.demo.recipe import CopyingConfig
 from tests.train.toys import make_model
@@ -36,3 +38,11 @@ def test_training_makes_what_can_be_predicted_likelier() -> None:
     before = pretrain_copying(model, once, seed=0, progress=False)
     pretrain_copying(model, CopyingConfig(steps=60, batch_size=8, length=32, warmup=1), seed=1, progress=False)
     assert pretrain_copying(model, once, seed=0, progress=False) < before
+
+
+def test_a_log_is_told_of_every_tenth(capfd: pytest.CaptureFixture[str]) -> None:
+    pretrain_copying(make_model(vocabulary=60), CopyingConfig(steps=25, batch_size=1, length=8), seed=0)
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 10
+    assert told[0].startswith("copying: update 3 of 25, loss ")
+    assert told[-1].startswith("copying: update 25 of 25, loss ")
