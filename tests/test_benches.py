@@ -68,25 +68,3 @@ def test_shortest_form(bench: Path, tmp_path: Path, have_model: dict[str, bool])
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["holds"] is (done.returncode == 0)
     assert result["holds"] or bench.stem not in EXACT, done.stdout[-3000:]
-
-
-def test_the_models_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.setenv("ATOMMEM_MODELS", str(tmp_path))
-    import models
-
-    (tmp_path / "minilm").mkdir()
-    (tmp_path / "minilm" / "tokenizer.json").touch()
-    assert models.minilm() == tmp_path / "minilm"
-    assert models.smollm2(tmp_path / "minilm") == tmp_path / "minilm"
-
-
-def test_makespan_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from bench_barrier import makespan
-
-    lengths = [[3, 1], [1, 3]]
-    assert makespan(lengths, 2) == 4
-    assert sum(makespan([[row[step]] for row in lengths], 2) for step in (0, 1)) == 6
-    assert makespan(lengths, 1) == 8
-    assert makespan([[2], [2], [2]], 2) == 4

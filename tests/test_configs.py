@@ -107,20 +107,6 @@ def test_qwen3_thinks_only_where_its_thoughts_fit() -> None:
             assert quiet or text["max_completion_length"] >= 4096, path.name
 
 
-def test_what_the_special_recipes_switch() -> None:
-    def of(name: str, *fields: str) -> list[Any]:
-        settings = settings_of(ROOT / "configs" / "train" / f"{name}.yaml")
-        return [settings[field] for field in fields]
-
-    assert of("capacity20", "capacity", "retention") == [20, "reject"]
-    assert of("no_update", "disabled_actions") == [["update"]]
-    assert of("no_delete", "disabled_actions") == [["delete"]]
-    assert of("scratchpad_only", "disabled_actions") == [["create", "read", "update", "delete"]]
-    assert of("storage_only", "disabled_actions") == [["scratchpad"]]
-    assert of("qwen3_8b_served", "questions_shown", "open_ended") == [["reading", "answering", "arriving"], True]
-    assert of("memagent_qwen3_8b", "dialect", "templates", "max_reads") == ["memagent", "memagent", 0]
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "processes", "machines"),
     [

@@ -30,7 +30,7 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.prompts import PromptBuilder
 from atommem.trace import read_trace, write_trace
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
+from tests.fakes import make_episode_runner
 
 PACKAGE = Path(__file__).with_name("external")
 MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=16)
@@ -82,49 +82,6 @@ def test_it_is_150_lines_of_python_and_imports_the_core_alone() -> None:
         "errors",
         "observation",
     }
-
-
-def test_every_call_of_a_completion_has_its_result(data: Path) -> None:
-    """Bad arguments, unknown tools and what is no JSON come back to the policy, in the order of the calls."""
-    task = find_environment("atlas").read_tasks(data)[0]
-    tokenizer, home = WordTokenizer(), task.facts["lookup"]["ada"]
-    calls = [
-        call("lookup", name="ada"),
-        call("fly", to="bern"),
-        "<create_memory>ada asked</create_memory>",
-        call("lookup", place="bern"),
-        "<tool_call>lookup ada</tool_call>",
-        call("neighbours", place=home),
-        call("lookup", name="nemo"),
-    ]
-    kept = f"<create_memory>{home} is home</create_memory> <read_memory>home</read_memory>"
-    policy = ListPolicy(tokenizer, [" ".join(calls), kept, f"<final_answer>\\boxed{{{task.right}}}</final_answer>"])
-    runner = make_episode_runner(
-        policy=policy,
-        tokenizer=tokenizer,
-        embedder=WordEmbedder(),
-        environments=environments(tokenizer),
-        memory=MemoryConfig(),
-        sampling=Sampling(),
-    )
-    episode = asyncio.run(runner.run(task))
-    assert episode.metrics == {"overlap": 1.0, "em": 1.0}
-    shown = policy.prompts[1].partition("What your calls returned:\n")[2].partition("\n\n")[0].splitlines()
-    assert shown == [
-        "Call: lookup ada",
-        f"Returned: {home}",
-        "Not called: no tool 'fly'; there are lookup, neighbours",
-        "Not called: lookup: Additional properties are not allowed ('place' was unexpected)",
-        "Not called: not a JSON object: Expecting value: line 1 column 1 (char 0)",
-        f"Call: neighbours {home}",
-        f"Returned: {task.facts['neighbours'][home]}",
-        "Call: lookup nemo",
-        "Returned: nobody knows",
-    ]
-    # What is written after results were shown came from them.
-    origins = [operation.source.piece for step in episode.steps for operation in step.operations if operation.source]
-    assert origins[:2] == [None, f"lookup ada; neighbours {home}; lookup nemo"]
-    assert f"{home} is home" in policy.prompts[2]
 
 
 class Guide:

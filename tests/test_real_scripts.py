@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -37,25 +36,6 @@ def test_shell_syntax(name: str) -> None:
     subprocess.run(["bash", "-n", str(SCRIPTS / name)], check=True)
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["real_eval"], "usage: scripts/real_eval DATA_DIR"),
-        (["real_train"], "usage: scripts/real_train DATA_DIR"),
-        (["real_eval", "x"], "POLICY is 'other'"),
-    ],
-)
-def test_wrong_calls(command: list[str], said: str) -> None:
-    done = subprocess.run(
-        [str(SCRIPTS / command[0]), *command[1:]],
-        env={**os.environ, "POLICY": "other" if len(command) > 1 else "vllm"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert said in done.stderr
-
-
 async def test_gold_demonstrations(tmp_path: Path) -> None:
     demonstrations = load_script("gold_demonstrations")
     await demonstrations.demonstrate([TASK], WordTokenizer(), tmp_path, chunk_tokens=21)
@@ -77,13 +57,6 @@ async def test_gold_demonstrations(tmp_path: Path) -> None:
     assert last.token_ids[-1] == WordTokenizer.eos_token_id
 
 
-def test_gold_sentence() -> None:
-    gold_sentence = load_script("gold_demonstrations").gold_sentence
-    assert gold_sentence("One here. Two there! Three.", "two") == "Two there!"
-    assert gold_sentence("One here. Two there.", "yes") == "One here."
-    assert gold_sentence("No end", "yes") == "No end"
-
-
 async def make_eval(folder: Path, ending: str = "answered", error: str | None = None) -> Path:
     """A folder as `atommem eval` writes it, with one episode."""
     await load_script("gold_demonstrations").demonstrate([TASK], WordTokenizer(), folder / "traces", chunk_tokens=21)
@@ -101,15 +74,6 @@ async def test_sound_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[st
     figures = result["hotpotqa"]
     assert (figures["tasks"], figures["traces"], figures["failed"], figures["steps"]) == (1, 1, 0, 3)
     assert (figures["em"], figures["f1"], figures["actions"], figures["operations"]) == (1.0, 1.0, 4, 3)
-
-
-async def test_outages_have_names(tmp_path: Path) -> None:
-    check_eval = load_script("real_check").check_eval
-    named = check_eval(await make_eval(tmp_path / "a", "failed", "server gone"), 1)
-    assert named["problems"] == []
-    assert named["endings"] == {"failed: server gone": 1}
-    assert named["em"] is None
-    assert check_eval(await make_eval(tmp_path / "b", "failed"), 1)["problems"] == ["t0 failed without a reason"]
 
 
 async def test_unsound_evaluations(tmp_path: Path) -> None:

@@ -26,12 +26,6 @@ def test_predictable_tokens_follow_the_same_token_earlier() -> None:
     assert 0.3 < share < 0.6
 
 
-def test_rows_repeat_with_the_seed() -> None:
-    first = copying_rows(range(100), 3, 40, random.Random(7))
-    assert first == copying_rows(range(100), 3, 40, random.Random(7))
-    assert first != copying_rows(range(100), 3, 40, random.Random(8))
-
-
 def test_training_makes_what_can_be_predicted_likelier() -> None:
     model = make_model(vocabulary=60, spread=0.02)
     once = CopyingConfig(steps=1, batch_size=8, length=32, warmup=1)

@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 
-from atommem import AsyncMemory, Memory
+from atommem import Memory
 from atommem.config import save_config
 from atommem.demo.recipe import FULL, quick
 from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
-from atommem.dialects import get_dialect
-from atommem.envs.chunking import chunk_task
-from atommem.envs.scoring.metrics import exact_match
-from atommem.envs.synthetic.expert import Expert
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
-from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import generate
 from atommem.train.resume.checkpoint import GenerationSettings
 
@@ -62,22 +56,3 @@ def test_the_ten_lines_of_the_readme_run(
     assert again.history() == memory.history()
     assert again.entries() == memory.entries()
     assert capsys.readouterr().out
-
-
-async def test_what_the_expert_reads_in_chunks_it_answers(policy: Path) -> None:
-    settings = load_settings(policy, 0, None)
-    tokenizer = make_tokenizer(WORLD, settings.memory)
-    expert = Expert(get_prose(WORLD.prose), get_dialect(settings.memory.dialect, settings.memory.templates))
-    for task in generate(WORLD, 20, 7):
-        memory = AsyncMemory(
-            ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
-            tokenizer=tokenizer,
-            embedder="hashing",
-            **{name: getattr(settings.memory, name) for name in ("dialect", "templates", "layout", "retrieve_k")},
-            max_reads=settings.environment.max_reads,  # type: ignore[attr-defined]
-        )
-        chunks = chunk_task(task, tokenizer, "documents", 0, False)
-        await memory.read(chunks, questions=[question.text for question in task.questions])
-        for question in task.questions:
-            answer = await memory.ask(question.text)
-            assert exact_match(answer.text, question.answers) == 1.0, answer

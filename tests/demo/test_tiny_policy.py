@@ -9,7 +9,7 @@ import pytest
 
 from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, PolicySize, Recipe
 from atommem.demo.run import Settings, load_settings
-from atommem.demo.tiny_policy import EOS, PAD, UNK, make_model, make_tokenizer, vocabulary
+from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.demo.worlds import world_of
 from atommem.embedding import make_embedder
 from atommem.environment import make_environments
@@ -17,7 +17,6 @@ from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.policy.contract import Sampling
 from atommem.prompts import PromptBuilder
-from atommem.tokens import token_offsets
 from tests.fakes import make_episode_runner
 
 
@@ -62,29 +61,6 @@ def dialect_of(settings: Settings):  # type: ignore[no-untyped-def]
     from atommem.dialects import get_dialect
 
     return get_dialect(settings.memory.dialect, settings.memory.templates)
-
-
-def test_offsets_serve_cutting(settings: Settings) -> None:
-    tokenizer = make_tokenizer(FULL.world, settings.memory)
-    assert token_offsets(tokenizer, "question  none") == [(0, 8), (10, 14)]
-
-
-def test_it_survives_saving(settings: Settings, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = make_tokenizer(FULL.world, settings.memory)
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    text = "question none <create_memory> \\boxed{ } </create_memory> act"
-    assert loaded.encode(text, add_special_tokens=False) == tokenizer.encode(text, add_special_tokens=False)
-    assert (loaded.eos_token, loaded.pad_token, loaded.unk_token) == (EOS, PAD, UNK)
-
-
-def test_words_are_few_and_distinct(settings: Settings) -> None:
-    words = vocabulary(FULL.world, settings.memory)
-    assert make_tokenizer(FULL.world, settings.memory).convert_ids_to_tokens([0, 1, 2, 3]) == [PAD, EOS, UNK, words[0]]
-    assert len(set(words)) == len(words) < 200
-    assert all(word.split() == [word] for word in words)
 
 
 def test_the_model_is_small_and_shaped_like_qwen3(settings: Settings) -> None:

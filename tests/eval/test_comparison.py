@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from atommem.cli import main
-from atommem.envs.scoring.paired import compare
 from atommem.errors import ConfigError
-from atommem.eval.reporting.comparison import flips
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.runner import evaluate
 from atommem.trace import read_trace
@@ -94,12 +92,3 @@ async def test_reading_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
 def test_no_evaluation(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no evaluation"):
         read_evaluation(tmp_path)
-
-
-async def test_paired_records_tell_data_apart(tmp_path: Path) -> None:
-    first = read_evaluation(await run(tmp_path / "A", "a"))
-    second = read_evaluation(await run(tmp_path / "B", "a", names="abcdefgi"))
-    assert compare(first.records, second.records).ties == 7
-    apart = compare(first.paired_records(), second.paired_records())
-    assert (apart.changes, apart.difference, apart.left_out) == ({}, None, 16)
-    assert flips(first, second, apart) == []

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from atommem.envs.scoring.records import EpisodeRecord
-from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.errors import BudgetSpentError, ConfigError
 from atommem.eval import eval_cli, workbench
 from atommem.eval.budget import Budget, Usage
 from atommem.eval.runner import evaluate
-from atommem.policy.contract import Completion, Sampling
-from tests.envs.web.net.test_cassette import ENGINE, MADE
-from tests.envs.web.test_environment import ANSWER, call
 from tests.eval.toys import ToyPolicy, make_runner, make_task
-from tests.fakes import ListPolicy, WordTokenizer
+from tests.fakes import WordTokenizer
 
 TASKS = [make_task(name) for name in "abcd"]
 
@@ -32,24 +27,6 @@ async def cost_of_one() -> Usage:
 
 def lines(out: Path) -> list[str]:
     return [json.loads(line)["task_id"] for line in (out / "episodes.jsonl").read_text().splitlines()]
-
-
-async def test_a_record_says_what_its_episode_spent() -> None:
-    runner, policy = make_runner()
-    asked: list[int] = []
-    answered: list[int] = []
-    complete = policy.complete
-
-    async def counting(prompt_ids: list[int], sampling: object) -> object:
-        completion = await complete(prompt_ids, sampling)  # type: ignore[arg-type]
-        asked.append(len(prompt_ids))
-        answered.append(len(completion.token_ids))
-        return completion
-
-    policy.complete = counting  # type: ignore[method-assign,assignment]
-    record = (await evaluate(TASKS[:1], runner, progress=False)).records[0]
-    assert len(asked) == 3
-    assert (record.prompt_tokens, record.completion_tokens) == (sum(asked), sum(answered))
 
 
 async def test_a_spent_budget_stops_in_order_and_a_larger_one_continues(tmp_path: Path) -> None:
@@ -90,36 +67,6 @@ async def test_money_is_counted_by_both_prices(tmp_path: Path) -> None:
     assert budget.cost == pytest.approx(budget.money)
 
 
-async def test_failed_attempts_are_spent_too(tmp_path: Path) -> None:
-    runner, policy = make_runner()
-    complete = policy.complete
-
-    async def fails_at_the_end(prompt_ids: list[int], sampling: object) -> object:
-        if len(policy.asked) == 2:
-            policy.out_of_reach = {"a"}
-        return await complete(prompt_ids, sampling)  # type: ignore[arg-type]
-
-    policy.complete = fails_at_the_end  # type: ignore[method-assign,assignment]
-    result = await evaluate(TASKS[:1], runner, tmp_path, progress=False)
-    failed = result.records[0].prompt_tokens
-    assert result.failed == 1
-    assert failed > 0
-    budget = Budget()
-    again = await evaluate(TASKS[:1], make_runner()[0], tmp_path, progress=False, budget=budget)
-    assert budget.used.prompt == failed + again.records[0].prompt_tokens
-
-
-async def test_evaluations_share_a_budget_and_a_folder_counts_once(tmp_path: Path) -> None:
-    one = (await cost_of_one()).total
-    budget = Budget(tokens=3 * one)
-    await evaluate(TASKS[:2], make_runner()[0], tmp_path / "1", progress=False, budget=budget)
-    await evaluate(TASKS[:2], make_runner()[0], tmp_path / "1", progress=False, budget=budget)
-    assert budget.used.total == 2 * one
-    with pytest.raises(BudgetSpentError):
-        await evaluate(TASKS, make_runner()[0], tmp_path / "2", progress=False, budget=budget)
-    assert lines(tmp_path / "2") == ["a"]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -151,33 +98,3 @@ def test_the_command_ends_with_status_4_and_continues(
     assert eval_cli.main([*command, *money]) == 0
     with pytest.raises(ConfigError, match="no price is known"):
         eval_cli.main([*command, *money[:2]])
-
-
-class SearchingPolicy(ListPolicy):
-    """Searches for the name of the task first, and then answers."""
-
-    def __init__(self) -> None:
-        super().__init__(WordTokenizer(), [])
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        prompt = self.tokenizer.decode(prompt_ids)
-        name = re.findall(r"Who is \w\?", prompt)[-1]
-        self.texts = [call("search", query=name) if "calls left: 40" in prompt else ANSWER]
-        return await super().complete(prompt_ids, sampling)
-
-
-def test_a_budget_of_calls_ends_the_command_with_status_4_and_a_larger_one_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(workbench, "open_policy", lambda config: SearchingPolicy())
-    tasks = [Task(name, (Question(f"Who is {name}?", ("Oakrest",)),)) for name in "abc"]
-    save_tasks(tasks, tmp_path / "tasks.jsonl")
-    command = ["--policy", "toy", "--data", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "out")]
-    command += ["--environment", "web", "--tools", ENGINE, "--cassette", str(tmp_path / "c.db")]
-    command += ["--embedder", "hashing", "--max_in_flight", "1"]
-    MADE.clear()
-    assert eval_cli.main([*command, "--call_budget", "2"]) == 4
-    assert "call_budget is spent: 2 calls" in capsys.readouterr().err
-    assert MADE == ["Who is a?", "Who is b?"]
-    assert eval_cli.main([*command, "--call_budget", "9"]) == 0
-    assert MADE == ["Who is a?", "Who is b?", "Who is c?"]

@@ -15,11 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from atommem.envs.scoring.records import summarize
 from atommem.envs.task_files import save_tasks
-from atommem.errors import AtomMemError, ConfigError, PromptTooLongError
+from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval import eval_cli, workbench
-from atommem.eval.console_report import report_table
 from atommem.eval.eval_config import EvalConfig
 from atommem.eval.reporting.report_cli import main as report_main
 from atommem.policy.contract import Completion, Sampling
@@ -87,11 +85,6 @@ def test_tasks_without_gold_answers(data: Path, policy: ToyPolicy, capsys: pytes
     capsys.readouterr()
     assert trace_main([str(data.parent / "both" / "traces" / "b.0.jsonl")]) == 0
     assert "reward: none" in capsys.readouterr().out
-
-
-def test_limit_takes_the_first_tasks(data: Path, policy: ToyPolicy) -> None:
-    assert eval_cli.main(arguments(data, "--limit", "2")) == 0
-    assert set(policy.asked) == {"a", "b"}
 
 
 def test_too_many_failures_are_an_exit_status(
@@ -199,25 +192,3 @@ async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
     assert await policy_identity(config, None) == first  # results beside the weights are no change
     os.utime(weights, ns=(1, 1))
     assert await policy_identity(config, None) != first
-
-
-def test_missing_data_is_an_error_of_ours(tmp_path: Path, policy: ToyPolicy) -> None:
-    with pytest.raises(AtomMemError, match=r"none\.jsonl"):
-        eval_cli.main(arguments(tmp_path / "none.jsonl"))
-
-
-def test_table_of_nothing() -> None:
-    table = report_table(summarize([]))
-    assert table.row_count > 0
-
-
-def test_help_is_quick_and_loads_no_model_library() -> None:
-    script = (
-        "import sys\nfrom atommem.eval.eval_cli import main\n"
-        "try: main(['--help'])\nfinally: print('torch' in sys.modules)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=60
-    )
-    assert "--samples_per_task" in result.stdout
-    assert result.stdout.rstrip().endswith("False")

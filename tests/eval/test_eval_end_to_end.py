@@ -83,9 +83,3 @@ def test_a_chat_server(data: Path, method: str) -> None:
     steps = read_trace(out / "traces" / "a.0.jsonl").episode.steps
     assert {(step.prompt_tokens, step.completion_tokens) for step in steps} == {(7, 5)}
     assert summary["means"]["tokens/completion"] == 5 * len(steps)
-
-
-def test_tokenizer_that_is_not_there(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = ["eval", "--policy", "http://127.0.0.1:9", "--tokenizer", str(data.parent), "--data", str(data)]
-    assert atommem_main([*command, "--out", str(data.parent / "out"), "--embedder", "hashing"]) == 2
-    assert "No tokenizer could be loaded" in capfd.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from pathlib import Path
@@ -47,15 +46,6 @@ async def test_scores_and_counts_in_memory() -> None:
     assert len(policy.asked) == 14
 
 
-async def test_f1_follows_the_rule_of_the_source_and_sources_are_told_apart() -> None:
-    tasks = [make_task("a"), make_task("b", right=False, source="musique"), make_task("c", source="musique")]
-    result = await evaluate(tasks, make_runner()[0], progress=False)
-    by_source = result.summary()["by_source"]
-    means = {name: part["metrics"]["em"]["mean"] for name, part in by_source.items()}
-    assert means == {"hotpotqa": 1.0, "musique": 0.5}
-    assert result.f1 == pytest.approx(2 / 3)
-
-
 async def test_failed_episodes_are_beside_the_scores_not_in_them() -> None:
     runner, policy = make_runner()
     policy.out_of_reach = {"b", "d"}
@@ -74,14 +64,6 @@ async def test_all_failed_is_no_score() -> None:
     result = await evaluate(TASKS[:1], runner, progress=False)
     assert math.isnan(result.em)
     assert result.summary()["metrics"] == {}
-
-
-async def test_all_wrong_is_a_score(tmp_path: Path) -> None:
-    wrong = [make_task(name, right=False) for name in "ab"]
-    await evaluate(wrong, make_runner()[0], tmp_path, progress=False)
-    summary = (await evaluate(wrong, make_runner()[0], tmp_path, progress=False)).summary()
-    assert (summary["metrics"]["em"]["mean"], summary["means"]["reward"]) == (0.0, 0.0)
-    assert summary["metrics"]["em"]["high"] == wilson_interval(0, 2)[1]
 
 
 async def test_folder_holds_records_traces_and_summary(tmp_path: Path) -> None:
@@ -103,16 +85,6 @@ async def test_folder_holds_records_traces_and_summary(tmp_path: Path) -> None:
     assert trace.episode.sample == 1
     assert len(trace.episode.steps) == 5
     assert trace.config["sampling"]["temperature"] == 0.0
-
-
-async def test_a_finished_evaluation_is_not_run_again(tmp_path: Path) -> None:
-    first = await evaluate(TASKS, make_runner()[0], tmp_path, progress=False)
-    runner, policy = make_runner()
-    again = await evaluate(TASKS, runner, tmp_path, progress=False)
-    assert policy.asked == []
-    assert again.records == first.records
-    assert (first.resumed, again.resumed) == (0, 4)
-    assert len(lines(tmp_path)) == 4
 
 
 async def test_failed_episodes_are_retried(tmp_path: Path) -> None:
@@ -151,32 +123,6 @@ async def test_damage_elsewhere_is_named(tmp_path: Path, line: str) -> None:
     path.write_text("\n".join(kept) + "\n")
     with pytest.raises(DataError, match=r"episodes\.jsonl, line 2"):
         await evaluate(TASKS, make_runner()[0], tmp_path, progress=False)
-
-
-async def test_an_interruption_keeps_what_has_ended(tmp_path: Path) -> None:
-    runner, policy = make_runner()
-    policy.hang = "c"
-    evaluation = asyncio.create_task(evaluate(TASKS, runner, tmp_path, progress=False))
-    await policy.hanging.wait()
-    evaluation.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await evaluation
-    assert [line["task_id"] for line in lines(tmp_path)] == ["a", "b"]
-    assert not (tmp_path / "summary.json").exists()
-    runner, policy = make_runner()
-    result = await evaluate(TASKS, runner, tmp_path, progress=False)
-    assert set(policy.asked) == {"c", "d"}
-    assert result.resumed == 2
-    assert result.em == pytest.approx(5 / 6)
-
-
-async def test_a_refused_request_ends_the_evaluation(tmp_path: Path) -> None:
-    runner, policy = make_runner()
-    policy.refuse = "b"
-    with pytest.raises(PolicyError, match="refused"):
-        await evaluate(TASKS, runner, tmp_path, progress=False)
-    # The lock is free again, and a stale summary is not left behind.
-    assert (await evaluate(TASKS, make_runner()[0], tmp_path, progress=False)).resumed == 1
 
 
 async def test_a_rerun_drops_a_summary_that_it_makes_wrong(tmp_path: Path) -> None:
@@ -255,24 +201,6 @@ async def test_bad_arguments() -> None:
         await evaluate([TASKS[0], TASKS[0]], make_runner()[0], progress=False)
     with pytest.raises(ConfigError, match="samples_per_task is 0"):
         await evaluate(TASKS, make_runner()[0], samples_per_task=0, progress=False)
-
-
-async def test_progress_shows_failures_em_and_what_was_done_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runner, policy = make_runner()
-    policy.refuse = "c"
-    with pytest.raises(PolicyError):
-        await evaluate(TASKS, runner, tmp_path)
-    capsys.readouterr()
-    runner, policy = make_runner()
-    policy.out_of_reach = {"c"}
-    await evaluate(TASKS, runner, tmp_path)
-    error = capsys.readouterr().err
-    assert "2/4" in error
-    assert "4/4" in error
-    assert "failed=1" in error
-    assert "em=0.800" in error  # a, d (3 questions) right, b wrong
 
 
 def test_file_stems_are_safe_and_distinct() -> None:

@@ -57,20 +57,6 @@ def test_words_must_follow_one_another() -> None:
     assert not holds(["the river, and then Lorne"], ["river lorne"])
 
 
-def test_an_answer_that_was_kept_shown_and_given() -> None:
-    fate = answer_trails(
-        *make(
-            [
-                step(0, create(0, 1, "Vesk lies on the Lorne.")),
-                step(1, question=0, shown=((1, "Vesk lies on the Lorne."),), answer="Lorne"),
-            ],
-            ("Lorne", "Lorne"),
-        )
-    )
-    expected = AnswerTrail(True, True, True, True, (AnswerSource("entry", 1, 1, 0),), 1)
-    assert fate == (expected,)
-
-
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
@@ -98,12 +84,6 @@ def test_the_source_is_the_step_that_wrote_the_text() -> None:
         )
     )
     assert (fate.entered, fate.sources) == (True, (AnswerSource("entry", 1, 1, written=1),))
-
-
-def test_rejected_is_not_entered() -> None:
-    rejected = Operation(0, CREATE, Outcome.REJECTED, after="on the Lorne")
-    (fate,) = answer_trails(*make([step(0, rejected), step(1, question=0)], (None, "Lorne")))
-    assert not fate.entered
 
 
 def test_the_scratchpad_is_memory_and_a_wrong_answer_has_a_source() -> None:
@@ -135,16 +115,6 @@ def test_every_question_has_its_own_step_and_memory() -> None:
         )
     )
     assert [(fate.kept, fate.shown, fate.step) for fate in fates] == [(True, True, 2), (True, False, 3)]
-
-
-def test_yes_and_no_cannot_be_located() -> None:
-    (fate,) = answer_trails(*make([step(0, question=0, answer="yes")], ("yes", "yes")))
-    assert (fate.located, fate.sources) == (False, ())
-
-
-def test_without_steps() -> None:
-    (fate,) = answer_trails(*make([], (None, "Lorne")))
-    assert fate == AnswerTrail(True, False, False, False, (), None)
 
 
 def test_precision_and_store_size() -> None:

@@ -83,18 +83,6 @@ def test_an_answer_that_no_file_takes_is_written_all_the_same(tmp_path: Path, so
     assert "half of a" in written(tmp_path, record(source, "t0", question("c-0", "half of a \ud83d", "temporal")))
 
 
-def test_columns_of_one_benchmark_have_files_of_their_own(tmp_path: Path) -> None:
-    found = [
-        Evaluation(
-            tmp_path, "ours", dataset, documents=200, records=(record("hotpotqa", "t0", question("a", dataset)),)
-        )
-        for dataset in ("hotpotqa", "own paragraphs")
-    ]
-    paths = write_predictions(found, tmp_path / "out")
-    assert [json.loads(path.read_text())["answer"]["a"] for path in paths] == ["hotpotqa", "own paragraphs"]
-    assert paths[0].name == "ours-hotpotqa-200-seed0.json"
-
-
 def test_what_has_no_format_or_no_ids(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the tasks are of synthetic: official formats are known of hotpotqa"):
         written(tmp_path, record("synthetic", "t0", question("a", "x")))

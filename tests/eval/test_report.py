@@ -84,16 +84,6 @@ async def test_seeds_are_one_cell_with_a_spread(tmp_path: Path) -> None:
     assert "sd 25.0 over 3 seeds" in markdown_tables(make_results(cells))
 
 
-async def test_what_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
-    one = await run(tmp_path / "a", 3, "a")
-    with pytest.raises(ConfigError, match="with seed 0"):
-        make_cells([one, one])
-    with pytest.raises(ConfigError, match="no evaluation"):
-        make_cells([])
-    with pytest.raises(ConfigError, match="one of the rows 'a'"):
-        make_results(make_cells([one]), reference="z")
-
-
 @pytest.mark.slow
 async def test_report_writes_everything_and_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     await run(tmp_path / "one", 9, "x")
@@ -200,3 +190,13 @@ def test_files_that_are_no_results(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not list evaluations"):
         read_evaluations([str(tmp_path)])
     assert main(["report", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
+
+
+async def test_what_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+    one = await run(tmp_path / "a", 3, "a")
+    with pytest.raises(ConfigError, match="with seed 0"):
+        make_cells([one, one])
+    with pytest.raises(ConfigError, match="no evaluation"):
+        make_cells([])
+    with pytest.raises(ConfigError, match="one of the rows 'a'"):
+        make_results(make_cells([one]), reference="z")

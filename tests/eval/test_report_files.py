@@ -160,12 +160,6 @@ def test_other_scores_are_tested_and_bold_like_em() -> None:
     assert "| poor | - | - | - |" in text
 
 
-def test_only_what_holds_something_has_a_column() -> None:
-    text = markdown_tables(results_of(made("a", [{"em": 1.0}])))
-    for absent in ("Judge", "Fact", "category", "Truncated", "create", "seconds", "Comparisons"):
-        assert absent not in text
-
-
 def test_categories_and_numbers_of_episodes() -> None:
     scores = [{"em": float(n % 2)} for n in range(8)]
     results = results_of(
@@ -233,21 +227,6 @@ def test_a_file_of_a_chart_is_the_pages_chart(tmp_path: Path) -> None:
     found = {path.suffix: path.read_bytes() for path in tmp_path.iterdir()}
     assert (found[".pdf"][:5], found[".png"][1:4]) == (b"%PDF-", b"PNG")
     assert found[".svg"].decode() == chart.svg
-
-
-def test_many_columns_are_grouped() -> None:
-    evaluations = [
-        made(row, [{"em": 1.0}], dataset=dataset, documents=size)
-        for row in ("a_b", "50%")
-        for dataset in ("x&y", "z")
-        for size in (200, 400, 800, 1600)
-    ]
-    results = results_of(*evaluations)
-    text = latex_tables(results)
-    assert "\\multicolumn{4}{c}{x\\&y} & \\multicolumn{4}{c}{z}" in text
-    assert "\\cmidrule(lr){2-5} \\cmidrule(lr){6-9}" in text
-    assert "\\resizebox{\\textwidth}" in text
-    assert markdown_tables(results).count("\n## EM\n") == 1
 
 
 def test_names_are_text_in_markdown_and_latex() -> None:

@@ -61,16 +61,21 @@ def make_config(folder: Path | str, **settings: Any) -> TrainConfig:
 
 
 def make_trainer(
-    model: Any, config: TrainConfig, write: Callable[[str, int], Episode], tasks: int = 4, **arguments: Any
+    model: Any,
+    config: TrainConfig,
+    write: Callable[[str, int], Episode],
+    tasks: int = 4,
+    backend: Any = None,
+    **arguments: Any,
 ) -> tuple[MemoryGRPOTrainer, GradientRecorder, WrittenRunner]:
-    """The trainer on tasks t0, t1, ... whose episodes are what `write` gives."""
+    """The trainer on tasks t0, t1, ... whose episodes are what `write` gives, or what the `backend` samples."""
     recorder, runner = GradientRecorder(), WrittenRunner(write)
     trainer = MemoryGRPOTrainer(
         model=model,
         args=config,
         tasks=[ToyTask(f"t{index}") for index in range(tasks)],
         processing_class=make_tokenizer(),
-        make_backend=lambda _: LocalBackend(runner),  # type: ignore[arg-type]
+        make_backend=lambda _: backend or LocalBackend(runner),  # type: ignore[arg-type]
         callbacks=[recorder],
         **arguments,
     )

@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 
 from atommem.actions import ProblemReason
-from atommem.config import MemoryConfig
 from atommem.envs.chunking import joined_text
 from atommem.envs.task import Document, Task
 from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.eval.methods import make_method
-from atommem.eval.methods.a_mem import Note, evolve
 from atommem.eval.methods.generative_agents import rating_of, stream_scores
-from atommem.eval.methods.mem0 import facts_of
 from atommem.memory.contents import replay
 from tests.eval.methods.toys import DOCUMENTS, TASK, make_setup, right
 
@@ -48,49 +45,6 @@ def store_of(episode: Episode) -> list[str]:
 # A-Mem
 
 
-async def test_a_mem_describes_every_document_links_notes_and_rewrites_their_neighbours() -> None:
-    def reply(prompt: str) -> Any:
-        name = title(prompt)
-        if "Describe the new note" in prompt:
-            return {"keywords": [name, "town"], "context": f"of {name}", "tags": ["x"]}
-        if name != "Bran":
-            return {"should_evolve": False, "actions": ["strengthen"], "tags_to_update": ["never"]}
-        shown = [int(line.split()[1][:-1]) for line in prompt.splitlines() if line.startswith("Memory ")]
-        assert sorted(shown) == [0, 1, 2]
-        return {
-            "should_evolve": True,
-            "actions": ["strengthen", "update_neighbor"],
-            "suggested_connections": [1, 77, "0"],
-            "tags_to_update": ["places"],
-            "new_context_neighborhood": [f"new {number}" for number in shown[:2]],
-            "new_tags_neighborhood": [[f"tag {number}"] for number in shown],
-        }
-
-    setup, policy = make_setup(answering(reply), memory=MemoryConfig(retrieve_k=1))
-    episode = await make_method("a_mem", setup).run(replace(TASK, questions=TASK.questions[:1]))
-    assert episode.reward == 1.0
-    # Two calls a note, but the first has no neighbours; and the answer.
-    assert len(policy.prompts) == 2 * 4 - 1 + 1
-    moss, orla, kiln, bran = store_of(episode)
-    assert moss.startswith("Document 1: Moss\nMoss grows on stones.\ncontext: ")
-    assert bran.endswith("\ncontext: of Bran; keywords: Bran, town; tags: places")
-    texts = {0: moss, 1: orla, 2: kiln}
-    view = episode.steps[-2].view
-    assert view.query == "Document 4: Bran\nBran lives in Port."
-    for place, item in enumerate(view.retrieved):
-        context = f"new {item.handle}" if place < 2 else "of "
-        assert f"\ncontext: {context}" in texts[item.handle]
-        assert texts[item.handle].endswith(f"; tags: tag {item.handle}")
-        assert f"Memory {item.handle}: {item.text}" in policy.prompts[-2]
-    # The new note is shown with its content, context and keywords; its tags are what is asked for.
-    assert "Its context: of Bran\n\nIts keywords: Bran, town\n\n" in policy.prompts[-2]
-    # One note is retrieved, and what it links to comes along with what has been made of it.
-    assert [item.text for item in episode.steps[-1].view.retrieved] == [bran, orla]
-    assert [kind for kind, _ in log_of(episode)] == [
-        *("create", "read", "create", "read", "create", "read", "update", "update", "update", "create", "read")
-    ]
-
-
 async def test_a_mem_embeds_all_notes_anew_after_so_many_evolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atommem.eval.methods.a_mem.EVOLUTIONS", 2)
     setup, _ = make_setup(answering(lambda prompt: {"should_evolve": True, "actions": [], "context": "c"}))
@@ -98,19 +52,6 @@ async def test_a_mem_embeds_all_notes_anew_after_so_many_evolutions(monkeypatch:
     calls = setup.embedder.calls  # type: ignore[attr-defined]
     # A note, then a query and a note each; all three notes after the second change; the questions.
     assert [len(texts) for _, *texts in calls] == [1, 1, 1, 1, 1, 3, 1, 1, 2]
-
-
-async def test_a_mem_follows_its_links_but_no_further_than_the_stored_notes() -> None:
-    note, notes = Note("new"), {1: Note("a"), 2: Note("b", tags=["t"], context="c")}
-    assert evolve({}, note, notes, [1]) == []
-    assert evolve({"should_evolve": True, "actions": "strengthen"}, note, notes, [1]) == []
-    reply = {"should_evolve": True, "actions": ["strengthen", "update_neighbor"], "suggested_connections": [1, True, 9]}
-    assert evolve(reply, note, notes, [2, 1]) == []
-    assert (note.links, note.tags) == ([2], [])
-    # Fewer tags than neighbours: the rest stays, as does a context that is missing; what is of the wrong form is none.
-    reply |= {"new_tags_neighborhood": ["u"], "new_context_neighborhood": []}
-    assert evolve(reply, note, notes, [2, 1]) == [2]
-    assert (notes[2].tags, notes[2].context, notes[1].text()) == ([], "c", Note("a").text())
 
 
 # Generative Agents
@@ -181,54 +122,6 @@ async def test_generative_agents_without_a_question_have_no_insight(monkeypatch:
 
 
 # Mem0
-
-
-async def test_mem0_adds_updates_deletes_and_leaves_alone() -> None:
-    facts = {"Moss": ["moss grows"], "Orla": ["Orla is a potter"], "Kiln": ["moss dies", "kilns burn"], "Bran": []}
-
-    def reply(prompt: str) -> Any:
-        if "single facts" in prompt:
-            return {"facts": facts[title(prompt)]}
-        shown = dict(line[len("Memory ") :].split(": ") for line in prompt.splitlines() if line.startswith("Memory "))
-        number = {text: place for place, text in shown.items()}
-        if "- moss grows" in prompt:
-            assert shown == {}
-            return {"memory": [{"id": "0", "text": "moss grows", "event": "ADD"}]}
-        if "- Orla" in prompt:
-            assert number == {"moss grows": "0"}
-            return {
-                "memory": [{"id": "0", "text": "moss grows", "event": "NONE"}, {"text": "Orla pots", "event": "ADD"}]
-            }
-        assert "- moss dies\n- kilns burn\n" in prompt
-        return {
-            "memory": [
-                {"id": number["moss grows"], "text": "moss grows", "event": "DELETE"},
-                {"id": number["moss grows"], "text": "moss is gone", "event": "UPDATE"},
-                {"id": number["Orla pots"], "text": "Orla burns kilns", "event": "UPDATE", "old_memory": "Orla pots"},
-                {"id": int(number["Orla pots"]), "text": "no number", "event": "UPDATE"},
-                {"id": "9", "text": "unknown", "event": "UPDATE"},
-                {"id": number["Orla pots"], "text": "", "event": "DELETE"},
-                "moss",
-            ]
-        }
-
-    setup, policy = make_setup(answering(reply))
-    episode = await make_method("mem0", setup).run(TASK)
-    assert episode.reward == 1.0
-    assert len(policy.prompts) == 4 + 3 + 1  # the last chunk has no facts, so nothing is decided
-    assert store_of(episode) == ["Orla burns kilns"]
-    assert log_of(episode) == [
-        *(("read", "moss grows"), ("create", "moss grows")),
-        *(("read", "Orla is a potter"), ("create", "Orla pots")),
-        *(("read", "moss dies"), ("read", "kilns burn"), ("delete", None), ("update", "Orla burns kilns")),
-        *(("read", question.text) for question in TASK.questions),
-    ]
-    assert "Memory 1: Orla burns kilns" in policy.prompts[-1]
-
-
-def test_facts_of_any_form() -> None:
-    assert facts_of({"facts": ["a", {"fact": "b"}, {"text": "c"}, {"x": "d"}, 5, None, "", ["e"]]}) == ["a", "b", "c"]
-    assert facts_of({"facts": "abc"}) == facts_of({}) == []
 
 
 # All of them

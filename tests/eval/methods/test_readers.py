@@ -13,7 +13,6 @@ from atommem.envs.chunking import joined_text
 from atommem.envs.task import Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
-from atommem.eval.console_report import report_table
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.runner import evaluate
 from atommem.observation import StopReason
@@ -71,14 +70,6 @@ async def test_what_the_questions_are_asked_with(name: str, shown: list[list[str
     assert ["Where does Bran live ?" in prompt for prompt in policy.prompts] == [True, False][: len(shown)]
 
 
-async def test_the_oracle_asks_without_text_where_a_question_has_no_evidence() -> None:
-    setup, policy = make_setup()
-    bare, other = TASK.questions
-    task = replace(TASK, questions=(bare.with_documents(()), other.with_documents([1])))
-    await make_method("oracle", setup).run(task)
-    assert [shown_documents(prompt) for prompt in policy.prompts] == [[], ["Orla"]]
-
-
 async def test_rag_finds_whole_documents_by_the_question() -> None:
     setup, policy = make_setup()
     episode = await make_method("rag", setup).run(TASK)
@@ -134,25 +125,6 @@ async def test_full_context_cuts_the_middle_and_says_how_much(context_tokens: in
     assert "Moss grows" in policy.prompts[0]
     assert "in Port." in policy.prompts[0]
     assert joined_text(TASK) not in policy.prompts[0]
-
-
-async def test_the_printed_table_says_what_was_cut() -> None:
-    setup, _ = make_setup(context_tokens=160)
-    result = await evaluate([TASK], make_method("full_context", setup), progress=False)
-    columns = report_table(result.summary()).columns
-    row = dict(zip(columns[0].cells, columns[1].cells, strict=True))
-    assert row["episodes with a cut text"] == "100.0%"
-    kept = result.records[0].metrics["context_kept"]
-    assert 0 < kept < 1
-    assert row["text shown / episode"] == f"{kept:.1%}"
-    other = await evaluate([TASK], make_method("rag", setup), progress=False)
-    assert "text shown / episode" not in list(report_table(other.summary()).columns[0].cells)
-
-
-def test_full_context_needs_room() -> None:
-    setup, _ = make_setup(context_tokens=64)
-    with pytest.raises(ConfigError, match="context_tokens is 64 and max_tokens 64"):
-        make_method("full_context", setup)
 
 
 async def test_no_box_is_no_answer_and_a_prompt_too_long_is_no_outage() -> None:
@@ -250,17 +222,3 @@ async def test_every_method_is_evaluated_recorded_and_continued(name: str, tmp_p
     other = replace(setup, sampling=Sampling(temperature=1.0))
     with pytest.raises(ConfigError, match=r"sampling\.temperature is 0\.0 there and 1\.0 now"):
         await evaluate(tasks, make_method(name, other), tmp_path, progress=False)
-
-
-def test_an_unknown_method_is_named() -> None:
-    with pytest.raises(ConfigError, match="method is 'magic': give one of atommem, memagent"):
-        make_method("magic", make_setup()[0])
-
-
-@pytest.mark.parametrize("name", ["no_memory", "memagent"])
-async def test_a_tokenizer_without_a_chat_template_gets_plain_text(name: str) -> None:
-    setup, policy = make_setup()
-    setup.tokenizer.chat_template = None  # type: ignore[attr-defined]
-    await make_method(name, setup).run(TASK)
-    assert all("[system]" not in prompt for prompt in policy.prompts)
-    assert policy.prompts[0].startswith("You ")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.eval.methods.same_replies import METHODS, digest, make_case, run
-from tests.fakes import load_script
 
 RECORDED: dict[str, list[str]] = json.loads(Path(__file__).with_name("authors.json").read_text())
 
@@ -30,18 +29,3 @@ def test_prompts_show_and_stores_hold_what_the_authors_code_does(method: str) ->
 def test_another_method_is_found(method: str, setting: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"atommem.{setting}", value)
     assert [digest(run(make_case(method, seed, 12))) for seed in range(6)] != RECORDED[method][:6]
-
-
-@pytest.mark.slow
-def test_the_bench_holds_and_a_weaker_method_fails_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = load_script("bench_baselines")
-    assert bench.main(["--quick"]) == 0
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures["holds"]
-    assert (figures["calls"]["a_mem"]["calls"], figures["calls"]["memagent"]["calls"]) == (400, 8)
-    monkeypatch.setattr("atommem.envs.longdoc.environment.MOST_AT_ONCE", 1)
-    assert bench.main(["--quick"]) == 1
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (figures["calls"]["memagent"]["calls"], figures["holds"]) == (11, False)

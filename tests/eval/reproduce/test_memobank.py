@@ -56,14 +56,6 @@ def test_duplicates_and_broken_failures_stay_out() -> None:
     assert (bank.kept, bank.invalid) == ([], 5)
 
 
-def test_controls_prune_by_what_they_say() -> None:
-    one = stream([i < 8 for i in range(24)])
-    assert one.filled(SMALL, f"{HERE}:Newest(least_positive=0)")[0].kept == list(range(5, 24))
-    random = one.filled(SMALL, f"{HERE}:AtRandom(least_positive=0)")
-    assert len({tuple(bank.kept) for bank in random}) == 3
-    assert one.filled(SMALL, "")[0].kept == list(range(24)), "a bank without a limit forgets nothing"
-
-
 def test_labels_decide_alone_and_mean_nothing() -> None:
     """The statement of the reproduction, on vectors at random: labels without meaning 'gain' as much."""
     one = stream((np.random.default_rng(3).random(200) < 0.5).tolist())

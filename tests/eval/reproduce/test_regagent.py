@@ -11,11 +11,10 @@ import pytest
 from atommem.errors import ConfigError
 from atommem.eval.reproduce import asking
 from atommem.eval.reproduce.regagent import experiment
-from atommem.eval.reproduce.regagent.followers import copying_follower, ridge_follower, similarity_follower
-from atommem.eval.reproduce.regagent.language_model import read_guess
+from atommem.eval.reproduce.regagent.followers import similarity_follower
 from atommem.eval.reproduce.regagent.records import Records
-from atommem.eval.reproduce.regagent.runs import Runs, errors, size, success
-from atommem.eval.reproduce.regagent.stream import Rules, frozen_success, run_stream
+from atommem.eval.reproduce.regagent.runs import Runs, success
+from atommem.eval.reproduce.regagent.stream import Rules, run_stream
 from atommem.eval.reproduce.regagent.world import make_world
 from atommem.eval.reproduce.user_files import KeptVectors, published_tables
 from atommem.experience.bank import Bank
@@ -46,27 +45,6 @@ def test_retrieval_is_by_cosine_and_survives_deletion() -> None:
     assert [float(records.output[row]) for row in records.nearest(x, 2)[0]] == order[22:24].tolist()
 
 
-def test_what_is_bad_and_what_is_stale() -> None:
-    records = Records(np.eye(3), np.zeros(3), np.zeros(3), 3)
-    rows = np.array([0, 1])
-    for utility in (1, 0, 0, 1, 0):
-        records.used(rows, utility)
-    assert not len(records.bad(rows, 5, 0.5)), "five are not more than five"
-    records.used(rows[:1], 1.0)
-    assert records.bad(rows, 5, 0.5).tolist() == [0]
-    records.add(np.ones(3), 0.0, 0.0, 7, True)
-    assert records.stale(0, 9, 5).tolist() == [2], "the new one is exempt, the others were used"
-    assert records.stale(0, 9, 1).tolist() == [0, 1, 2, 3], "a period has begun"
-
-
-def test_sizes_follow_from_successes() -> None:
-    w = world(0)
-    fixed, everything, strict = (run_stream(w, FOLLOWER, Rules(t)) for t in (-1.0, np.inf, 1.0))
-    assert (fixed.size, everything.size) == (100, 500)
-    assert strict.size == 100 + round(strict.success * 4)
-    assert run_stream(w, FOLLOWER, Rules(1.0)).errors.tolist() == strict.errors.tolist(), "nothing is drawn anew"
-
-
 def test_a_limit_is_kept() -> None:
     for limited in ("constrained", "fifo", "random", "failures_first"):
         rules = Rules(np.inf, deletion="periodic", period=50, limit=100, limited_by=limited)
@@ -95,39 +73,6 @@ async def test_the_arrays_delete_what_the_experience_bank_does() -> None:
     assert steps == sorted(int(r.text.split()[1]) for r in bank.records() if r.text.startswith("task"))
 
 
-def test_followers() -> None:
-    x, inputs = np.array([1.0, 0.0]), np.array([[1.0, 0.1], [1.0, -0.1], [0.0, 1.0]])
-    outputs, cosines = inputs @ np.array([2.0, 1.0]), np.array([0.995, 0.99, 0.0])
-    assert copying_follower(PAPER["follower"], 1.0)(x, inputs, outputs, cosines, 0.0) == pytest.approx(2.1)
-    assert ridge_follower(PAPER["follower"], 1e-6)(x, inputs, outputs, cosines, 0.0) == pytest.approx(2.0, abs=1e-4)
-    assert FOLLOWER(x, inputs, outputs, cosines, 0.0) == pytest.approx(2.1), "so similar that it is copied"
-    far = np.array([0.6, 0.1, 0.0])
-    assert FOLLOWER(x, inputs, outputs, far, 1.0) == pytest.approx(
-        (outputs @ np.exp(10 * far)) / np.exp(10 * far).sum() + 0.5
-    )
-
-
-def test_a_frozen_memory_answers_new_tasks() -> None:
-    w = world(0)
-    found = run_stream(w, FOLLOWER, Rules(1.0))
-    fresh = w.fresh(0, 100, PAPER["world"])
-    assert fresh.truths.shape == (100,)
-    assert 30 < frozen_success(fresh, FOLLOWER, found.records, 50, 6) < 100
-    assert (w.in_order().components[1:] >= w.in_order().components[:-1]).all()
-
-
-def test_the_ends_of_the_chain_on_a_short_stream() -> None:
-    runs = Runs(PAPER, [100, 101], 1500, lambda text: None)
-    everything, strict = runs.of(runs.rules("add all")), runs.of(runs.rules("strict"))
-    assert success(everything) + 3 < success(strict)
-    assert size(strict) < size(everything) == 1600
-    history = runs.of(runs.rules("strict", deletion="history"))
-    kept, gone = errors(history, "retained"), errors(history, "deleted")
-    assert kept is not None
-    assert gone is not None
-    assert kept < gone
-
-
 def test_every_table_is_made_and_a_short_stream_holds_nothing() -> None:
     told: list[str] = []
     sheet = experiment.run(argparse.Namespace(seeds=[0], tasks=60, policy=None), told.append)
@@ -136,14 +81,6 @@ def test_every_table_is_made_and_a_short_stream_holds_nothing() -> None:
     assert told
     with pytest.raises(ConfigError, match="tasks is 0"):
         experiment.run(argparse.Namespace(seeds=[0], tasks=0, policy=None), told.append)
-
-
-@pytest.mark.parametrize(
-    ("text", "guess"),
-    [("Guess: \\boxed{-1.25}", -1.25), ("about .5, or 3", 0.5), ("\\boxed{ 2 } of 7", 2.0), ("no idea", None)],
-)
-def test_guesses_are_read(text: str, guess: float | None) -> None:
-    assert read_guess(text) == guess
 
 
 def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,15 +104,6 @@ def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPat
     assert len(heard) == 100
     assert "1 of 100 answers had no number" in sheet.notes[0]
     assert sheet.tables[0].rows[1][2] == 120
-
-
-def test_published_sizes_are_those_of_the_identities() -> None:
-    table = PAPER["table1"]
-    assert table["add all"]["size"] == PAPER["initial"] + PAPER["stream"]
-    strict = table["strict"]
-    assert strict["size"] == PAPER["initial"] + strict["success"] / 100 * PAPER["stream"]
-    for name in ("C1", "strict"):
-        assert PAPER["table2"][name]["none"] == [table[name]["success"], table[name]["size"]]
 
 
 @pytest.mark.slow

@@ -61,10 +61,6 @@ def test_only_check_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert '"failed": {"size": "1, wanted 1"}' in capsys.readouterr().out
 
 
-def test_nothing_checked_holds_nothing() -> None:
-    assert not Sheet("toy", "").holds
-
-
 def test_a_wrong_folder_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
     with pytest.raises(DataError, match="Agent-on-the-Fly/Memento"):

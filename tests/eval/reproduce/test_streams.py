@@ -14,7 +14,7 @@ import pytest
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reproduce.streams import experiment
-from atommem.eval.reproduce.streams.agents import Driver, StreamRow, Voter, executions
+from atommem.eval.reproduce.streams.agents import StreamRow, Voter, executions
 from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
 from atommem.eval.reproduce.streams.similarities import relative_change, three_keys
 from atommem.experience.bank import Bank
@@ -53,12 +53,6 @@ async def test_inputs_that_do_not_fit_are_named() -> None:
     await bank.fill([Experience("a text", "", 1.0)])
     with pytest.raises(DataError, match="JSON objects"):
         await bank.retrieve("another", 1, three_keys())
-
-
-def test_agents_of_the_examples_score_by_their_own_measure() -> None:
-    row = StreamRow("", [[0.0, 0.0], [0.0, 4.0]])
-    assert Driver().score(row, "[[3.0, 4.0], [0.0, 4.0]]") == {"outcome": 0.0, "error": 2.5}
-    assert Driver().score(row, "")["outcome"] == 0
 
 
 async def test_a_voter_takes_the_majority() -> None:

@@ -54,11 +54,6 @@ def test_the_agent_wins_and_a_hint_shortens_the_way() -> None:
     assert sum(played.steps for played in told) < 0.7 * sum(played.steps for played in alone)
 
 
-def test_a_limit_ends_an_episode() -> None:
-    assert play(Household(), GAMES[0], (), 2).steps == 2
-    assert not play(Household(), GAMES[0], (), 2).won
-
-
 def test_an_episode_is_played_once(tmp_path: Path) -> None:
     engine = Household()
     first = player(tmp_path, engine).play(GAMES[0], ())

@@ -14,7 +14,7 @@ import pytest
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
-from atommem.eval.retention.audit import audit, dropped
+from atommem.eval.retention.audit import audit
 from atommem.eval.retention.audit_cli import main
 from atommem.eval.retention.stores import read_store
 from atommem.experience import Bank, Experience
@@ -130,22 +130,3 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(out.read_text())["doubles"] == [[1, 2]]
     with pytest.raises(ConfigError, match="go together"):
         main([str(path), "--embedder", "hashing", "--judge_url", "http://127.0.0.1:1"])
-
-
-def test_all_rules_drop_down_to_the_budget() -> None:
-    import asyncio
-
-    from atommem.memory import retention
-
-    entries = tuple(read_entries())
-    vectors = asyncio.run(HashingEmbedder(64).embed([entry.text for entry in entries], "entry"))
-    for name, _ in retention.OURS:
-        if name not in ("linear", "oracle"):
-            gone = dropped(entries, vectors, name, 2)
-            assert len(gone) == len(set(gone)) == 3, name
-
-
-def read_entries() -> Any:
-    from atommem.memory.entries import Entry
-
-    return [Entry(number, text, number, number) for number, text in enumerate(TEXTS, start=1)]

@@ -10,7 +10,7 @@ import pytest
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
-from atommem.eval.retention.fitting import fit, logistic, save
+from atommem.eval.retention.fitting import logistic
 from atommem.eval.retention.keeping import embedded, kept, score
 from atommem.eval.retention.retention_cli import main
 from atommem.eval.retention.table import ORACLE, UNLIMITED, fill, markdown
@@ -98,12 +98,6 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     data.write_text('{"stream": "a", "text": "b"}\n')
     with pytest.raises(DataError, match="needed"):
         read_streams(data)
-
-
-async def test_there_must_be_something_to_tell_apart(tmp_path: Path) -> None:
-    given = await embedded([Stream("s", ("a", "b"), (), ())], HashingEmbedder(16))
-    with pytest.raises(ConfigError, match="texts of both kinds"):
-        save(fit(given), tmp_path / "w")
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ import random
 
 import pytest
 
-from atommem.demo.recipe import BOUNDED
-from atommem.demo.worlds import bounded_world
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate
@@ -16,7 +14,6 @@ from atommem.errors import ConfigError
 from atommem.eval.retention.claims import Column, mean_em, near_specialist
 from atommem.eval.retention.worlds import labelled, needs_of
 from atommem.observation import StopReason
-from atommem.rules.oracle import GreedyOracle
 
 TASK = Task(
     "one-0",
@@ -40,20 +37,6 @@ def test_every_task_needs_its_answer() -> None:
     for task, needed in zip(tasks, needs_of(tasks).values(), strict=True):
         said = get_prose("compact").statements(" ".join(needed))
         assert {answer for question in task.questions for answer in question.answers} <= {each.value for each in said}
-
-
-def test_the_oracle_knows_the_needs_of_one_task_of_many() -> None:
-    assert GreedyOracle({"a": {"x": 2}, "b": {}}, "a")._needs == {"x": 2}
-    assert GreedyOracle({"a": {"x": 2}}, "$task")._needs == {}
-
-
-@pytest.mark.parametrize("capacity", [2, 5, 20, None])
-def test_a_bounded_world_has_less_or_more_than_fits(capacity: int | None) -> None:
-    worlds = [bounded_world(BOUNDED.world, capacity, f"t{number}") for number in range(200)]
-    chains = {world.distractors + 1 for world in worlds}
-    assert min(chains) <= (capacity or 9)
-    assert max(chains) > (capacity or 8)
-    assert {world.capacity for world in worlds} == {capacity}
 
 
 def made(right: list[bool], seeds: int = 1) -> list[EpisodeRecord]:

@@ -11,7 +11,7 @@ import yaml
 from atommem.config import save_config
 from atommem.errors import ConfigError
 from atommem.eval.suites.cells import make_cells
-from atommem.eval.suites.suite import BenchmarkData, Suite, slug
+from atommem.eval.suites.suite import BenchmarkData, Suite
 from atommem.eval.suites.suite_file import load_suite, parse_suite
 
 DATA = [{"name": "world", "synthetic": {"prose": "compact"}, "n": 3}]
@@ -227,24 +227,8 @@ def test_servers_and_folders_stand_in_one_suite() -> None:
         make_cells(only, ["--policy", "runs/trained", "--tokenizer", "T"], Path("."))
 
 
-def test_cells_that_share_what_is_open_run_together(tmp_path: Path) -> None:
-    rows = [{"method": "atommem", "label": name, "settings": {"embedder": name}} for name in ("random", "hashing")]
-    data = [{**DATA[0], "name": name} for name in ("one", "two")]
-    cells = make_cells(parse_suite(suite(rows=rows, data=data)), ["--policy", "p"], tmp_path)
-    assert [(cell.row.label, cell.column.name) for cell in cells] == [
-        *(("random", "one"), ("random", "two")),
-        *(("hashing", "one"), ("hashing", "two")),
-    ]
-
-
 def test_the_example_in_the_docs() -> None:
     text = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
     example = text.split("```yaml\n")[1].split("```")[0]
     found = parse_suite(yaml.safe_load(example))
     assert (len(found.rows), len(found.columns), found.seeds) == (7, 5, (0, 1, 2))
-
-
-def test_names_of_folders() -> None:
-    assert slug("atommem, without update") == "atommem_without_update"
-    assert slug("Qwen/Qwen3-Embedding-0.6B") == "qwen_qwen3-embedding-0.6b"
-    assert slug("..") == "_"

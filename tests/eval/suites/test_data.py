@@ -92,17 +92,6 @@ def test_aliases_beside_the_questions_count(tmp_path: Path, benchmarks: Path) ->
     assert load(cache, column("2wikimultihopqa"))[0].questions[0].answers == ("A", "Alias")
 
 
-def test_synthetic_worlds_differ_by_seed_and_knob(tmp_path: Path) -> None:
-    cache = TaskCache(tmp_path, None)
-    data = SyntheticData(WorldConfig(), 2, 1)
-    paths = {
-        cache.path(Column("world", item))
-        for item in (data, replace(data, seed=2), replace(data, n=3), replace(data, world=WorldConfig(early=0.1)))
-    }
-    assert len(paths) == 4
-    assert [task.id for task in load(cache, Column("world", data))] == ["synthetic-1-0", "synthetic-1-1"]
-
-
 def test_plain_files_are_found_beside_the_benchmarks(tmp_path: Path, benchmarks: Path) -> None:
     save_tasks([make_task("a")], benchmarks / "own" / "tasks.jsonl")
     cache = TaskCache(tmp_path / "cache", benchmarks)
@@ -124,20 +113,12 @@ def test_what_is_missing_is_named(tmp_path: Path, benchmarks: Path) -> None:
     assert not list(tmp_path.glob("*.parquet"))
 
 
-def test_only_what_is_optional_is_left_out(tmp_path: Path, benchmarks: Path) -> None:
-    optional = replace(column(), optional=True)
-    assert not TaskCache(tmp_path, None).available(optional)
-    assert TaskCache(tmp_path, None).available(column())
-    assert TaskCache(tmp_path, benchmarks).available(optional)
-
-
-def test_own_distractors_are_another_file(tmp_path: Path, benchmarks: Path) -> None:
-    cache = TaskCache(tmp_path / "cache", benchmarks, lambda text: None)
-    plain, own = (
-        column(),
-        replace(column(), data=BenchmarkData("hotpotqa", "dev", BuildConfig(3, 2, distractors="own"))),
-    )
-    assert cache.path(plain) != cache.path(own)
-    for task in load(cache, own):
-        number = task.questions[0].text.split()[-1].strip("?")
-        assert {f"Page {number}", "Other " + number} <= {document.title for document in task.documents}
+def test_synthetic_worlds_differ_by_seed_and_knob(tmp_path: Path) -> None:
+    cache = TaskCache(tmp_path, None)
+    data = SyntheticData(WorldConfig(), 2, 1)
+    paths = {
+        cache.path(Column("world", item))
+        for item in (data, replace(data, seed=2), replace(data, n=3), replace(data, world=WorldConfig(early=0.1)))
+    }
+    assert len(paths) == 4
+    assert [task.id for task in load(cache, Column("world", data))] == ["synthetic-1-0", "synthetic-1-1"]

@@ -15,9 +15,7 @@ import yaml
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.eval import eval_cli, workbench
-from atommem.eval.reporting import report_cli
-from atommem.eval.reporting.charts import make_charts
-from atommem.eval.suites.board import Board, duration
+from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell
 from atommem.policy.contract import Completion, Sampling
 from tests.eval.toys import ToyPolicy, make_task
@@ -110,46 +108,6 @@ def test_cells_run_side_by_side_under_one_bound(folder: Path, policy: CountingPo
     assert policy.asked.index("e") < len(policy.asked) - policy.asked[::-1].index("d")
 
 
-def test_seeds_are_one_cell_with_a_spread(folder: Path, policy: CountingPolicy) -> None:
-    assert run(folder, seeds=[0, 1, 2]) == 0
-    cell = results(folder)["cells"][0]
-    assert (cell["seeds"], cell["metrics"]["em"]["between_seeds"]["seeds"]) == ([0, 1, 2], 3)
-    assert run(folder, "--seeds", "5", "--rows", "no_memory") == 0
-    assert [item["seed"] for item in results(folder)["evaluations"]] == [5, 5]
-
-
-@pytest.mark.slow
-def test_the_report_tells_costs_and_training_where_it_is_asked_to(
-    folder: Path, policy: CountingPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report_cli, "make_charts", make_charts)
-    lines = (f'{{"step": {step}, "reward": 0.1, "actions/create": 0.{step}}}\n' for step in (1, 2))
-    (folder / "metrics.jsonl").write_text("".join(lines))
-    tables = []
-    for efficiency in (False, True):
-        assert run(folder, "--training", str(folder), efficiency=efficiency) == 0
-        tables.append((folder / "out" / "report" / "tables.md").read_text())
-    assert ["seconds" in table for table in tables] == [False, True]
-    assert "Actions per step over training" in (folder / "out" / "report" / "report.html").read_text()
-
-
-def test_failures_are_an_exit_status_after_all_cells_ran(
-    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy.out_of_reach = {"a"}
-    assert run(folder) == 3
-    assert (
-        "atommem on one, seed 0: 1 of 4 episodes failed, more than --max_failed_fraction 0.05"
-        in capsys.readouterr().err
-    )
-    assert {cell["failed"] for cell in results(folder)["cells"] if cell["dataset"] == "one"} == {1}
-    assert run(folder, "--max_failed_fraction", "0.25") == 0
-    policy.out_of_reach = set()
-    policy.asked.clear()
-    assert run(folder) == 0
-    assert set(policy.asked) == {"a"}
-
-
 def test_a_spent_budget_leaves_a_report_and_continues(
     folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,17 +121,6 @@ def test_a_spent_budget_leaves_a_report_and_continues(
     assert run(folder, "--max_in_flight", "1") == 0
     assert results(folder)["title"] == "Toys"
     assert sorted(policy.asked) == sorted([*"aaabbbcccddd", *"eeeeffff", *"abcd", *"eeff"])
-
-
-def test_a_budget_spent_at_once_has_no_report(
-    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy.hang = "a"
-    policy.refuse = "a"
-    assert run(folder, "--columns", "one", "--rows", "no_memory", "--limit", "1") == 2
-    captured = capsys.readouterr()
-    assert "there is nothing to report" in captured.out
-    assert "no_memory on one, seed 0 could not run: refused" in captured.err
 
 
 def test_a_cell_that_is_refused_does_not_stop_the_others(
@@ -191,29 +138,6 @@ def test_other_settings_are_refused_before_anything_runs(folder: Path, policy: C
     with pytest.raises(ConfigError, match=r"two.*environment\.max_reads is 3 there and 2 now"):
         run(folder, "--max_reads", "2")
     assert policy.asked == []
-
-
-def test_control_c_says_how_to_continue(
-    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A job in the background of a script (CI) inherits SIGINT as ignored; at a terminal it is not.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    note = Board.note
-
-    def press(board: Board, cell: Cell) -> None:
-        # Once: a second time it would not wait for the episodes to be cancelled.
-        monkeypatch.setattr(Board, "note", note)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(Board, "note", lambda board, cell: (press if cell.column.key == "two" else note)(board, cell))
-    try:
-        assert run(folder, "--max_in_flight", "1") == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert "the same command continues from there" in capsys.readouterr().err
-    policy.asked.clear()
-    assert run(folder, "--max_in_flight", "1") == 0
-    assert policy.asked.count("a") == 0
 
 
 def test_cells_are_listed_without_a_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,15 +199,41 @@ def test_the_folder_must_be_named(folder: Path) -> None:
         eval_cli.main(["--suite", str(folder / "suite.yaml")])
 
 
-def test_help_tells_the_flags_of_suites(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_status:
-        eval_cli.main(["--suite", "--help"])
-    assert exit_status.value.code == 0
-    assert "--benchmarks FOLDER" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        eval_cli.main(["--help"])
-    assert "--suite FILE" in " ".join(capsys.readouterr().out.split())
+def test_failures_are_an_exit_status_after_all_cells_ran(
+    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.out_of_reach = {"a"}
+    assert run(folder) == 3
+    assert (
+        "atommem on one, seed 0: 1 of 4 episodes failed, more than --max_failed_fraction 0.05"
+        in capsys.readouterr().err
+    )
+    assert {cell["failed"] for cell in results(folder)["cells"] if cell["dataset"] == "one"} == {1}
+    assert run(folder, "--max_failed_fraction", "0.25") == 0
+    policy.out_of_reach = set()
+    policy.asked.clear()
+    assert run(folder) == 0
+    assert set(policy.asked) == {"a"}
 
 
-def test_durations() -> None:
-    assert [duration(seconds) for seconds in (0.4, 65, 3909)] == ["0:00", "1:05", "1:05:09"]
+def test_control_c_says_how_to_continue(
+    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A job in the background of a script (CI) inherits SIGINT as ignored; at a terminal it is not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    note = Board.note
+
+    def press(board: Board, cell: Cell) -> None:
+        # Once: a second time it would not wait for the episodes to be cancelled.
+        monkeypatch.setattr(Board, "note", note)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Board, "note", lambda board, cell: (press if cell.column.key == "two" else note)(board, cell))
+    try:
+        assert run(folder, "--max_in_flight", "1") == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "the same command continues from there" in capsys.readouterr().err
+    policy.asked.clear()
+    assert run(folder, "--max_in_flight", "1") == 0
+    assert policy.asked.count("a") == 0

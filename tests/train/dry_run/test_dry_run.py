@@ -75,15 +75,6 @@ def test_the_source_of_every_setting(tmp_path: Path) -> None:
     assert any("the model folder's tokenizer" in line for line in plan["assumptions"])
 
 
-def test_a_batch_is_checked_for_the_processes_that_it_is_for(tmp_path: Path) -> None:
-    """Eight episodes are half a group: right for two processes, not for one or three."""
-    flags = [*MINIMUM, "--per_device_train_batch_size", "8"]
-    assert dry(tmp_path, *flags, "--dry_run_processes", "2")["workload"]["tasks"] == 1
-    for processes in ("1", "3"):
-        with pytest.raises(ConfigError, match="divisible by num_generations"):
-            dry(tmp_path, *flags, "--dry_run_processes", processes)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

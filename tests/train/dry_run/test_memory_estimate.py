@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from transformers import Qwen3Config
 
 from atommem.train.dry_run.architecture import ModelShape
@@ -16,11 +15,9 @@ from atommem.train.dry_run.memory_estimate import (
     Precision,
     Run,
     estimate_memory,
-    layer_bytes_per_token,
     local_rollout_bytes,
 )
 from atommem.train.dry_run.workload import Workload
-from tests.train.toys import make_model
 
 # h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
 CONFIG = Qwen3Config(
@@ -98,13 +95,6 @@ def test_shards() -> None:
     assert parts(launch=ZERO3, precision=Precision(2, 2, 2, 2, master=4))["optimizer"] == 1000 * 12 / 4
 
 
-def test_sampling_from_shared_weights_needs_all_of_them() -> None:
-    name, local = "weights gathered for sampling", {"precision": HALF, "rollout": "local"}
-    assert parts(**local, launch=FSDP)[name] == 2000
-    assert name not in parts(**local)
-    assert parts(**local, stage="async")["sampling model"] == 2000
-
-
 def test_sampling() -> None:
     # Two rows of 50 tokens: a cache of 100 * 2 * 5 * 4 * 4. Beside it the MLP of a layer takes 100 * (20 + 60) * 4, its
     # attention 100 * ((20 + 24 + 8) * 4 + 50 * 5), which is most; then a layer's cache and logits, 3,200 + 2 * 20 * 32.
@@ -112,27 +102,3 @@ def test_sampling() -> None:
     config = Qwen3Config(**{**CONFIG.to_dict(), "vocab_size": 2000})
     wide = replace(RUN, model=replace(MODEL, config=config))
     assert local_rollout_bytes(wide, rows=2, row=50) == 16_000 + 3200 + 2 * 2000 * 32
-
-
-def test_a_layer_keeps_what_the_formula_says() -> None:
-    """Counted on a real model: the tensors that autograd saves, each storage once."""
-    model = make_model()
-    layer, tokens = model.model.layers[0], 64
-    model.set_attn_implementation("sdpa")
-    hidden = torch.randn(1, tokens, 16, requires_grad=True)
-    positions = model.model.rotary_emb(hidden, torch.arange(tokens)[None])
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    saved: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        # Kept alive: a storage that is freed may be handed out again.
-        out = layer(hidden, position_embeddings=positions, attention_mask=None)
-    assert out is not None
-    shape = replace(MODEL, config=model.config)
-    assert sum(saved.values()) == pytest.approx(tokens * layer_bytes_per_token(shape, 4), rel=0.15)

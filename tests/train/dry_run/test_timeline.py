@@ -35,10 +35,6 @@ def test_colocated_episodes_of_one_length_by_hand() -> None:
     assert (line.overlap, line.idle) == (0, pytest.approx(0, abs=1e-9))
 
 
-def test_prompts_are_read_beside_the_decoding() -> None:
-    assert run(Schedule("s"), replace(COSTS, prompts=3.0)).seconds == pytest.approx(15 + 8 + 3)
-
-
 def test_samplers_apart_by_hand() -> None:
     # Two samplers with 2 groups each: 1,000 x (10 + 10 x 1) ms; two trainers: twice 5 s, and the weights.
     waiting = run(Schedule("s", samplers=2))
@@ -56,15 +52,6 @@ def test_rounds_wait_where_streaming_does_not() -> None:
     assert rounds.seconds > streaming.seconds > carried.seconds
     assert rounds.idle > streaming.idle > carried.idle
     assert rounds.overlap == streaming.overlap == on_policy.overlap == 0 < stale.overlap
-
-
-def test_nothing_is_compared_where_there_is_one_device() -> None:
-    assert [schedule.samplers for schedule in schedules(1, 0)] == [0, 0, 0]
-
-
-def test_flops() -> None:
-    # 2 * 5 layers * 100 weights + 4 * 8 * 7 context * 5 layers, for 3 tokens; 2 * 10 * 20 for each of 2 scored.
-    assert forward_flops(MODEL, 3, 2, 7) == 3 * (1000 + 1120) + 2 * 400
 
 
 UPDATE = replace(

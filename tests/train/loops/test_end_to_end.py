@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from atommem.config import CONFIG_FILE, EmbedderConfig, MemoryConfig, load_config
+from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.trace import read_trace
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.resume.checkpoint import GenerationSettings, save_final
+from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
@@ -117,86 +117,3 @@ def test_it_learns(tmp_path: Path) -> None:
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     assert rewards[0] < 0.5
     assert rewards[-1] > 0.9
-
-
-@pytest.mark.parametrize("stop", [2, 3])
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, stop: int) -> None:
-    """Three updates are an epoch: one stop is inside the first, one at its end."""
-    settings: dict[str, Any] = {"shuffle_dataset": True, "save_strategy": "steps", "save_steps": stop}
-    whole, _ = make_real_trainer(tmp_path / "whole", max_steps=5, **settings)
-    whole.train()
-    expected = [entry["reward"] for entry in whole.state.log_history if "reward" in entry]
-    assert len(set(expected)) > 1
-
-    # Stopped as by a crash: the schedule is that of five updates.
-    first, _ = make_real_trainer(tmp_path / "parts", max_steps=5, **settings)
-    first.add_callback(_StopAt(stop))
-    first.train()
-    checkpoint = tmp_path / "parts" / f"checkpoint-{stop}"
-    assert load_config(checkpoint)["templates"] == "compact"
-
-    # Another start: everything has to come from the checkpoint.
-    model = make_model(9, len(make_element_tokenizer()), spread=0.1)
-    resumed, _ = make_real_trainer(tmp_path / "parts", model, max_steps=5, **settings)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-
-    assert resumed.state.global_step == 5
-    assert [entry["reward"] for entry in resumed.state.log_history if "reward" in entry] == expected
-    for (name, ours), (_, theirs) in zip(resumed.model.named_parameters(), whole.model.named_parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
-    steps = [entry["step"] for entry in read_metrics(tmp_path / "parts" / METRICS_FILE) if "loss" in entry]
-    assert steps == [1, 2, 3, 4, 5]
-
-
-class _StopAt(GradientRecorder):
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_training_stop = state.global_step == self.step
-
-
-def test_what_is_saved_can_be_loaded(tmp_path: Path) -> None:
-    trainer, _ = make_real_trainer(tmp_path)
-    trainer.train()
-    folder = save_final(trainer, SETTINGS)
-    assert folder == tmp_path
-    stored = load_config(folder)
-    assert stored["dialect"] == "paper"
-    assert stored["embedder_dim"] == 16
-    assert stored["max_reads"] == 0
-    assert stored["max_tokens"] == 4
-    assert (folder / CONFIG_FILE).is_file()
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert torch.equal(model.lm_head.weight, trainer.model.lm_head.weight)
-    assert AutoTokenizer.from_pretrained(folder).encode("c1") == make_element_tokenizer().encode("c1")
-
-
-def test_lora_changes_the_adapter_only(tmp_path: Path) -> None:
-    from peft import LoraConfig
-
-    tokenizer = make_element_tokenizer()
-    config = make_config(tmp_path, max_completion_length=4, seed=3, max_steps=2)
-    base = make_model(vocabulary=len(tokenizer), spread=0.1)
-    before = {name: p.detach().clone() for name, p in base.named_parameters()}
-    trainer = MemoryGRPOTrainer(
-        model=base,
-        args=config,
-        tasks=make_tasks(),
-        processing_class=tokenizer,
-        make_backend=local_backend(Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
-        peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.0),
-    )
-    trainer.train()
-    trainer.close()
-    logged = trainer.state.log_history
-    assert logged[0]["sampling/sampling_logp_difference/mean"] < 1e-5
-    assert logged[1]["sampling/sampling_logp_difference/mean"] < 1e-5  # sampled with the adapter
-    named = dict(trainer.model.named_parameters())
-    assert any(bool(p.abs().sum() > 0) for name, p in named.items() if "lora_B" in name)
-    for name, weight in before.items():
-        kept = [p for other, p in named.items() if other.replace(".base_layer", "").endswith(name)]
-        assert torch.equal(kept[0], weight), name
-    trainer.save_model()
-    assert (tmp_path / "adapter_config.json").is_file()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from atommem.episode import Episode
-from atommem.errors import ConfigError
 from atommem.observation import StopReason
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.sequences import Row
+from atommem.train.packing.micro_batches import MicroBatchPlanner
 from atommem.train.rollout.dynamic_sampling import replacement_tasks
 from tests.train.harness import (
     assert_equal_gradients,
@@ -28,119 +30,112 @@ from tests.train.toys import ToyTask, make_episode, make_model, mixed_episode, r
 TASKS = ["t0", "t1", "t2", "t3"]
 
 
-def expectation(model: torch.nn.Module, normalization: str = "token", **settings: object) -> tuple[float, dict]:
-    episodes = episodes_of(mixed_episode, TASKS, 4)
-    advantages = group_advantages([episode.reward for episode in episodes], 4)
-    return reference_gradients(model, episodes, advantages, normalization, **settings)  # type: ignore[arg-type]
+def check(
+    folder: Path,
+    write: Callable[[str, int], Episode] = mixed_episode,
+    *,
+    model: Any = None,
+    scored: Any = None,
+    reference: Any = None,
+    peft_config: Any = None,
+    **settings: Any,
+) -> tuple[MemoryGRPOTrainer, list[Episode]]:
+    """One update on four groups: loss and gradients have to be those of the loop over tokens.
 
-
-@pytest.mark.parametrize("prefix_sharing", [True, False])
-@pytest.mark.parametrize("normalization", ["token", "step", "trajectory"])
-def test_gradients_of_each_normalization(tmp_path: Path, normalization: str, prefix_sharing: bool) -> None:
-    """Groups with equal rewards are skipped by the trainer and by the reference, but count in the normaliser."""
-    model = make_model()
-    loss, expected = expectation(model, normalization)
-    config = make_config(
-        tmp_path, per_device_train_batch_size=16, normalization=normalization, prefix_sharing=prefix_sharing
-    )
-    trainer, recorder, runner = make_trainer(model, config, mixed_episode)
+    Args:
+        model: What is trained. It begins with the adapter of `scored`, where that is given.
+        reference: The model of the KL term, without which the gradients have to be others.
+    """
+    model = model or make_model()
+    config = make_config(folder, **{"per_device_train_batch_size": 16, **settings})
+    episodes = episodes_of(write, TASKS, 4)
+    advantages = group_advantages([episode.reward for episode in episodes], 4, config.scale_rewards)
+    arguments: Any = (scored or model, episodes, advantages, config.normalization)
+    kl = {"beta": config.beta, "reference": reference, "bias_correction": config.use_bias_correction_kl}
+    loss, expected = reference_gradients(*arguments, temperature=config.temperature, **kl)
+    trainer, recorder, runner = make_trainer(model, config, write, peft_config=peft_config)
+    if scored is not None:
+        state = {name: p.detach().clone() for name, p in scored.named_parameters() if p.requires_grad}
+        assert set(expected) == set(state)
+        trainer.model.load_state_dict(state, strict=False)
+    without = reference_gradients(*arguments)[1] if reference else None
     trainer.train()
     assert runner.jobs == [(task, sample) for task in TASKS for sample in range(4)]
     assert_equal_gradients(recorder.gradients[0], expected)
     assert trainer.state.log_history[0]["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
-
-
-def test_loss_of_one_group_by_hand(tmp_path: Path) -> None:
-    """Rewards 1, 0, 0, 0 on completions of 2, 3, 4 and 5 tokens, ratio 1: the loss is -sum(A * tokens) / 14."""
-
-    def write(task_id: str, sample: int) -> Episode:
-        return make_episode(task_id, sample, float(sample == 0), [(3, 2 + sample)])
-
-    config = make_config(tmp_path, per_device_train_batch_size=4)
-    trainer, _, _ = make_trainer(make_model(), config, write, tasks=1)
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(-(0.75 * 2 - 0.25 * (3 + 4 + 5)) / 14, rel=1e-5)
+    if without is not None:
+        with pytest.raises(AssertionError):
+            assert_equal_gradients(recorder.gradients[0], without)
+    return trainer, episodes
 
 
 @pytest.mark.parametrize("prefix_sharing", [True, False])
-@pytest.mark.parametrize("budget", [1, 40, 100])
-def test_gradients_do_not_depend_on_the_token_budget(tmp_path: Path, budget: int, prefix_sharing: bool) -> None:
-    model = make_model()
-    _, expected = expectation(model, "trajectory")
-    config = make_config(
-        tmp_path,
-        per_device_train_batch_size=16,
-        normalization="trajectory",
-        micro_batch_tokens=budget,
-        prefix_sharing=prefix_sharing,
-    )
-    trainer, recorder, _ = make_trainer(model, config, mixed_episode)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"normalization": normalization} for normalization in ("token", "step", "trajectory")),
+        *({"normalization": "trajectory", "micro_batch_tokens": budget} for budget in (1, 40, 100)),
+        {"temperature": 0.6},
+        {"scale_rewards": "group"},
+    ],
+    ids=str,
+)
+def test_loss_and_gradients(tmp_path: Path, settings: dict[str, Any], prefix_sharing: bool) -> None:
+    """Groups with equal rewards are skipped by the trainer and by the reference, but count in the normaliser."""
+    check(tmp_path, prefix_sharing=prefix_sharing, **settings)
+
+
+@pytest.mark.parametrize(
+    ("filtering", "loss"),
+    [(False, -0.5 * (2 + 3 - 4 - 5) / (2 + 3 + 4 + 5)), (True, -0.5 * (2 + 3 - 4) / (2 + 3 + 4))],
+)
+def test_loss_of_one_group_by_hand(tmp_path: Path, filtering: bool, loss: float) -> None:
+    """Rewards 1, 1, 0, 0 on completions of 2 to 5 tokens, ratio 1: -sum(A * tokens) / tokens.
+
+    An overlong episode that is not trained on counts in the mean of its group, but neither in the sum over tokens nor
+    in what it is divided by.
+    """
+
+    def write(task_id: str, sample: int) -> Episode:
+        episode = make_episode(task_id, sample, float(sample < 2), [(3, 2 + sample)])
+        episode.stop_reason = StopReason.TOKEN_LIMIT if sample == 3 else StopReason.ANSWERED
+        return episode
+
+    config = make_config(tmp_path, per_device_train_batch_size=4, overlong_filtering=filtering)
+    trainer, _, _ = make_trainer(make_model(), config, write, tasks=1)
     trainer.train()
-    assert_equal_gradients(recorder.gradients[0], expected)
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_logged_means_do_not_depend_on_the_token_budget(tmp_path: Path) -> None:
-    logged = []
-    for budget in (1, 10_000):
-        config = make_config(
-            tmp_path, per_device_train_batch_size=16, micro_batch_tokens=budget, normalization="trajectory"
-        )
-        trainer, _, _ = make_trainer(make_model(), config, mixed_episode)
-        trainer.train()
-        logged.append(trainer.state.log_history[0])
-    for key in ("entropy", "loss", "sampling/sampling_logp_difference/mean", "clip_ratio/region_mean"):
-        assert logged[0][key] == pytest.approx(logged[1][key], rel=1e-4, abs=1e-6), key
-    assert logged[0]["entropy"] > 0.1
+    one, other = (
+        check(tmp_path, normalization="trajectory", micro_batch_tokens=budget)[0].state.log_history[0]
+        for budget in (1, 10_000)
+    )
+    for key in ("entropy", "sampling/sampling_logp_difference/mean", "clip_ratio/region_mean"):
+        assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-6), key
+    assert one["entropy"] > 0.1
 
 
 @pytest.mark.parametrize("normalization", ["token", "step", "trajectory"])
-def test_equal_rows_are_computed_once(tmp_path: Path, normalization: str) -> None:
+def test_equal_rows_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, normalization: str) -> None:
     """All samples of a task begin with the same step; the reference computes each of them."""
+    counted: list[int] = []
+    plan = MicroBatchPlanner.plan
+
+    def counting(self: MicroBatchPlanner, rows: Sequence[Row]) -> list[list[Row]]:
+        counted.append(len(rows))
+        return plan(self, rows)
 
     def write(task_id: str, sample: int) -> Episode:
         episode = mixed_episode(task_id, sample)
         episode.steps[:1] = mixed_episode(task_id, 0).steps[:1]
         return episode
 
-    model = make_model()
-    episodes = episodes_of(write, TASKS, 4)
+    monkeypatch.setattr(MicroBatchPlanner, "plan", counting)
+    _, episodes = check(tmp_path, write, normalization=normalization)
     advantages = group_advantages([episode.reward for episode in episodes], 4)
-    loss, expected = reference_gradients(model, episodes, advantages, normalization)
-    config = make_config(tmp_path, per_device_train_batch_size=16, normalization=normalization)
-    trainer, recorder, _ = make_trainer(model, config, write)
-    counted: list[int] = []
-    plan = trainer._update.planner.plan
-
-    def counting(rows: Sequence[Row]) -> list[list[Row]]:
-        counted.append(len(rows))
-        return plan(rows)
-
-    trainer._update.planner.plan = counting  # type: ignore[method-assign]
-    trainer.train()
-    steps = [step for e, a in zip(episodes, advantages, strict=True) if a for step in e.steps]
-    assert counted[0] < len(steps)
-    assert_equal_gradients(recorder.gradients[0], expected)
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
-
-
-def test_temperature_scales_the_logits(tmp_path: Path) -> None:
-    model = make_model()
-    _, expected = expectation(model, temperature=0.6)
-    config = make_config(tmp_path, per_device_train_batch_size=16, temperature=0.6)
-    trainer, recorder, _ = make_trainer(model, config, mixed_episode)
-    trainer.train()
-    assert_equal_gradients(recorder.gradients[0], expected)
-
-
-def test_divided_by_the_standard_deviation(tmp_path: Path) -> None:
-    model = make_model()
-    episodes = episodes_of(mixed_episode, TASKS, 4)
-    advantages = group_advantages([episode.reward for episode in episodes], 4, "group")
-    _, expected = reference_gradients(model, episodes, advantages, "token")
-    config = make_config(tmp_path, per_device_train_batch_size=16, scale_rewards="group")
-    trainer, recorder, _ = make_trainer(model, config, mixed_episode)
-    trainer.train()
-    assert_equal_gradients(recorder.gradients[0], expected)
+    assert counted[0] < sum(len(e.steps) for e, a in zip(episodes, advantages, strict=True) if a)
 
 
 @pytest.mark.parametrize("bias_correction", [True, False])
@@ -152,22 +147,9 @@ def test_kl_to_the_reference_model(tmp_path: Path, bias_correction: bool) -> Non
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    loss, expected = expectation(model, beta=0.3, reference=reference, bias_correction=bias_correction)
-    _, without = expectation(model)
-    config = make_config(
-        tmp_path / "out",
-        per_device_train_batch_size=16,
-        beta=0.3,
-        micro_batch_tokens=60,
-        use_bias_correction_kl=bias_correction,
-    )
-    trainer, recorder, _ = make_trainer(model, config, mixed_episode)
-    trainer.train()
-    assert_equal_gradients(recorder.gradients[0], expected)
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss, rel=1e-4)
+    kl = {"beta": 0.3, "use_bias_correction_kl": bias_correction, "reference": reference}
+    trainer, _ = check(tmp_path / "out", model=model, micro_batch_tokens=60, **kl)
     assert trainer.state.log_history[0]["kl"] > 0
-    with pytest.raises(AssertionError):
-        assert_equal_gradients(recorder.gradients[0], without)
 
 
 def test_kl_to_the_model_without_its_adapter(tmp_path: Path) -> None:
@@ -183,19 +165,8 @@ def test_kl_to_the_model_without_its_adapter(tmp_path: Path) -> None:
                 # A KL of 1.6. With .3 it is 43, from tokens that the reference gives e^9 times the probability: there
                 # float32's rounding of log-probabilities alone makes gradients differ by 2e-5.
                 parameter.normal_(std=0.2)
-    state = {name: p.detach().clone() for name, p in adapted.named_parameters() if p.requires_grad}
-    loss, expected = expectation(adapted, beta=0.3, reference=base)
-    _, without = expectation(adapted)
-    config = make_config(tmp_path, per_device_train_batch_size=16, beta=0.3)
-    trainer, recorder, _ = make_trainer(base, config, mixed_episode, peft_config=lora)
-    trainer.model.load_state_dict(state, strict=False)
-    trainer.train()
-    assert set(expected) == set(state)
-    assert_equal_gradients(recorder.gradients[0], expected)
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss, rel=1e-4)
+    trainer, _ = check(tmp_path, model=base, scored=adapted, reference=copy.deepcopy(base), beta=0.3, peft_config=lora)
     assert trainer.state.log_history[0]["kl"] > 1
-    with pytest.raises(AssertionError):
-        assert_equal_gradients(recorder.gradients[0], without)
 
 
 def test_a_batch_without_variance_changes_nothing(tmp_path: Path) -> None:
@@ -211,19 +182,6 @@ def test_a_batch_without_variance_changes_nothing(tmp_path: Path) -> None:
     assert logged["loss"] == 0.0
     assert logged["frac_reward_zero_std"] == 1.0
     assert logged["reward"] == 1.0
-
-
-def test_a_batch_of_failures_changes_nothing_and_is_counted(tmp_path: Path) -> None:
-    model = make_model()
-    trainer, recorder, _ = make_trainer(
-        model, make_config(tmp_path, max_failed_fraction=1.0), lambda task, sample: random_episode(task, sample, None)
-    )
-    trainer.train()
-    assert recorder.gradients == [{}]
-    logged = trainer.state.log_history[0]
-    assert logged["failed"] == 8
-    assert logged["stop/failed"] == 1.0
-    assert "reward" not in logged
 
 
 def test_what_is_logged(tmp_path: Path) -> None:
@@ -257,40 +215,6 @@ def test_updates_are_on_policy_and_have_their_own_seeds(tmp_path: Path) -> None:
     assert [job[0] for job in runner.jobs[::4]] == ["t0", "t1", "t2", "t3", "t0", "t1"]
 
 
-def test_epochs_are_shuffled_by_seed_and_epoch_alone(tmp_path: Path) -> None:
-    orders = []
-    for _ in range(2):
-        config = make_config(tmp_path, max_steps=4, shuffle_dataset=True)
-        trainer, _, runner = make_trainer(make_model(), config, mixed_episode)
-        trainer.train()
-        tasks = [job[0] for job in runner.jobs[::4]]
-        assert sorted(tasks[:4]) == sorted(tasks[4:]) == TASKS
-        orders.append(tasks)
-    assert orders[0] == orders[1]
-    assert orders[0][:4] != orders[0][4:]
-
-
-def test_fewer_tasks_than_groups_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="1 tasks are fewer than the 2 groups"):
-        make_trainer(make_model(), make_config(tmp_path), mixed_episode, tasks=1)
-
-
-def test_close_frees_policy_and_embedder(tmp_path: Path) -> None:
-    trainer, _, runner = make_trainer(make_model(), make_config(tmp_path), mixed_episode)
-    closed = []
-
-    class Held:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        async def close(self) -> None:
-            closed.append(self.name)
-
-    runner.agent.policy, runner.agent.embedder = Held("policy"), Held("embedder")  # type: ignore[assignment]
-    trainer.close()
-    assert closed == ["policy", "embedder"]
-
-
 def shared_episode(task_id: str, sample: int) -> Episode:
     """Episodes of a task whose prompts begin alike, as those of a group do."""
     episode = mixed_episode(task_id, sample)
@@ -302,31 +226,19 @@ def shared_episode(task_id: str, sample: int) -> Episode:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_shared_prefixes_are_computed_once(tmp_path: Path, checkpointing: bool) -> None:
     """Also where gradient checkpointing computes the forward pass again."""
-    model = make_model()
-    episodes = episodes_of(shared_episode, TASKS, 4)
-    advantages = group_advantages([episode.reward for episode in episodes], 4)
-    _, expected = reference_gradients(model, episodes, advantages, "token")
-    config = make_config(tmp_path, per_device_train_batch_size=16, gradient_checkpointing=checkpointing)
-    trainer, recorder, _ = make_trainer(model, config, shared_episode)
-    trainer.train()
-    assert_equal_gradients(recorder.gradients[0], expected)
+    trainer, _ = check(tmp_path, shared_episode, gradient_checkpointing=checkpointing)
     assert trainer.state.log_history[0]["packing_ratio"] > 1.3
-    assert model.config._attn_implementation == "sdpa"
+    assert trainer.model.config._attn_implementation == "sdpa"
 
 
 def test_a_model_that_cannot_share_prefixes_is_padded_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = make_model()
-    _, expected = expectation(model)
     model.config.sliding_window, model.config.use_sliding_window = 4096, True
     with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
-        trainer, recorder, _ = make_trainer(model, make_config(tmp_path, per_device_train_batch_size=16), mixed_episode)
-    assert [record.message for record in caplog.records if record.name == "atommem.train.loops.update_step"] == [
-        "prefix_sharing is off: rows are padded instead, because its attention has a sliding window of 4096 tokens."
-    ]
-    trainer.train()
-    assert_equal_gradients(recorder.gradients[0], expected)
+        check(tmp_path, model=model)
+    assert "because its attention has a sliding window of 4096 tokens" in caplog.text
 
 
 def test_groups_without_variance_are_replaced(tmp_path: Path) -> None:
@@ -363,17 +275,3 @@ def replacements_of(tasks: int) -> list[list[str]]:
     """Of the four groups of the first update, as the trainer draws them with the default seed."""
     everything = [ToyTask(f"t{index}") for index in range(tasks)]
     return [[task.id for task in drawn] for drawn in replacement_tasks(everything, TASKS, 4, 2, "42/0")]
-
-
-def test_overlong_episodes_are_not_trained_on(tmp_path: Path) -> None:
-    """They count in the mean of their group, but neither in the sum over tokens nor in what it is divided by."""
-
-    def write(task_id: str, sample: int) -> Episode:
-        episode = make_episode(task_id, sample, float(sample < 2), [(3, 2 + sample)])
-        episode.stop_reason = StopReason.TOKEN_LIMIT if sample == 3 else StopReason.ANSWERED
-        return episode
-
-    config = make_config(tmp_path, per_device_train_batch_size=4, overlong_filtering=True)
-    trainer, _, _ = make_trainer(make_model(), config, write, tasks=1)
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(-(0.5 * 2 + 0.5 * 3 - 0.5 * 4) / (2 + 3 + 4), rel=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,20 +17,13 @@ from atommem.environment import environment_config
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.net.cassette import Cassette
 from atommem.train.resume.checkpoint_files import complete_checkpoints
-from tests.train.loops.test_end_to_end import MEMORY, SETTINGS, make_element_tokenizer, make_tasks
+from tests.fakes import word_level
+from tests.train.loops.test_end_to_end import MEMORY, SETTINGS, make_tasks
 from tests.train.toys import make_model
 
 ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
-
-
-def make_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, *settings: object) -> None:
-    """A random policy with its settings, and tasks."""
-    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    save_config(folder / "model", *settings)
-    save_tasks(make_tasks(), folder / "tasks.jsonl")
 
 
 def launch(folder: Path, flags: str) -> subprocess.CompletedProcess[str]:
@@ -47,24 +39,6 @@ def launch(folder: Path, flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_ddp_trains_with_two_processes(tmp_path: Path) -> None:
-    """One update of two groups."""
-    make_folder(tmp_path, make_element_tokenizer(), *SETTINGS)
-    done = launch(
-        tmp_path, "--output_dir out --num_generations 6 --per_device_train_batch_size 6 --max_steps 1 --seed 1"
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    update = next(line for line in lines if "reward" in line)
-    # Of both processes together; and the groups taught something.
-    assert (update["step"], update["episodes"]) == (1, 12)
-    assert update["epoch"] == pytest.approx(2 / 6)
-    assert update["grad_norm"] > 0
-    assert (tmp_path / "out" / "model.safetensors").is_file()
-    assert done.stdout.count("saved to") == 1
-    assert done.stdout.count("kills its processes 30 s after SIGTERM") == 1
-
-
 def look_up(word: str) -> str:
     """Look a word up.
 
@@ -76,18 +50,11 @@ def look_up(word: str) -> str:
 
 def make_calling_tokenizer(words: int) -> PreTrainedTokenizerFast:
     """A token is a whole call or answer: a random policy looks one of so many words up in most steps."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     calls = [
         f'<tool_call>{{"name":"look_up","arguments":{{"word":"w{number}"}}}}</tool_call>' for number in range(words)
     ]
     answers = [f"<final_answer>\\boxed{{c{number % 2}}}</final_answer>{number}" for number in range(words // 2)]
-    vocabulary = {
-        word: index for index, word in enumerate(dict.fromkeys(["<unk>", *calls, *answers, "<eos>", "<pad>"]))
-    }
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>")
+    return word_level(["<unk>", *calls, *answers, "<eos>", "<pad>"], unk_token="<unk>")
 
 
 def spent(cassette: Path) -> int:
@@ -103,12 +70,12 @@ def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_wit
     """They pay from one cassette, first too few calls, then too little money; what comes of it is what had come of it
     without a limit.
     """
-    make_folder(
-        tmp_path,
-        make_calling_tokenizer(200),
-        *(MEMORY, *SETTINGS[1:2], SETTINGS[3]),
-        environment_config("web", tools=["tests.train.loops.test_launchers:look_up"], max_calls=2),
-    )
+    tokenizer, folder = make_calling_tokenizer(200), tmp_path / "model"
+    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    web = environment_config("web", tools=["tests.train.loops.test_launchers:look_up"], max_calls=2)
+    save_config(folder, MEMORY, SETTINGS[1], SETTINGS[3], web)
+    save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
     flags = """--num_generations 4 --per_device_train_batch_size 4 --max_steps 4 --save_steps 10 --seed 1
         --environment web --call_prices look_up=0.5 --learning_rate 1e-2 --max_completion_length 1 --resume"""
     whole = launch(tmp_path, f"{flags} --output_dir whole --cassette whole.db")

@@ -37,12 +37,6 @@ def make_config(folder: Path, **settings: object) -> ColdStartConfig:
     return ColdStartConfig(**{**defaults, **settings})  # type: ignore[arg-type]
 
 
-def test_rows_are_kept_as_token_ids() -> None:
-    dataset = sft_dataset(ROWS[:2])
-    assert dataset["input_ids"][:] == [[1, 2, 3, 7, 8, EOS], [4, 5, 9, EOS]]
-    assert dataset["labels"][:] == [[-100, -100, -100, 7, 8, EOS], [-100, -100, 9, EOS]]
-
-
 def test_no_rows_and_long_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="no demonstrations"):
         sft_dataset([])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.utils.logging import warning_once
 
 from atommem.episode import Episode
 from atommem.train.loops.rollout_file import load_rollout, save_rollout
@@ -112,20 +111,6 @@ def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(t
     assert trainer.state.log_history[0][MASKED] == 1.0
 
 
-@pytest.mark.parametrize("prefix_sharing", [True, False])
-def test_old_log_probabilities_are_those_of_the_model(tmp_path: Path, prefix_sharing: bool) -> None:
-    config = make_config(tmp_path, prefix_sharing=prefix_sharing, micro_batch_tokens=12)
-    trainer, _, _ = make_trainer(make_model(), config, writer(make_model()))
-    rows = [Row([1, 2, 3], [4, n], [0.0, 0.0], 0, 0.5, 1.0) for n in range(5)] + [Row([7], [8], [0.0], 1, 0.5, 1.0)]
-    batch = trainer._update.with_old_logprobs(trainer.model, Batch(rows, 3.0))
-    assert batch.normalizer == 3.0
-    assert sorted(row.ids.tolist() for row in batch.rows) == sorted(row.ids.tolist() for row in rows)
-    for row in rows:
-        expected = completion_logps(make_model(), row.prompt_ids, row.completion_ids, 1.0)
-        assert row.old_logprobs.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-        assert row.logprobs.tolist() == [0.0] * len(expected)
-
-
 def test_a_run_that_stopped_between_two_updates_goes_on_with_their_rollout(tmp_path: Path) -> None:
     """Bit for bit, and without sampling again."""
     settings: dict[str, Any] = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "learning_rate": 3e-3}
@@ -160,20 +145,6 @@ def test_a_rollout_is_shared_out_among_other_ranks(tmp_path: Path) -> None:
     (row,) = load_rollout(tmp_path, 0, 2)[1][0].rows
     assert (row.logprobs.tolist(), row.old_logprobs.tolist(), row.weight) == ([0.5, 0.25], [0.5, 0.25], 2.0)
     assert load_rollout(tmp_path / "ended", 0, 1) == (-1, [])
-
-
-def test_mostly_masked_updates_are_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The written log-probabilities have nothing to do with the model."""
-    config = make_config(tmp_path, use_vllm=True, max_steps=2)
-    trainer, _, _ = make_trainer(
-        make_model(), config, lambda task, sample: make_episode(task, sample, float(sample == 0), [(3, 6)])
-    )
-    warning_once.cache_clear()
-    with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
-        trainer.train()
-    assert trainer.state.log_history[0][MASKED] > 0.5
-    messages = [record.message for record in caplog.records if "masks or truncates most tokens" in record.message]
-    assert len(messages) == 1
 
 
 def test_a_second_update_that_fails_leaves_its_episodes_too(tmp_path: Path) -> None:

@@ -15,11 +15,6 @@ def test_reward_minus_group_mean() -> None:
     assert advantages == pytest.approx([0.75, -0.25, -0.25, -0.25, -0.25, 0.25, 0.25, -0.25])
 
 
-def test_failed_episodes_count_in_no_mean() -> None:
-    advantages = group_advantages([1.0, None, 0.0, None], 4)
-    assert advantages == pytest.approx([0.5, 0.0, -0.5, 0.0])
-
-
 def test_equal_rewards_give_exact_zeros() -> None:
     # 0.1 is not a binary fraction: the mean of three of them is not 0.1 in floating point.
     assert group_advantages([0.1, 0.1, 0.1, 0.1, None, 0.1], 3) == [0.0] * 6

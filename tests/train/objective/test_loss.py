@@ -155,24 +155,6 @@ def test_loss_gradients_and_logged_means_are_trls(variant: str, on_policy: bool,
     assert (clipped == 0) is never
 
 
-def test_what_trl_calls_bnpo_is_dapo_in_one_process() -> None:
-    """So there is no bnpo: its mean over each rank's own tokens would depend on which rank trains a row."""
-    rows = random_rows(random.Random(0), "token")
-    tokens = Tokens.of(rows, torch.device("cpu"))
-    arguments = (rows, tokens.sampled, None, tokens.sampled, len(tokens.sampled))
-    dapo, bnpo = (trl_loss(make_objective({"loss_type": name}), *arguments)[0] for name in ("dapo", "bnpo"))
-    assert dapo.item() == pytest.approx(bnpo.item())
-
-
-def test_tokens_lie_row_after_row() -> None:
-    rows = [Row([1], [2, 3], [-0.1, -0.2], 0, 0.5, 1.0), Row([1], [4], [-0.3], 1, -0.5, 0.25)]
-    tokens = Tokens.of(rows, torch.device("cpu"))
-    assert tokens.counts == [2, 1]
-    assert tokens.sampled.tolist() == pytest.approx([-0.1, -0.2, -0.3])
-    assert tokens.advantages.tolist() == [0.5, 0.5, -0.5]
-    assert tokens.weights.tolist() == [1.0, 1.0, 0.25]
-
-
 @pytest.mark.parametrize(
     ("mode", "low", "high", "expected"),
     [

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from atommem.errors import DataError
 from atommem.train.objective.sequences import (
-    NORMALIZATIONS,
     EpisodeSize,
     Row,
     episode_rows,
     merge_equal_rows,
-    normalizer,
 )
 from tests.train.toys import make_episode
 
@@ -51,37 +47,10 @@ def test_rows_are_the_sampled_ids_of_every_step() -> None:
         assert len(row) == len(step.prompt_ids) + len(step.token_ids)
 
 
-def test_rows_without_advantage_are_left_out() -> None:
-    assert episode_rows(EPISODES, [0.0, 0.0, 0.3, 0.0], "token") == []
-
-
 def test_rows_without_advantage_belong_to_the_kl_term() -> None:
     """Those of groups without variance, but not those of failed episodes."""
     rows = episode_rows(EPISODES, [0.5, 0.0, 0.0, 0.0], "token", with_kl=True)
     assert [(row.episode, row.advantage) for row in rows] == [(0, 0.5), (0, 0.5), (1, 0.0), (3, 0.0), (3, 0.0)]
-
-
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_weights_over_the_normalizer_are_the_definition(normalization: str) -> None:
-    """Against means of means over random token losses."""
-    rng = random.Random(0)
-    rows = episode_rows(EPISODES, [1.0, 1.0, 0.0, 1.0], normalization)
-    losses = [[rng.random() for _ in row.completion_ids] for row in rows]
-    ours = sum(row.weight * sum(token) for row, token in zip(rows, losses, strict=True))
-    ours /= normalizer(SIZES, normalization, LONGEST)
-    by_episode = [losses[0] + losses[1], losses[2], losses[3] + losses[4]]
-    expected = {
-        "token": sum(map(sum, losses)) / 14,
-        "step": sum(sum(step) / len(step) for step in losses) / 5,
-        "constant": sum(map(sum, losses)) / (5 * LONGEST),
-        "trajectory": sum(sum(tokens) / len(tokens) for tokens in by_episode) / 3,
-    }[normalization]
-    assert ours == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_an_empty_batch_has_normalizer_zero(normalization: str) -> None:
-    assert normalizer([EpisodeSize(0, 0)], normalization, LONGEST) == 0.0
 
 
 def test_equal_rows_add_up() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trl.trainer.utils import add_fused_lm_head
 
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.padding import IGNORED, fit_rows, pad_rows
-from tests.train.harness import completion_logps
-from tests.train.toys import make_model
 
 
 def make_row(prompt: int, completion: int) -> Row:
@@ -38,16 +34,3 @@ def test_rows_are_padded_on_the_right_and_completions_labelled() -> None:
     assert padded.attention_mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
     assert padded.labels.tolist() == [[IGNORED, IGNORED, 31, 32, 33], [IGNORED, IGNORED, IGNORED, 31, IGNORED]]
     assert padded.computed == 10
-
-
-def test_scores_are_those_of_single_rows_in_their_order() -> None:
-    model = make_model()
-    rows = [make_row(2, 3), make_row(5, 1), make_row(1, 2)]
-    with torch.no_grad():
-        expected = torch.cat([completion_logps(model, row.prompt_ids, row.completion_ids, 1.0) for row in rows])
-        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-        logps, entropies = pad_rows(rows, pad_token_id=41).score(model)
-    assert torch.allclose(logps, expected, atol=1e-5)
-    assert entropies is not None
-    assert entropies.shape == logps.shape
-    assert bool((entropies > 0).all())

@@ -74,11 +74,6 @@ def test_balance_ends_where_ranks_differ_by_one_bundle_but_for_rounding() -> Non
     assert [len(rank) for rank in owners] == [3, 1, 3]
 
 
-def test_balance_moves_only_what_it_must() -> None:
-    assert balance([[1.0, 1.0, 1.0, 1.0], []]) in ([[0, 0, 1, 1], []], [[1, 1, 0, 0], []], [[1, 0, 0, 1], []])
-    assert balance([[3.0, 1.0], [2.0, 2.0]]) == [[0, 0], [1, 1]]
-
-
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(3, 40), st.integers(0, 3))
 def test_cut_keeps_the_budget_and_finds_the_cheapest_costliest_piece(
     seed: int, count: int, budget: int, more: int

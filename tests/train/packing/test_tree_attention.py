@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from trl.trainer.utils import add_fused_lm_head
 from atommem.train.objective.sequences import Row
 from atommem.train.packing import tree_attention as module
 from atommem.train.packing.planning import lexicographic
-from atommem.train.packing.tree import Tree, flex_mask, kernel_arguments
+from atommem.train.packing.tree import Tree, flex_mask
 from atommem.train.packing.tree_attention import (
     flex_tree_attention,
     has_flash_attention_3,
@@ -51,12 +50,6 @@ def dense(tree: Tree) -> torch.Tensor:
     return visible
 
 
-def test_segments_give_spans() -> None:
-    tree = Tree.from_segments(BOUNDARIES, DEPTHS)
-    assert tree.spans == SPANS
-    assert tree.length == 22
-
-
 def test_outputs_and_gradients_are_those_of_the_dense_mask() -> None:
     tree = Tree(SPANS)
     query, key, value = heads(22)
@@ -81,15 +74,6 @@ def test_half_precision_is_added_up_in_single() -> None:
     out.sum().backward()
     assert query.grad is not None
     assert query.grad.dtype == torch.bfloat16
-
-
-def test_queries_and_keys_in_single_precision_follow_the_values() -> None:
-    """As they come under autocast: normalised and rotated in float32, beside values in bfloat16."""
-    query, key, value = (x.detach() for x in heads(22, torch.bfloat16))
-    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
-    out, _ = tree_attention(torch.nn.Identity(), query.float(), key.float(), value, None, tree=Tree(SPANS))
-    assert out.dtype == torch.bfloat16
-    assert torch.equal(out, expected)
 
 
 def test_a_model_under_autocast() -> None:
@@ -178,43 +162,6 @@ def test_which_attention_a_gpu_gets(monkeypatch: pytest.MonkeyPatch, hopper: boo
         assert set(names) <= set(accepted)
     else:
         assert out.shape == (1, 22, 4, 16)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_packed_log_probabilities_are_those_of_single_rows(seed: int) -> None:
-    rng = random.Random(seed)
-    rows = [
-        Row(rng.choices(range(4), k=rng.randint(1, 9)), rng.choices(range(4), k=rng.randint(1, 5)), [], 0, 1.0, 1.0)
-        for _ in range(12)
-    ]
-    model = make_model()
-    add_fused_lm_head(model)
-    register_tree_attention()
-    packed = pack_rows(rows)
-    with use_tree_attention(model):
-        scored, _ = packed.score(model)
-    expected = torch.cat([completion_logps(model, row.prompt_ids, row.completion_ids, 1.0) for row in rows])
-    assert torch.allclose(scored, expected, atol=1e-5)
-    assert model.config._attn_implementation == "sdpa"
-
-
-def test_trls_kernel_is_told_the_same_tree() -> None:
-    """What the kernel computes, written out: each segment attends causally to the end of its path."""
-    rng = random.Random(1)
-    packed = pack_rows([Row(rng.choices(range(3), k=6), rng.choices(range(3), k=3), [], 0, 1.0, 1.0) for _ in range(9)])
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(1, count, packed.tree.length, 4) for count in (2, 1, 1))
-    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=packed.tree, scaling=0.5)
-    kernel = kernel_arguments(packed.tree, torch.device("cpu"))
-    segments, paths = (kernel[name].tolist() for name in ("tree_cu_seqlens_q", "tree_cu_seqlens_k"))
-    for (start, end), (first, last) in zip(pairwise(segments), pairwise(paths), strict=True):
-        seen = kernel["tree_kv_index"][first:last]
-        scores = 0.5 * query[0, :, start:end] @ key[0, 0, seen].T
-        scores += torch.full_like(scores, -torch.inf).triu(1 + len(seen) - (end - start))
-        out = scores.softmax(-1) @ value[0, 0, seen]
-        assert torch.allclose(out.transpose(0, 1), expected[0, start:end], atol=1e-6)
-        assert end - start <= kernel["tree_max_seqlen_q"]
-        assert last - first <= kernel["tree_max_seqlen_k"]
 
 
 def test_no_kernel_without_a_gpu() -> None:

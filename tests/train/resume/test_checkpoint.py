@@ -133,12 +133,6 @@ def test_other_numbers_of_episodes_an_update_are_refused(tmp_path: Path, capsys:
     assert "written by 2 processes: on 1, tasks and sampling go on" in capsys.readouterr().out
 
 
-def test_a_fresh_run_does_not_mix_with_an_earlier_one(tmp_path: Path) -> None:
-    make_checkpoints(tmp_path)
-    with pytest.raises(ConfigError, match="holds checkpoint-10 of an earlier run: --resume continues it"):
-        resume_folder(None, str(tmp_path), RELEASED)
-
-
 def test_another_memory_is_refused(tmp_path: Path) -> None:
     make_checkpoints(tmp_path)
     with pytest.raises(ConfigError, match="trained with dialect 'released', this run has 'paper'"):

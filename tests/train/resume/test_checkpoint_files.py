@@ -41,14 +41,6 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in complete_checkpoints(folder)]
 
 
-def test_a_checkpoint_with_all_its_files_is_complete(tmp_path: Path) -> None:
-    saved = save(tmp_path, 3)
-    assert saved == tmp_path / "checkpoint-3"
-    marker = json.loads((saved / MARKER).read_text())
-    assert marker["files"] == {"model.bin": 7, "inner/shard": 9}
-    assert is_complete(saved)
-
-
 def test_processes_share_the_files_and_what_none_saw_is_sealed_in_the_end(tmp_path: Path) -> None:
     partial = write(tmp_path, 3)
     (partial / "late").write_text("of another node")
@@ -59,14 +51,6 @@ def test_processes_share_the_files_and_what_none_saw_is_sealed_in_the_end(tmp_pa
     saved = publish(partial, tmp_path, shares[0] | shares[1])
     assert json.loads((saved / MARKER).read_text())["crc32"].keys() == {"model.bin", "inner/shard", "late", "later"}
     assert [changed_files(saved, rank, 2) for rank in range(2)] == [[], []]
-
-
-def test_bytes_that_changed_are_noticed_at_the_same_size(tmp_path: Path) -> None:
-    saved = save(tmp_path, 3)
-    (saved / "model.bin").write_text("weightS")
-    assert is_complete(saved)
-    assert changed_files(saved) == ["model.bin"]
-    assert sorted(changed_files(saved, 0, 2) + changed_files(saved, 1, 2)) == ["model.bin"]
 
 
 def test_a_checkpoint_of_a_version_without_checksums_counts_as_it_is(tmp_path: Path) -> None:
@@ -97,13 +81,6 @@ def test_pruning_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-4"]
     prune(tmp_path, 1)
     assert names(tmp_path) == ["checkpoint-4"]
-
-
-def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
-    save(tmp_path, 3, "old")
-    assert (save(tmp_path, 3, "new") / "model.bin").read_text() == "new"
-    recover(tmp_path)
-    assert os.listdir(tmp_path) == ["checkpoint-3"]
 
 
 class Killed(BaseException):

@@ -36,14 +36,6 @@ def test_work_is_given_up(number: signal.Signals) -> None:
         signal.signal(number, before)
 
 
-def test_work_that_is_done_gives_its_result() -> None:
-    async def work() -> int:
-        return 3
-
-    with asyncio.Runner() as runner:
-        assert runner.run(StopRequest().guard(work())) == 3
-
-
 def test_nothing_begins_after_the_request() -> None:
     request = StopRequest()
     begun: list[int] = []

@@ -16,7 +16,6 @@ import torch
 from peft import LoraConfig
 
 from atommem.policy.server_pool import ServerPool
-from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.rollout.adapters import AdapterPublisher
 from atommem.train.rollout.full_weights import FullWeights
@@ -24,7 +23,7 @@ from atommem.train.rollout.server_backend import AdapterSync, ServerBackend
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 from tests.train.harness import make_config, make_trainer
-from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
+from tests.train.toys import WrittenRunner, make_model, mixed_episode
 
 LORA = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
 
@@ -39,14 +38,8 @@ def train(folder: Path, down: list[str]) -> dict[str, Any]:
     runner.agent.policy = pool  # type: ignore[assignment]
     publisher = AdapterPublisher(folder / "adapters")
     backend = ServerBackend(runner, pool, AdapterSync(publisher))  # type: ignore[arg-type]
-    trainer = MemoryGRPOTrainer(
-        model=make_model(),
-        args=make_config(folder, max_steps=3, per_device_train_batch_size=4, use_vllm=True, vllm_mode="server"),
-        tasks=[ToyTask(f"t{index}") for index in range(6)],
-        processing_class=make_tokenizer(),
-        make_backend=lambda _: backend,
-        peft_config=LORA,
-    )
+    config = make_config(folder, max_steps=3, per_device_train_batch_size=4, use_vllm=True, vllm_mode="server")
+    trainer, _, _ = make_trainer(make_model(), config, mixed_episode, tasks=6, backend=backend, peft_config=LORA)
     error = ""
     try:
         trainer.train()
@@ -90,13 +83,9 @@ def train_whole(folder: Path) -> dict[str, Any]:
         return transfers[-1]
 
     model = make_model()
-    trainer = MemoryGRPOTrainer(
-        model=model,
-        args=make_config(folder, max_steps=2, per_device_train_batch_size=4, use_vllm=True, vllm_mode="server"),
-        tasks=[ToyTask(f"t{index}") for index in range(6)],
-        processing_class=make_tokenizer(),
-        make_backend=lambda _: ServerBackend(runner, pool, FullWeights(1.0, connect)),  # type: ignore[arg-type]
-    )
+    config = make_config(folder, max_steps=2, per_device_train_batch_size=4, use_vllm=True, vllm_mode="server")
+    backend = ServerBackend(runner, pool, FullWeights(1.0, connect))  # type: ignore[arg-type]
+    trainer, _, _ = make_trainer(model, config, mixed_episode, tasks=6, backend=backend)
     gathered: list[int] = []
     gather = trainer._dist.gather_params
     trainer._dist.gather_params = lambda parameters: gathered.append(len(parameters)) or gather(parameters)

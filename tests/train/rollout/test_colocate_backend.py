@@ -29,9 +29,9 @@ from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.adapters import AdapterPublisher
 from atommem.train.rollout.colocate_backend import ColocateBackend, colocate_backend
 from atommem.train.rollout.episodes import Rollouts
-from tests.train.harness import make_config
+from tests.train.harness import make_config, make_trainer
 from tests.train.shipped import vllm_double
-from tests.train.toys import Closable, ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
+from tests.train.toys import Closable, WrittenRunner, make_model, make_tokenizer, mixed_episode
 
 
 class FakeEngine:
@@ -85,14 +85,8 @@ def train(tmp_path: Path, lora: bool, sleeps: bool) -> tuple[MemoryGRPOTrainer, 
         sleeps,
     )
     settings = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")} if lora else {}
-    trainer = MemoryGRPOTrainer(
-        model=make_model(),
-        args=make_config(tmp_path, max_steps=2, use_vllm=True),
-        tasks=[ToyTask(f"t{index}") for index in range(4)],
-        processing_class=make_tokenizer(),
-        make_backend=lambda _: backend,
-        **settings,
-    )
+    config = make_config(tmp_path, max_steps=2, use_vllm=True)
+    trainer, _, _ = make_trainer(make_model(), config, mixed_episode, backend=backend, **settings)
     trainer.train()
     return trainer, policy
 
@@ -144,13 +138,6 @@ def test_full_weights_into_vllm_on_cpu_say_to_use_lora(tmp_path: Path, double: A
     double.install(on_cpu=True)
     with pytest.raises(ConfigError, match="use_peft: true"):
         colocate_backend(make_rollouts(tmp_path))(saved_model(tmp_path))
-
-
-def test_a_model_that_still_lies_on_the_cpu_is_no_obstacle(tmp_path: Path, double: Any) -> None:
-    """Under FSDP2 it moves to its GPU as training begins, after the engine is made."""
-    model = saved_model(tmp_path)
-    assert model.device.type == "cpu"
-    assert colocate_backend(make_rollouts(tmp_path))(model).policy.engine is not None
 
 
 def test_calls_come_in_the_order_of_trl(tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig
 from safetensors.torch import load_file
 
 from atommem.errors import ConfigError, OutageError
@@ -18,35 +18,23 @@ from atommem.policy.server_pool import ServerPool
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.rollout.adapters import AdapterPublisher
-from atommem.train.rollout.full_weights import FullWeights, Servers, check_devices, vllm_name
+from atommem.train.rollout.full_weights import FullWeights, Servers, check_devices
 from atommem.train.rollout.server_backend import AdapterSync, ServerBackend, WeightSync, counter_growth, rollout_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
-from tests.train.harness import make_config
-from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer, mixed_episode
+from tests.train.harness import make_config, make_trainer
+from tests.train.toys import WrittenRunner, make_model, mixed_episode
 
 LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
-class NoRequests(WrittenRunner):
-    """Written episodes, around a policy that only has to be closed."""
-
-    def __init__(self, pool: ServerPool) -> None:
-        super().__init__(mixed_episode)
-        self.agent.policy = pool
-
-
 def train(tmp_path: Path, cluster: Cluster, sync: WeightSync, updates: int = 1, **settings: Any) -> MemoryGRPOTrainer:
     pool = ServerPool(cluster.urls, tokenizer=WordTokenizer(), patience=0.5, backoff=0.01, transport=cluster.transport)
-    backend = ServerBackend(NoRequests(pool), pool, sync)  # type: ignore[arg-type]
-    trainer = MemoryGRPOTrainer(
-        model=make_model(),
-        args=make_config(tmp_path, max_steps=updates, use_vllm=True, vllm_mode="server"),
-        tasks=[ToyTask(f"t{index}") for index in range(4)],
-        processing_class=make_tokenizer(),
-        make_backend=lambda _: backend,
-        **settings,
-    )
+    runner: Any = WrittenRunner(mixed_episode)
+    runner.agent.policy = pool
+    backend = ServerBackend(runner, pool, sync)
+    config = make_config(tmp_path, max_steps=updates, use_vllm=True, vllm_mode="server")
+    trainer, _, _ = make_trainer(make_model(), config, mixed_episode, backend=backend, **settings)
     trainer.train()
     return trainer
 
@@ -81,8 +69,11 @@ def test_every_update_has_its_own_adapter_on_all_servers_and_old_ones_go(tmp_pat
 def test_an_update_goes_on_without_a_server_that_is_gone(tmp_path: Path) -> None:
     cluster = Cluster("a", "b")
     cluster["a"].up = False
-    train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA).close()
+    trainer = train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA)
+    trainer.close()
     assert (len(cluster["a"].loads), len(cluster["b"].loads)) == (0, 1)
+    logged = trainer.state.log_history[0]
+    assert (logged["servers/serving"], logged["servers/lost"]) == (1.0, 1.0)
     cluster["b"].up = False
     with pytest.raises(RolloutFailedError, match="no server has answered"):
         train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA)
@@ -258,12 +249,6 @@ def test_a_server_on_cpu_says_to_use_lora() -> None:
             check_devices("http://a", {"device_config": {"device": "cuda"}})
 
 
-def test_names_are_those_of_the_checkpoint() -> None:
-    assert vllm_name("module.model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight") == (
-        "model.layers.0.mlp.up_proj.weight"
-    )
-
-
 def test_counters_of_a_restarted_server_count_from_zero() -> None:
     hits, queries, prompts = (
         f"vllm:{name}_total" for name in ("prefix_cache_hits", "prefix_cache_queries", "prompt_tokens")
@@ -278,12 +263,3 @@ def test_counters_of_a_restarted_server_count_from_zero() -> None:
     restarted = counter_growth(after, {"a": {hits: 5.0, queries: 10.0, prompts: 10.0}})
     assert rollout_metrics(restarted)["vllm/prompt_tokens"] == 10.0
     assert rollout_metrics({}) == {}
-
-
-def test_what_a_backend_measures_is_logged(tmp_path: Path) -> None:
-    trainer = train(tmp_path, Cluster("a"), AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA)
-    assert isinstance(trainer.model, PeftModel)
-    logged = trainer.state.log_history[0]
-    assert logged["seconds/sync"] > 0
-    assert (logged["servers/serving"], logged["servers/lost"]) == (1.0, 0.0)
-    trainer.close()

@@ -7,11 +7,6 @@ from trl.trainer.utils import RepeatSampler
 from atommem.train.rollout.task_order import TaskOrder
 
 
-def test_unshuffled_tasks_come_in_order_and_leftovers_wait() -> None:
-    order = TaskOrder(tasks=5, groups_per_update=2, shuffle=False, seed=0)
-    assert [order.task(group) for group in range(6)] == [0, 1, 2, 3, 0, 1]
-
-
 def test_every_epoch_has_each_task_once_in_an_order_of_its_own() -> None:
     order = TaskOrder(tasks=12, groups_per_update=3, shuffle=True, seed=7)
     first, second = ([order.task(12 * epoch + i) for i in range(12)] for epoch in (0, 1))

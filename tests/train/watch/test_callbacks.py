@@ -65,14 +65,6 @@ def test_times(seconds: float, text: str) -> None:
     assert time_left(seconds) == text
 
 
-def test_the_heading_comes_again() -> None:
-    out = io.StringIO()
-    table = ConsoleTable([("reward", "reward", ".3f")], Console(file=out))
-    for step in range(26):
-        table.on_log(None, state(step), None, logs={"loss": 0.0, "reward": 0.0})
-    assert out.getvalue().count("reward") == 2
-
-
 def write(folder: Path, start: Any, steps: list[int]) -> list[dict[str, Any]]:
     file, args = MetricsFile(), SimpleNamespace(output_dir=str(folder))
     file.on_train_begin(args, start, None)

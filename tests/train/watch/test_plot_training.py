@@ -34,11 +34,6 @@ def test_a_run_is_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (tmp_path / "other.png").is_file()
 
 
-def test_lines_across(tmp_path: Path) -> None:
-    path = plot_training(metrics(), tmp_path / "x.png", {"before": 0.1, "after": 0.9})
-    assert path.read_bytes().startswith(PNG)
-
-
 def test_what_the_environment_brought_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its actions beside memory's, and the held-out reward where there is no exact match."""
     entries = [

@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from atommem.train.watch.callbacks import use_console
-from atommem.train.watch.progress import NoProgress, ProgressBars
+from atommem.train.watch.progress import ProgressBars
 from tests.train.toys import make_episode
 
 
@@ -41,30 +40,3 @@ def test_the_run_and_the_rollout() -> None:
         assert "11/40" in run
     finally:
         bars.close()
-
-
-def test_an_environment_without_exact_match_shows_its_reward() -> None:
-    bars = ProgressBars(Console(file=io.StringIO(), force_terminal=True, width=120))
-    try:
-        with bars.rollout(2, "episodes") as on_episode:
-            episode = make_episode("t", 0, 0.25, [])
-            episode.metrics = {"overlap": 0.25}
-            on_episode(0, episode)
-            assert "reward 0.250" in drawn(bars)
-    finally:
-        bars.close()
-
-
-def test_a_log_file_gets_no_bars() -> None:
-    with NoProgress().rollout(3, "episodes") as on_episode:
-        assert on_episode is None
-    callbacks: list[Any] = []
-    trainer = SimpleNamespace(
-        remove_callback=lambda callback: None,
-        add_callback=callbacks.append,
-        is_world_process_zero=lambda: True,
-        progress=None,
-    )
-    use_console(trainer, [])
-    assert [type(callback).__name__ for callback in callbacks] == ["ConsoleTable", "MetricsFile"]
-    assert trainer.progress is None

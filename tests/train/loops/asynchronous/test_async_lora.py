@@ -13,7 +13,6 @@ from peft import LoraConfig
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import make_environments
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import ServerPool
 from atommem.session import Agent
@@ -98,11 +97,3 @@ def test_a_lost_server_does_not_stop_publication_and_the_loss_of_all_ends_the_ru
     trainer = make_trainer(model, tmp_path / "none", sampler=server_sampler(cluster, patience=0.2), **settings)
     with pytest.raises(RolloutFailedError, match="no server has answered"):
         trainer.train()
-
-
-def test_an_adapter_that_servers_cannot_serve_is_refused(tmp_path: Path) -> None:
-    adapter = lora()
-    adapter.use_dora = True
-    sampler = server_sampler(Cluster("a"))
-    with pytest.raises(ConfigError, match="vLLM cannot serve this adapter"):
-        make_trainer(save_model(tmp_path), tmp_path / "out", sampler=sampler, peft_config=adapter, use_vllm=True)

@@ -13,12 +13,11 @@ from transformers import TrainerCallback
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import BudgetSpentError, ConfigError, PolicyError
+from atommem.errors import BudgetSpentError, ConfigError
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
 from atommem.train.loops.asynchronous.samplers import make_sampler
-from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
@@ -153,20 +152,6 @@ def test_staleness_is_used_and_bounded(tmp_path: Path, model_folder: Path) -> No
     assert any(abs(ratio - 1.0) > 1e-3 for ratio in ratios[1:])
 
 
-def test_a_broken_rollout_ends_training_with_its_cause(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def broken(self: EpisodeRunner, task: Any, sample: int = 0) -> Any:
-        raise PolicyError("the server refused the request")
-
-    monkeypatch.setattr(EpisodeRunner, "run", broken)
-    monkeypatch.setattr("atommem.train.loops.asynchronous.reader.POLL_SECONDS", 0.01)
-    trainer = make_trainer(model_folder, tmp_path / "async")
-    with pytest.raises(PolicyError, match="the server refused the request"):
-        trainer.train()
-    assert not trainer.rollout_worker.loop.loop.is_running()
-
-
 def test_a_resumed_run_goes_on_with_the_next_groups(tmp_path: Path, model_folder: Path) -> None:
     settings: dict[str, Any] = {"max_staleness": 0, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = make_trainer(model_folder, tmp_path / "whole", **settings)
@@ -208,19 +193,6 @@ def test_a_spent_budget_leaves_a_checkpoint(
     assert not trainer.rollout_worker.loop.loop.is_running()
 
 
-def test_an_outage_that_lasts_ends_training_as_an_outage(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def down(self: EpisodeRunner, task: Any, sample: int = 0) -> Episode:
-        return Episode(task.id, sample, error="no server has answered")
-
-    monkeypatch.setattr(EpisodeRunner, "run", down)
-    monkeypatch.setattr("atommem.train.loops.asynchronous.reader.POLL_SECONDS", 0.01)
-    trainer = make_trainer(model_folder, tmp_path / "async", heartbeat_stale_after_s=0.2)
-    with pytest.raises(RolloutFailedError, match=r"no completion has come for 0 s .* no server has answered"):
-        trainer.train()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -260,16 +232,3 @@ def test_evaluation_beside_training(tmp_path: Path, model_folder: Path) -> None:
     parameters = dict(plain.model.named_parameters())
     for name, parameter in trained.model.named_parameters():
         torch.testing.assert_close(parameters[name], parameter, atol=1e-6, rtol=0)
-
-
-def test_an_evaluation_that_breaks_ends_the_run(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def broken(self: EpisodeRunner, *arguments: Any) -> Any:
-        raise PolicyError("the server refused the request")
-
-    monkeypatch.setattr(EpisodeRunner, "run_all", broken)
-    settings: dict[str, Any] = {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(model_folder, tmp_path / "async", held_out=make_tasks()[:1], **settings)
-    with pytest.raises(RolloutFailedError, match="the server refused the request"):
-        trainer.train()

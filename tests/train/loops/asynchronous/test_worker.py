@@ -48,14 +48,6 @@ def test_it_runs_ahead_by_the_staleness_and_no_further() -> None:
         nothing_more(worker)
 
 
-def test_a_group_holds_all_its_episodes_and_their_versions() -> None:
-    runner = FakeRunner(right)
-    with running_worker(runner, group_size=3) as worker:
-        (group,) = groups(worker, 1)
-    assert [(episode.task_id, episode.sample) for episode in group.episodes] == [("t0", 0), ("t0", 1), ("t0", 2)]
-    assert group.versions == ([1], [1], [1])
-
-
 def test_seeds_are_those_of_the_order() -> None:
     runner = FakeRunner(right)
     with running_worker(runner, max_staleness=1) as worker:
@@ -139,11 +131,3 @@ def test_an_error_surfaces_in_check_health(error: Exception) -> None:
             except type(error) as raised:
                 caught = raised
     assert caught is error
-
-
-def test_stopping_closes_the_policy() -> None:
-    runner = FakeRunner(right)
-    with running_worker(runner) as worker:
-        groups(worker, 1)
-    assert runner.agent.policy.closed
-    assert not worker.loop.loop.is_running()
