@@ -22,17 +22,3 @@ def test_the_step_in_the_design_page_is_what_the_code_does(design_step: ModuleTy
     assert list(shown) == list(made)
     for name, text in made.items():
         assert shown[name] == text, f"{name}: run python scripts/design_step.py --write"
-
-
-def test_the_page_is_written_anew(
-    design_step: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "design.md"
-    page.write_text(design_step.PAGE.read_text().replace("Memory 1: Orla", "Memory 1: stale"))
-    whole = design_step.PAGE.read_text()
-    monkeypatch.setattr(design_step, "PAGE", page)
-    assert design_step.on_page() != design_step.blocks()
-    assert design_step.main(["--write"]) == 0
-    assert page.read_text() == whole
-    assert design_step.main([]) == 0
-    assert "--- operations\n" in capsys.readouterr().out

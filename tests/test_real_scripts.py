@@ -1,4 +1,4 @@
-"""The parts of scripts/real_eval and scripts/real_train that need neither a model nor a server."""
+"""What scripts/real_eval checks of an evaluation, and the examples that it shows a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from atommem.dialects import get_dialect
 from atommem.envs.task import Document, Question, Task
-from atommem.trace import read_trace
 from tests.fakes import WordTokenizer, load_script, longdoc
 
 ROOT = Path(__file__).parent.parent
@@ -34,27 +33,6 @@ TASK = Task(
 )
 def test_shell_syntax(name: str) -> None:
     subprocess.run(["bash", "-n", str(SCRIPTS / name)], check=True)
-
-
-async def test_gold_demonstrations(tmp_path: Path) -> None:
-    demonstrations = load_script("gold_demonstrations")
-    await demonstrations.demonstrate([TASK], WordTokenizer(), tmp_path, chunk_tokens=21)
-    trace = read_trace(tmp_path / "0.jsonl")
-    assert trace.complete
-    assert trace.episode.reward == 1.0
-    assert trace.episode.answers == ("Lorne",)
-    texts = [step.text for step in trace.episode.steps]
-    assert texts[0] == (
-        "<create_memory>It lies on the Lorne.</create_memory>\n<read_memory>Which river runs past Vesk?</read_memory>"
-    )
-    assert texts[1:] == [
-        "<create_memory>The bell hangs in Vesk.</create_memory>",
-        r"<final_answer>\boxed{Lorne}</final_answer>",
-    ]
-    assert all(not step.problems for step in trace.episode.steps)
-    last = trace.episode.steps[-1]
-    assert {item.text for item in last.view.retrieved} == {"It lies on the Lorne.", "The bell hangs in Vesk."}
-    assert last.token_ids[-1] == WordTokenizer.eos_token_id
 
 
 async def make_eval(folder: Path, ending: str = "answered", error: str | None = None) -> Path:
@@ -93,31 +71,6 @@ async def test_unsound_evaluations(tmp_path: Path) -> None:
     garbage = await make_eval(tmp_path / "garbage")
     (garbage / "traces" / "0.jsonl").write_text("nothing\n")
     assert "is not a trace" in check_eval(garbage, 1)["problems"][0]
-
-
-@pytest.mark.parametrize(
-    ("losses", "lora_b", "problem"),
-    [
-        ([0.1, -0.2], 0.5, None),
-        ([0.1], 0.5, "1 of 2 updates are logged"),
-        ([0.1, float("nan")], 0.5, "loss is not finite"),
-        ([0.0, 0.0], 0.0, "no lora_B matrix has left its initial zero"),
-        ([0.1, 0.2], float("nan"), "no lora_B matrix has left its initial zero"),
-    ],
-)
-def test_training(tmp_path: Path, losses: list[float], lora_b: float, problem: str | None) -> None:
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import save_file
-
-    lines = [json.dumps({"loss": loss, "grad_norm": 1.0, "reward": 0.1}) for loss in losses]
-    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"train_runtime": 1.0})]) + "\n")
-    weights = {"q.lora_A.weight": torch.ones(2, 2), "q.lora_B.weight": torch.full((2, 2), lora_b)}
-    save_file(weights, tmp_path / "adapter_model.safetensors")
-    real_check = load_script("real_check")
-    problems = real_check.check_train(tmp_path, 2)["problems"]
-    assert [found for found in problems if problem is None or problem not in found] == []
-    assert bool(problems) is (problem is not None)
-    assert real_check.main(["train", "--updates", "2", str(tmp_path)]) == (0 if problem is None else 1)
 
 
 def test_examples_in_chatml_parse() -> None:

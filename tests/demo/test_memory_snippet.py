@@ -1,4 +1,4 @@
-"""README's ten lines, as they stand there; and the demo's expert behind `Memory`, which answers right."""
+"""README's ten lines, as they stand there."""
 
 from __future__ import annotations
 

@@ -11,20 +11,15 @@ import pytest
 from atommem.cli import main
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import read_evaluation
-from atommem.eval.runner import evaluate
 from atommem.trace import read_trace
-from tests.eval.toys import make_runner, make_task
+from tests.eval.toys import evaluated, make_task
 
 NAMES = "abcdefgh"
 
 
 async def run(out: Path, right: str, *, gone: str = "", names: str = NAMES) -> Path:
     """An evaluation in which the policy is right on the tasks `right` and out of reach on `gone`."""
-    runner, policy = make_runner()
-    policy.out_of_reach = set(gone)
-    tasks = [make_task(name) for name in names]
-    policy.wrong = set(names) - set(right)
-    await evaluate(tasks, runner, out, progress=False)
+    await evaluated([make_task(name) for name in names], out, wrong=set(names) - set(right), gone=gone)
     return out
 
 
@@ -56,9 +51,8 @@ async def test_the_means_shown_are_those_whose_difference_is_shown(
 ) -> None:
     """Two episodes of a task and one of another: each task's question counts once, as in the difference."""
     for name, right in (("A", "a"), ("B", "ab")):
-        runner, policy = make_runner()
-        policy.wrong = set("ab") - set(right)
-        await evaluate([make_task(task) for task in "ab"], runner, tmp_path / name, samples_per_task=2, progress=False)
+        tasks = [make_task(task) for task in "ab"]
+        await evaluated(tasks, tmp_path / name, wrong=set("ab") - set(right), samples_per_task=2)
     lines = (tmp_path / "A" / "episodes.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if (json.loads(line)["task_id"], json.loads(line)["sample"]) != ("b", 1)]
     (tmp_path / "A" / "episodes.jsonl").write_text("".join(kept))

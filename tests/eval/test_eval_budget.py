@@ -12,8 +12,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import BudgetSpentError, ConfigError
 from atommem.eval import eval_cli, workbench
 from atommem.eval.budget import Budget, Usage
-from atommem.eval.runner import evaluate
-from tests.eval.toys import ToyPolicy, make_runner, make_task
+from tests.eval.toys import ToyPolicy, evaluated, make_task
 from tests.fakes import WordTokenizer
 
 TASKS = [make_task(name) for name in "abcd"]
@@ -21,7 +20,7 @@ TASKS = [make_task(name) for name in "abcd"]
 
 async def cost_of_one() -> Usage:
     """Every episode of `TASKS` is asked and answers alike."""
-    record = (await evaluate(TASKS[:1], make_runner()[0], progress=False)).records[0]
+    record = (await evaluated(TASKS[:1]))[0].records[0]
     return Usage(record.prompt_tokens, record.completion_tokens)
 
 
@@ -34,27 +33,24 @@ async def test_a_spent_budget_stops_in_order_and_a_larger_one_continues(tmp_path
     seen: list[EpisodeRecord] = []
     budget = Budget(tokens=2 * one)
     with pytest.raises(BudgetSpentError, match=rf"{2 * one:,} of {2 * one:,} tokens.*2 of 4 episodes have not run"):
-        await evaluate(TASKS, make_runner()[0], tmp_path, progress=False, budget=budget, on_record=seen.append)
+        await evaluated(TASKS, tmp_path, budget=budget, on_record=seen.append)
     assert lines(tmp_path) == ["a", "b"] == [record.task_id for record in seen]
     assert not (tmp_path / "summary.json").exists()
     # What is in the folder is spent: nothing more runs.
-    runner, policy = make_runner()
     with pytest.raises(BudgetSpentError):
-        await evaluate(TASKS, runner, tmp_path, progress=False, budget=Budget(tokens=2 * one))
-    assert policy.asked == []
+        await evaluated(TASKS, tmp_path, budget=Budget(tokens=2 * one))
+    assert lines(tmp_path) == ["a", "b"]
     seen.clear()
-    result = await evaluate(
-        TASKS, make_runner()[0], tmp_path, progress=False, budget=Budget(tokens=4 * one), on_record=seen.append
-    )
+    result, _ = await evaluated(TASKS, tmp_path, budget=Budget(tokens=4 * one), on_record=seen.append)
     assert (result.resumed, len(result.records)) == (2, 4)
     assert [record.task_id for record in seen] == ["a", "b", "c", "d"]
     # All had run when it was spent: that is no error, then or later.
-    await evaluate(TASKS, make_runner()[0], tmp_path, progress=False, budget=Budget(tokens=1))
+    await evaluated(TASKS, tmp_path, budget=Budget(tokens=1))
 
 
 async def test_episodes_in_flight_end_and_are_recorded(tmp_path: Path) -> None:
     with pytest.raises(BudgetSpentError):
-        await evaluate(TASKS, make_runner(max_in_flight=3)[0], tmp_path, progress=False, budget=Budget(tokens=1))
+        await evaluated(TASKS, tmp_path, runner={"max_in_flight": 3}, budget=Budget(tokens=1))
     assert sorted(lines(tmp_path)) == ["a", "b", "c"]
 
 
@@ -62,7 +58,7 @@ async def test_money_is_counted_by_both_prices(tmp_path: Path) -> None:
     one = await cost_of_one()
     budget = Budget(money=3 * (one.prompt * 2 + one.completion * 5) / 1e6, prompt_price=2.0, completion_price=5.0)
     with pytest.raises(BudgetSpentError, match="in money"):
-        await evaluate(TASKS, make_runner()[0], tmp_path, progress=False, budget=budget)
+        await evaluated(TASKS, tmp_path, budget=budget)
     assert len(lines(tmp_path)) == 3
     assert budget.cost == pytest.approx(budget.money)
 

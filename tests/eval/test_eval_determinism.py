@@ -98,7 +98,9 @@ def model() -> tuple[Any, Any]:
     return Qwen3ForCausalLM(config), tokenizer
 
 
-@pytest.mark.parametrize(("temperature", "max_batch_tokens"), [(1.0, 1), (0.0, 65_536)])
+@pytest.mark.parametrize(
+    ("temperature", "max_batch_tokens"), [(1.0, 1), pytest.param(0.0, 65_536, marks=pytest.mark.slow)]
+)
 async def test_a_model_folder_gives_the_same_records_with_any_number_in_flight(
     model: tuple[Any, Any], tmp_path: Path, temperature: float, max_batch_tokens: int
 ) -> None:

@@ -19,8 +19,9 @@ from atommem.cli import main
 from atommem.envs.scoring.records import summarize
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.inspect_export import inspect_log
-from atommem.eval.runner import evaluate
-from tests.eval.toys import make_runner, make_task
+from tests.eval.toys import evaluated, make_task
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 READ = """
 import json, sys
@@ -42,9 +43,7 @@ print(json.dumps(found))
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
-    runner, policy = make_runner()
-    policy.wrong, policy.out_of_reach = {"t1"}, {"t2"}
-    await evaluate([make_task(f"t{number}") for number in range(4)], runner, tmp_path / "ours", progress=False)
+    await evaluated([make_task(f"t{number}") for number in range(4)], tmp_path / "ours", wrong=["t1"], gone=["t2"])
     return tmp_path
 
 
@@ -77,12 +76,6 @@ def test_a_log_has_every_episode_and_our_own_scores(folder: Path, capsys: pytest
     assert right["messages"][-1]["role"] == "assistant"
     assert "final_answer" in right["messages"][-1]["content"]
     assert "inspect view --log-dir" in capsys.readouterr().out
-
-
-def test_a_missing_trace_leaves_a_sample_without_messages(folder: Path) -> None:
-    for trace in (folder / "ours" / "traces").iterdir():
-        trace.unlink()
-    assert all(sample["messages"] == [] for sample in exported(folder)["samples"])
 
 
 @pytest.mark.skipif(not os.environ.get("INSPECT_PYTHON"), reason="INSPECT_PYTHON names no Python with inspect_ai")

@@ -12,9 +12,8 @@ from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.predictions import write_predictions
-from atommem.eval.runner import evaluate
 from tests.envs.benchmark_rows import write_lines
-from tests.eval.toys import make_runner, make_task
+from tests.eval.toys import evaluated, make_task
 
 
 def question(identifier: str, answer: str | None, category: str = "", **attributes: str) -> QuestionRecord:
@@ -104,16 +103,14 @@ def test_what_has_no_format_or_no_ids(tmp_path: Path) -> None:
 async def test_what_would_do_nothing_is_refused_before_anything_is_written(
     flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner, _ = make_runner()
-    await evaluate([make_task("t0")], runner, tmp_path / "ours", progress=False)
+    await evaluated([make_task("t0")], tmp_path / "ours")
     assert main(["report", str(tmp_path / "ours"), "--out", str(tmp_path / "report"), *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "report").exists()
 
 
 async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runner, _ = make_runner()
-    await evaluate([make_task("t0", questions=2)], runner, tmp_path / "ours", progress=False)
+    await evaluated([make_task("t0", questions=2)], tmp_path / "ours")
     out = tmp_path / "report"
     assert main(["report", str(tmp_path / "ours"), "--out", str(out), "--export", "predictions", "inspect"]) == 0
     path = out / "predictions" / "ours-hotpotqa-seed0.json"

@@ -21,9 +21,8 @@ from atommem.eval.reporting.page import PageData, choose_episodes, render_page
 from atommem.eval.reporting.report_cli import read_evaluations
 from atommem.eval.reporting.results import best_rows, make_cells, make_results
 from atommem.eval.reporting.templates import latex_tables, markdown_tables
-from atommem.eval.runner import evaluate
 from atommem.untrusted import clean
-from tests.eval.toys import make_runner, make_task
+from tests.eval.toys import evaluated, make_task
 
 NAMES = [f"t{index}" for index in range(12)]
 
@@ -32,10 +31,7 @@ async def run(
     out: Path, right: int, row: str, *, gone: int = 0, seed: int = 0, documents: int | None = None, dataset: str = "toy"
 ) -> Evaluation:
     """The first `right` tasks are answered right, the last `gone` fail."""
-    runner, policy = make_runner()
-    policy.wrong = set(NAMES[right:])
-    policy.out_of_reach = set(NAMES[len(NAMES) - gone :])
-    await evaluate([make_task(name) for name in NAMES], runner, out, progress=False)
+    await evaluated([make_task(name) for name in NAMES], out, wrong=NAMES[right:], gone=NAMES[len(NAMES) - gone :])
     return read_evaluation(out, row, dataset, documents=documents, seed=seed)
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
-from atommem.eval.runner import evaluate
 from tests.chromium import Browser, find_chromium
-from tests.eval.toys import make_runner, make_task
+from tests.eval.toys import evaluated, make_task
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,9 +27,8 @@ NAMES = [f"t{index}" for index in range(8)]
 async def report(tmp_path: Path) -> Path:
     evaluations = []
     for row, wrong, gone in (("untrained", NAMES[2:], NAMES[7:]), ("trained", NAMES[6:], [])):
-        runner, policy = make_runner()
-        policy.wrong, policy.out_of_reach, policy.garbled = set(wrong), set(gone), {"t1"}
-        await evaluate([make_task(name) for name in NAMES], runner, tmp_path / row, progress=False)
+        tasks = [make_task(name) for name in NAMES]
+        await evaluated(tasks, tmp_path / row, wrong=wrong, gone=gone, garbled=["t1"])
         evaluations += [read_evaluation(tmp_path / row, dataset="toy", documents=count, seed=count) for count in (2, 4)]
     (tmp_path / "metrics.jsonl").write_text(
         "".join(f'{{"step": {step}, "reward": 0.5, "actions/create": 0.{step}}}\n' for step in range(1, 5))
@@ -159,10 +157,8 @@ async def test_hostile_text_stays_text(tmp_path: Path, browser: Browser) -> None
     evil = "</script></pre>'\"><img src=x onerror=hacked=1><script>hacked=1</script><!-- ${hacked=1} {{7*7}}"
     evaluations = []
     for row, wrong in (("a", []), ("b", NAMES)):
-        runner, policy = make_runner()
-        policy.wrong, policy.garbled = set(wrong), {"t1"}
         tasks = [replace(task := make_task(name), id=f"{task.id} {evil}", source=evil) for name in NAMES]
-        await evaluate(tasks, runner, tmp_path / row, progress=False)
+        await evaluated(tasks, tmp_path / row, wrong=wrong, garbled=["t1"])
         for trace in (tmp_path / row / "traces").iterdir():
             trace.write_text(trace.read_text().replace("seen", json.dumps(evil)[1:-1]).replace("The first", evil[:9]))
         evaluations.append(read_evaluation(tmp_path / row, f"{row} {evil}", evil, parameters={"k": len(wrong)}))

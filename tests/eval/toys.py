@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_environments
+from atommem.envs.scoring.records import EvalResult
 from atommem.envs.task import Document, Question, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError, PolicyError
+from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from tests.fakes import WordEmbedder, WordTokenizer, make_episode_runner
@@ -98,3 +103,27 @@ def make_runner(**settings: object) -> tuple[EpisodeRunner, ToyPolicy]:
         **settings,
     }
     return make_episode_runner(**arguments), policy  # type: ignore[arg-type]
+
+
+async def evaluated(
+    tasks: Sequence[Task],
+    out: Path | None = None,
+    *,
+    wrong: Iterable[str] = (),
+    gone: Iterable[str] = (),
+    garbled: Iterable[str] = (),
+    refuse: str | None = None,
+    runner: Mapping[str, object] | None = None,
+    **more: Any,
+) -> tuple[EvalResult, list[str]]:
+    """An evaluation of a new `ToyPolicy`, and the tasks that it was asked about.
+
+    Args:
+        gone: Tasks for which every request fails.
+        runner: Settings of `make_runner`.
+        more: Those of `evaluate`.
+    """
+    agent, policy = make_runner(**(runner or {}))
+    policy.wrong, policy.out_of_reach, policy.garbled, policy.refuse = set(wrong), set(gone), set(garbled), refuse
+    result = await evaluate(list(tasks), agent, out, progress=False, **more)
+    return result, policy.asked

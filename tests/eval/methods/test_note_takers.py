@@ -1,4 +1,4 @@
-"""The baselines that keep notes: what they ask, write, retrieve and change, by hand."""
+"""The baselines that keep notes: by hand what test_same_replies.py does not hold to their authors' own code."""
 
 from __future__ import annotations
 

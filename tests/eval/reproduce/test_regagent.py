@@ -1,4 +1,4 @@
-"""RegAgent: memory and deletion by hand, the arrays held to the experience bank, and the chain of Table 1."""
+"""RegAgent: retrieval by hand, the arrays held to the experience bank, and Table 1."""
 
 from __future__ import annotations
 

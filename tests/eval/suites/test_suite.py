@@ -193,12 +193,6 @@ def test_a_policy_that_is_named_wrongly_answers_nothing(
     assert run(folder, "--list", "--rows", "atommem", "--policies", "more=x", **more) == 0, "a row not chosen"
 
 
-def test_the_folder_must_be_named(folder: Path) -> None:
-    run(folder, "--list")
-    with pytest.raises(ConfigError, match="--out is missing"):
-        eval_cli.main(["--suite", str(folder / "suite.yaml")])
-
-
 def test_failures_are_an_exit_status_after_all_cells_ran(
     folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:

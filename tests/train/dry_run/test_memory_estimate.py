@@ -1,4 +1,4 @@
-"""Memory by hand, for a model whose numbers can be multiplied in the head; a layer's, counted on a real one."""
+"""Memory by hand, for a model whose numbers can be multiplied in the head; `bench_dry_run` measures real ones."""
 
 from __future__ import annotations
 

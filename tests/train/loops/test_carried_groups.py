@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,10 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Step
-from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.episodes import Rollouts
-from atommem.train.rollout.local_backend import local_backend
-from tests.train.harness import completion_logps, make_config
-from tests.train.loops.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer
+from tests.train.harness import completion_logps
+from tests.train.loops.test_end_to_end import make_real_trainer
 from tests.train.toys import make_model
 
 pytestmark = pytest.mark.slow
@@ -49,23 +44,15 @@ def score_even_tokens(episode: Episode, score: Any) -> None:
 def test_a_long_group_is_sampled_by_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third task reads six chunks where others read one: it is under way when the first update has its groups."""
     monkeypatch.setattr("atommem.episode_runner.set_score", score_even_tokens)
-    tokenizer, weights = make_element_tokenizer(), Weights()
-    trained: list[list[Episode]] = []
-
-    def on_episodes(update: int, episodes: Sequence[Episode]) -> None:
-        trained.append(list(episodes))
-
-    config = make_config(
-        tmp_path, max_steps=3, carried_groups=1, max_completion_length=4, seed=3, max_grad_norm=1.0, learning_rate=3e-2
-    )
-    trainer = MemoryGRPOTrainer(
-        model=make_model(vocabulary=len(tokenizer), spread=0.1),
-        args=config,
+    weights, trained = Weights(), []
+    trainer, _ = make_real_trainer(
+        tmp_path,
         tasks=[task(index, 6 if index == 2 else 1) for index in range(8)],
-        processing_class=tokenizer,
-        make_backend=local_backend(Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
-        on_episodes=on_episodes,
         callbacks=[weights],
+        on_episodes=lambda update, episodes: trained.append(list(episodes)),
+        max_steps=3,
+        carried_groups=1,
+        learning_rate=3e-2,
     )
     trainer.train()
     names = [sorted({episode.task_id for episode in episodes}) for episodes in trained]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
@@ -54,18 +55,30 @@ def make_tasks(count: int = 6) -> list[Task]:
     ]
 
 
-def make_real_trainer(folder: Path, model: Any = None, **settings: Any) -> tuple[MemoryGRPOTrainer, GradientRecorder]:
+def make_real_trainer(
+    folder: Path,
+    model: Any = None,
+    tasks: Sequence[Task] | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    on_episodes: Any = None,
+    held_out: Sequence[Task] = (),
+    **settings: Any,
+) -> tuple[MemoryGRPOTrainer, GradientRecorder]:
+    """A trainer whose tiny model samples what it is trained on; `settings` are fields of its config."""
     tokenizer, recorder = make_element_tokenizer(), GradientRecorder()
     config = make_config(folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings})
-    tasks = make_tasks()
+    tasks = make_tasks() if tasks is None else tasks
+    if config.save_traces:
+        on_episodes = TraceWriter(folder / "traces", tasks, describe_task, MEMORY)
     trainer = MemoryGRPOTrainer(
         model=model if model is not None else make_model(vocabulary=len(tokenizer), spread=0.1),
         args=config,
         tasks=tasks,
         processing_class=tokenizer,
         make_backend=local_backend(Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
-        on_episodes=TraceWriter(folder / "traces", tasks, describe_task, MEMORY) if config.save_traces else None,
-        callbacks=[recorder],
+        on_episodes=on_episodes,
+        callbacks=[recorder, *callbacks],
+        held_out=held_out,
         settings=SETTINGS,
     )
     use_console(trainer, GRPO_COLUMNS)

@@ -111,6 +111,7 @@ def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(t
     assert trainer.state.log_history[0][MASKED] == 1.0
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_between_two_updates_goes_on_with_their_rollout(tmp_path: Path) -> None:
     """Bit for bit, and without sampling again."""
     settings: dict[str, Any] = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "learning_rate": 3e-3}

@@ -1,4 +1,4 @@
-"""Rows and loss weights against the definitions written out."""
+"""Rows of episodes, and which of them are one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padded micro-batches: every row once, within the budget, and only what was sampled is scored."""
+"""Padded micro-batches: every row once, within the budget, and labelled where it was sampled."""
 
 from __future__ import annotations
 

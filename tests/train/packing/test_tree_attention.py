@@ -1,4 +1,4 @@
-"""Attention over tries against the dense mask that defines it, and packed log-probabilities against single rows."""
+"""Attention over tries against the dense mask that defines it, on CPU and by what a GPU would be given."""
 
 from __future__ import annotations
 

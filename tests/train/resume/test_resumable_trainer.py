@@ -105,7 +105,7 @@ def resume_and_compare(folder: Path, whole: tuple[Any, list[dict[str, Any]]]) ->
     assert len(rewards[0]) == 4
 
 
-@pytest.mark.parametrize("moment", ["rollout", "on_pre_optimizer_step", "on_log"])
+@pytest.mark.parametrize("moment", ["rollout", pytest.param("on_pre_optimizer_step", marks=pytest.mark.slow), "on_log"])
 def test_sigterm_saves_and_the_run_goes_on(tmp_path: Path, whole: Any, moment: str) -> None:
     """In the rollout of the third update, or in the second: either way the state after two updates is saved."""
     trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
@@ -178,7 +178,7 @@ def poisoned(trainer: MemoryGRPOTrainer, update: int, value: float) -> None:
     trainer.model.lm_head.weight.register_hook(poison)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.slow)])
 def test_a_gradient_that_is_no_number_never_reaches_the_parameters(tmp_path: Path, whole: Any, value: float) -> None:
     trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
     poisoned(trainer, 3, value)

@@ -10,7 +10,7 @@ import pytest
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
-from atommem.train.rollout.dynamic_sampling import GroupPart, replacement_tasks, run_parts
+from atommem.train.rollout.dynamic_sampling import GroupPart, run_parts
 from tests.train.harness import make_config
 from tests.train.toys import ToyTask
 
@@ -67,18 +67,6 @@ async def test_groups_that_were_put_down_have_to_end_in_the_next_update() -> Non
     assert not work.done()  # one has ended, but not the one that was carried
     runner.let_go.set()
     assert await work == ([slow], [other])
-
-
-def test_replacements_go_by_the_groups_place() -> None:
-    """No task twice, none of the update's own, the same for all ranks; fewer where tasks run out."""
-    drawn = replacement_tasks(TASKS, {"t0", "t1"}, groups=3, most=2, seed="3/1")
-    ids = [task.id for tasks in drawn for task in tasks]
-    assert len(ids) == len(set(ids)) == 6
-    assert not {"t0", "t1"} & set(ids)
-    assert drawn == replacement_tasks(TASKS, {"t1", "t0"}, groups=3, most=2, seed="3/1")
-    assert drawn != replacement_tasks(TASKS, {"t0", "t1"}, groups=3, most=2, seed="3/2")
-    assert list(map(len, replacement_tasks(TASKS, {"t0", "t1"}, groups=6, most=2, seed="3/1"))) == [2, 2, 1, 1, 1, 1]
-    assert replacement_tasks(TASKS, set(), groups=2, most=0, seed="") == [(), ()]
 
 
 def test_a_group_that_no_process_has_whole_cannot_be_replaced(tmp_path: Any) -> None:

@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 
-from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, OutageError
 from atommem.eval.runner import evaluate
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.checkpoint_files import complete_checkpoints
 from atommem.train.resume.faults import RolloutFailedError
-from atommem.train.rollout.episodes import Rollouts
-from atommem.train.rollout.local_backend import local_backend
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.harness import make_config
-from tests.train.loops.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer, make_tasks
-from tests.train.toys import make_model
+from tests.train.loops.test_end_to_end import make_real_trainer
 
 
 def held_out(count: int = 24) -> list[Task]:
@@ -33,20 +29,8 @@ def held_out(count: int = 24) -> list[Task]:
 
 
 def make(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
-    tokenizer = make_element_tokenizer()
-    config = make_config(
-        folder, eval_data="file", eval_strategy="steps", max_completion_length=4, learning_rate=2e-2, seed=3, **settings
-    )
-    trainer = MemoryGRPOTrainer(
-        model=make_model(vocabulary=len(tokenizer), spread=0.1),
-        args=config,
-        tasks=make_tasks(),
-        processing_class=tokenizer,
-        make_backend=local_backend(Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
-        held_out=held_out(),
-    )
-    use_console(trainer, [])
-    return trainer
+    held = {"held_out": held_out(), "eval_data": "file", "eval_strategy": "steps"}
+    return make_real_trainer(folder, learning_rate=2e-2, **held, **settings)[0]
 
 
 def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The commands of `scripts/bench_shipped.py` are those of the headers; one pair is run whole."""
+"""`scripts/bench_shipped.py` has a pair for every shipped recipe and launcher."""
 
 from __future__ import annotations
 

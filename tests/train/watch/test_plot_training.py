@@ -30,8 +30,6 @@ def test_a_run_is_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["plot", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / PLOT_FILE)
     assert (tmp_path / PLOT_FILE).read_bytes().startswith(PNG)
-    assert main(["plot", str(tmp_path), "--out", str(tmp_path / "other.png")]) == 0
-    assert (tmp_path / "other.png").is_file()
 
 
 def test_what_the_environment_brought_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How a copy in the process gets new weights: between two batches."""
+"""A copy in the process samples on where its new weights do not arrive."""
 
 from __future__ import annotations
 
