@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BENCHES = sorted((ROOT / "scripts").glob("bench_*.py"))
 EXACT = (
+    "bench_baselines",
     "bench_api_fuzz",
     "bench_serve_crash",
     "bench_serve_outage",

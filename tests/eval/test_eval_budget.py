@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.errors import BudgetSpentError, ConfigError
 from atommem.eval import eval_cli, workbench
 from atommem.eval.budget import Budget, Usage
-from tests.eval.toys import ToyPolicy, evaluated, make_task
-from tests.fakes import WordTokenizer
+from atommem.eval.runner import evaluate
+from atommem.policy.contract import Completion, Sampling
+from tests.envs.web.net.test_cassette import ENGINE, MADE
+from tests.envs.web.test_environment import ANSWER, call
+from tests.eval.toys import ToyPolicy, evaluated, make_runner, make_task
+from tests.fakes import ListPolicy, WordTokenizer
 
 TASKS = [make_task(name) for name in "abcd"]
 
@@ -94,3 +100,52 @@ def test_the_command_ends_with_status_4_and_continues(
     assert eval_cli.main([*command, *money]) == 0
     with pytest.raises(ConfigError, match="no price is known"):
         eval_cli.main([*command, *money[:2]])
+
+
+async def test_failed_attempts_are_spent_too(tmp_path: Path) -> None:
+    runner, policy = make_runner()
+    complete = policy.complete
+
+    async def fails_at_the_end(prompt_ids: list[int], sampling: object) -> object:
+        if len(policy.asked) == 2:
+            policy.out_of_reach = {"a"}
+        return await complete(prompt_ids, sampling)  # type: ignore[arg-type]
+
+    policy.complete = fails_at_the_end  # type: ignore[method-assign,assignment]
+    result = await evaluate(TASKS[:1], runner, tmp_path, progress=False)
+    failed = result.records[0].prompt_tokens
+    assert result.failed == 1
+    assert failed > 0
+    budget = Budget()
+    again = await evaluate(TASKS[:1], make_runner()[0], tmp_path, progress=False, budget=budget)
+    assert budget.used.prompt == failed + again.records[0].prompt_tokens
+
+
+class SearchingPolicy(ListPolicy):
+    """Searches for the name of the task first, and then answers."""
+
+    def __init__(self) -> None:
+        super().__init__(WordTokenizer(), [])
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        prompt = self.tokenizer.decode(prompt_ids)
+        name = re.findall(r"Who is \w\?", prompt)[-1]
+        self.texts = [call("search", query=name) if "calls left: 40" in prompt else ANSWER]
+        return await super().complete(prompt_ids, sampling)
+
+
+def test_a_budget_of_calls_ends_the_command_with_status_4_and_a_larger_one_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workbench, "open_policy", lambda config: SearchingPolicy())
+    tasks = [Task(name, (Question(f"Who is {name}?", ("Oakrest",)),)) for name in "abc"]
+    save_tasks(tasks, tmp_path / "tasks.jsonl")
+    command = ["--policy", "toy", "--data", str(tmp_path / "tasks.jsonl"), "--out", str(tmp_path / "out")]
+    command += ["--environment", "web", "--tools", ENGINE, "--cassette", str(tmp_path / "c.db")]
+    command += ["--embedder", "hashing", "--max_in_flight", "1"]
+    MADE.clear()
+    assert eval_cli.main([*command, "--call_budget", "2"]) == 4
+    assert "call_budget is spent: 2 calls" in capsys.readouterr().err
+    assert MADE == ["Who is a?", "Who is b?"]
+    assert eval_cli.main([*command, "--call_budget", "9"]) == 0
+    assert MADE == ["Who is a?", "Who is b?", "Who is c?"]

@@ -192,3 +192,14 @@ async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
     assert await policy_identity(config, None) == first  # results beside the weights are no change
     os.utime(weights, ns=(1, 1))
     assert await policy_identity(config, None) != first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "flag"), [("eval.eval_cli", "--samples_per_task"), ("demo.demo_cli", "--seed")])
+def test_help_loads_no_model_library(module: str, flag: str) -> None:
+    script = f"import sys\nfrom atommem.{module} import main\n"
+    script += "try: main(['--help'])\nfinally: print('torch' in sys.modules)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=60)
+    assert flag in done.stdout
+    assert done.stdout.rstrip().endswith("False")

@@ -53,6 +53,12 @@ async def test_failed_episodes_are_beside_the_scores_not_in_them() -> None:
     assert nothing.summary()["metrics"] == {}
 
 
+async def test_all_wrong_is_a_score(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time read from the folder
+        summary = (await evaluated(TASKS, tmp_path, wrong="abcd"))[0].summary()
+        assert (summary["metrics"]["em"]["mean"], summary["means"]["reward"]) == (0.0, 0.0)
+
+
 async def test_folder_holds_records_traces_and_summary(tmp_path: Path) -> None:
     result, _ = await evaluated(TASKS, tmp_path, samples_per_task=2)
     assert len(lines(tmp_path)) == 8

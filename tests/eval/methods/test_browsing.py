@@ -15,7 +15,7 @@ from atommem.environment import environment_config, make_environments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.task import Document, Task
 from atommem.episode import Episode
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from atommem.eval.methods import METHODS, Setup, make_method
 from atommem.eval.runner import evaluate
 from atommem.observation import StopReason
@@ -133,3 +133,8 @@ def test_they_are_recorded_and_continued(method: str, tmp_path: Path) -> None:
     assert run([]).records == first.records
     with pytest.raises(ConfigError, match=r"method\.context_tokens is 32768 there and 1000 now"):
         run([], 1000)
+
+
+def test_an_outage_fails_the_episode() -> None:
+    episode = play("react", [OutageError("gone.")])
+    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)

@@ -91,14 +91,6 @@ async def test_rag_finds_whole_documents_by_the_question() -> None:
     ]
 
 
-async def test_rag_splits_a_text_that_comes_joined() -> None:
-    for context, count in ((joined_text(TASK), 4), ("one two three four five", 2)):
-        setup, _ = make_setup()
-        setup.environments.config.chunk_tokens = 3
-        await make_method("rag", setup).run(Task("t", TASK.questions, context=context))
-        assert len(setup.embedder.calls[0]) == 1 + count  # type: ignore[attr-defined]
-
-
 async def test_an_oracle_without_named_facts_gets_all_gold_and_without_gold_says_so() -> None:
     setup, policy = make_setup()
     questions = tuple(replace(question, metadata={}) for question in TASK.questions)
@@ -222,3 +214,9 @@ async def test_every_method_is_evaluated_recorded_and_continued(name: str, tmp_p
     other = replace(setup, sampling=Sampling(temperature=1.0))
     with pytest.raises(ConfigError, match=r"sampling\.temperature is 0\.0 there and 1\.0 now"):
         await evaluate(tasks, make_method(name, other), tmp_path, progress=False)
+
+
+def test_full_context_needs_room() -> None:
+    setup, _ = make_setup(context_tokens=64)
+    with pytest.raises(ConfigError, match="context_tokens is 64 and max_tokens 64"):
+        make_method("full_context", setup)

@@ -14,7 +14,7 @@ import pytest
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reproduce.streams import experiment
-from atommem.eval.reproduce.streams.agents import StreamRow, Voter, executions
+from atommem.eval.reproduce.streams.agents import StreamRow, executions
 from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
 from atommem.eval.reproduce.streams.similarities import relative_change, three_keys
 from atommem.experience.bank import Bank
@@ -53,13 +53,6 @@ async def test_inputs_that_do_not_fit_are_named() -> None:
     await bank.fill([Experience("a text", "", 1.0)])
     with pytest.raises(DataError, match="JSON objects"):
         await bank.retrieve("another", 1, three_keys())
-
-
-async def test_a_voter_takes_the_majority() -> None:
-    bank = Bank(HashingEmbedder(16))
-    await bank.fill(Experience(f"flow {i}", kind, 1.0) for i, kind in enumerate("abb"))
-    assert await Voter().act(StreamRow("flow 0", "a"), await bank.retrieve("flow 0", 3)) == "b"
-    assert await Voter().act(StreamRow("flow 0", "a"), []) == ""
 
 
 class Learner:

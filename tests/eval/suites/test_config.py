@@ -11,7 +11,7 @@ import yaml
 from atommem.config import save_config
 from atommem.errors import ConfigError
 from atommem.eval.suites.cells import make_cells
-from atommem.eval.suites.suite import BenchmarkData, Suite
+from atommem.eval.suites.suite import Suite
 from atommem.eval.suites.suite_file import load_suite, parse_suite
 
 DATA = [{"name": "world", "synthetic": {"prose": "compact"}, "n": 3}]
@@ -20,18 +20,6 @@ ROWS = [{"method": "atommem"}, {"method": "rag"}]
 
 def suite(**fields: Any) -> dict[str, Any]:
     return {"title": "A suite", "data": DATA, "rows": ROWS, **fields}
-
-
-def test_columns_are_one_for_each_number_of_documents() -> None:
-    item = {"benchmark": "musique", "documents": [20, 40], "questions": "1-10", "n": 5, "seed": 1}
-    columns = parse_suite(suite(data=[item])).columns
-    assert [(column.key, column.documents, column.n) for column in columns] == [
-        ("musique-20", 20, 5),
-        ("musique-40", 40, 5),
-    ]
-    data = columns[1].data
-    assert isinstance(data, BenchmarkData)
-    assert (data.split, data.build.questions, data.build.documents, data.build.seed) == ("dev", (1, 10), 40, 1)
 
 
 def test_a_column_may_have_settings_of_its_own_and_a_row_s_win(tmp_path: Path) -> None:
@@ -45,20 +33,6 @@ def test_a_column_may_have_settings_of_its_own_and_a_row_s_win(tmp_path: Path) -
         ("world_3", 3),
         ("world_3", None),
     ]
-
-
-def test_a_grid_has_every_combination_in_order() -> None:
-    axes = {"chunk": {"chunk_tokens": [2, 4]}, "notice": {"on": {"capacity_notice": True}, "off": {"capacity": 5}}}
-    rows = parse_suite(suite(grid=[{"method": "atommem", "axes": axes}])).rows[2:]
-    assert [row.label for row in rows] == [
-        "chunk 2, notice on",
-        "chunk 2, notice off",
-        "chunk 4, notice on",
-        "chunk 4, notice off",
-    ]
-    assert rows[3].settings == {"chunk_tokens": 4, "capacity": 5}
-    assert rows[3].parameters == {"chunk": 4, "notice": "off"}
-    assert rows[3].name == "atommem, chunk 4, notice off"
 
 
 @pytest.mark.parametrize(

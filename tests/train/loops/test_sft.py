@@ -60,12 +60,6 @@ def test_the_loss_is_that_of_the_completions_and_falls(tmp_path: Path, capsys: p
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_rows_come_in_random_order(tmp_path: Path) -> None:
-    """Batches of one length are batches of one kind of step: their gradients swing, and learning suffers."""
-    trainer = make_sft_trainer(make_model(), make_config(tmp_path), sft_dataset(ROWS), make_tokenizer())
-    assert type(trainer._get_train_sampler()).__name__ == "RandomSampler"
-
-
 def test_demonstrations_are_the_steps_of_episodes_that_earned_enough() -> None:
     good, bad = make_episode("a", 0, 1.0, [(3, 2), (3, 0), (4, 1)]), make_episode("a", 1, 0.5, [(3, 2)])
     failed = make_episode("a", 2, None, [(3, 2)])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.utils.logging import warning_once
 
 from atommem.episode import Episode
 from atommem.train.loops.rollout_file import load_rollout, save_rollout
@@ -161,3 +162,17 @@ def test_a_second_update_that_fails_leaves_its_episodes_too(tmp_path: Path) -> N
     with pytest.raises(DivergedError, match="update 2"):
         trainer.train()
     assert len(list((tmp_path / "failed" / "step-2" / "episodes").iterdir())) == len(runner.jobs) == 16
+
+
+def test_mostly_masked_updates_are_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The written log-probabilities have nothing to do with the model."""
+    config = make_config(tmp_path, use_vllm=True, max_steps=2)
+    trainer, _, _ = make_trainer(
+        make_model(), config, lambda task, sample: make_episode(task, sample, float(sample == 0), [(3, 6)])
+    )
+    warning_once.cache_clear()
+    with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
+        trainer.train()
+    assert trainer.state.log_history[0][MASKED] > 0.5
+    messages = [record.message for record in caplog.records if "masks or truncates most tokens" in record.message]
+    assert len(messages) == 1

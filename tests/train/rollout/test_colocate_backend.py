@@ -1,19 +1,17 @@
-"""Weights into a colocated engine, its sleep and its waking, with a fake engine."""
+"""Weights into a colocated engine, its sleep and its waking, with a double of vLLM."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from accelerate import Accelerator
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 from trl.generation import vllm_generation
@@ -24,86 +22,11 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
-from atommem.policy.server_pool import Adapter
-from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.adapters import AdapterPublisher
 from atommem.train.rollout.colocate_backend import ColocateBackend, colocate_backend
 from atommem.train.rollout.episodes import Rollouts
-from tests.train.harness import make_config, make_trainer
+from tests.train.harness import make_config
 from tests.train.shipped import vllm_double
-from tests.train.toys import Closable, WrittenRunner, make_model, make_tokenizer, mixed_episode
-
-
-class FakeEngine:
-    """Writes down what it is asked; holds the weights that it was given, and loses them as it sleeps."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.weights: dict[str, torch.Tensor] = {}
-
-    def wake_up(self, tags: list[str]) -> None:
-        self.calls.append(f"wake {tags[0]}")
-
-    def sleep(self, level: int) -> None:
-        self.calls.append(f"sleep {level}")
-        if level == 2:
-            self.weights = {}
-
-    def apply_model(self, work: Callable[[Any], Any]) -> None:
-        if not self.weights:
-            self.calls.append("load")
-        work(SimpleNamespace(load_weights=self._load))
-
-    def _load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        self.weights |= {name: weight.clone() for name, weight in weights}
-
-    def reset_prefix_cache(self) -> None:
-        self.calls.append("reset")
-
-
-class FakePolicy(Closable):
-    """An engine's policy that samples nothing."""
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self.engine = engine
-        self.adapters: list[Adapter] = []
-
-    def use_adapter(self, adapter: Adapter) -> None:
-        assert (Path(adapter.path) / "adapter_model.safetensors").is_file()
-        self.adapters.append(adapter)
-
-    def take_counts(self) -> dict[str, float]:
-        return {"vllm/prompt_tokens": 7.0}
-
-
-def train(tmp_path: Path, lora: bool, sleeps: bool) -> tuple[MemoryGRPOTrainer, FakePolicy]:
-    policy = FakePolicy(FakeEngine())
-    backend = ColocateBackend(
-        WrittenRunner(mixed_episode),  # type: ignore[arg-type]
-        policy,  # type: ignore[arg-type]
-        AdapterPublisher(tmp_path / "adapters") if lora else None,
-        sleeps,
-    )
-    settings = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")} if lora else {}
-    config = make_config(tmp_path, max_steps=2, use_vllm=True)
-    trainer, _, _ = make_trainer(make_model(), config, mixed_episode, backend=backend, **settings)
-    trainer.train()
-    return trainer, policy
-
-
-@pytest.mark.parametrize("sleeps", [False, True])
-def test_full_weights_are_loaded_before_every_update(tmp_path: Path, sleeps: bool) -> None:
-    trainer, policy = train(tmp_path, lora=False, sleeps=sleeps)
-    calls = policy.engine.calls
-    if sleeps:
-        assert calls == ["sleep 2", *2 * ["wake weights", "load", "reset", "wake kv_cache", "sleep 2"]]
-        with trainer.backend.rollout(trainer):  # a second rollout of the same update: sleep has lost the weights
-            assert calls[-4:] == ["wake weights", "load", "reset", "wake kv_cache"]
-            assert set(policy.engine.weights) == {name for name, _ in trainer.model.named_parameters()}
-    else:
-        assert calls == ["load", "reset", "reset"]
-    assert trainer.state.log_history[0]["vllm/prompt_tokens"] == 7.0
-    trainer.close()
+from tests.train.toys import make_model, make_tokenizer
 
 
 @pytest.fixture
@@ -125,7 +48,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def make_rollouts(tmp_path: Path, **settings: Any) -> Rollouts:
     environment = environment_config("longdoc", chunking="documents", max_reads=0)
-    args = make_config(tmp_path / "out", use_vllm=True, vllm_enable_sleep_mode=True, **settings)
+    args = make_config(tmp_path / "out", **{"use_vllm": True, "vllm_enable_sleep_mode": True, **settings})
     return Rollouts(args, make_tokenizer(), HashingEmbedder(16), MemoryConfig(), environment)
 
 
@@ -140,19 +63,42 @@ def test_full_weights_into_vllm_on_cpu_say_to_use_lora(tmp_path: Path, double: A
         colocate_backend(make_rollouts(tmp_path))(saved_model(tmp_path))
 
 
+def two_updates(backend: ColocateBackend, model: Any) -> None:
+    """Each with two rollouts; the second is as for an evaluation: the weights have to come again."""
+    accelerator = Accelerator(cpu=True)
+    trainer: Any = SimpleNamespace(accelerator=accelerator, model=model, _dist=DistributedBackend(accelerator))
+    for _ in range(2):
+        backend.publish(trainer)
+        for _ in range(2):
+            with backend.rollout(trainer):
+                asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
+
+
+def test_an_engine_that_does_not_sleep_gets_full_weights_once_an_update(tmp_path: Path, double: Any) -> None:
+    model = saved_model(tmp_path)
+    backend = colocate_backend(make_rollouts(tmp_path, vllm_enable_sleep_mode=False))(model)
+    two_updates(backend, model)
+    assert double.calls == ["build", *2 * ["load", "reset", "generate"]]
+    assert backend.metrics()["vllm/prompt_tokens"] == 4 * 2
+
+
+def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(tmp_path: Path, double: Any) -> None:
+    model = get_peft_model(saved_model(tmp_path), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    backend = colocate_backend(make_rollouts(tmp_path))(model)
+    two_updates(backend, model)
+    assert double.calls == ["build", "sleep 1", *4 * ["wake weights", "wake kv_cache", "generate", "sleep 1"]]
+    adapters = tmp_path / "out" / "adapters"
+    assert len(list(adapters.iterdir())) == 2
+    asyncio.run(backend.close())
+    assert not any(adapters.iterdir())
+
+
 def test_calls_come_in_the_order_of_trl(tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Build, sleep, and for every update: empty the cache, wake weights, load, reset, wake the cache, sample, sleep."""
     model = saved_model(tmp_path)
     monkeypatch.setattr("atommem.train.rollout.colocate_backend.clear_device_cache", lambda: double.record("empty"))
     backend = colocate_backend(make_rollouts(tmp_path))(model)
-    trainer = SimpleNamespace(
-        accelerator=Accelerator(cpu=True), model=model, _dist=DistributedBackend(Accelerator(cpu=True))
-    )
-    for _ in range(2):
-        backend.publish(trainer)
-        for _ in range(2):  # the second time, as for an evaluation: the weights have to come again
-            with backend.rollout(trainer):
-                asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
+    two_updates(backend, model)
     ours = list(double.calls)
 
     double.calls.clear()
@@ -190,14 +136,6 @@ def as_llm(double: Any, fields: dict[str, Any]) -> Any:
 
 def without(fields: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != name}
-
-
-def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(tmp_path: Path) -> None:
-    trainer, policy = train(tmp_path, lora=True, sleeps=True)
-    assert policy.engine.calls == ["sleep 1", *2 * ["wake weights", "wake kv_cache", "sleep 1"]]
-    assert len({adapter.name for adapter in policy.adapters}) == 2
-    trainer.close()
-    assert not any((tmp_path / "adapters").iterdir())
 
 
 def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:

@@ -18,7 +18,7 @@ from atommem.policy.server_pool import ServerPool
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.rollout.adapters import AdapterPublisher
-from atommem.train.rollout.full_weights import FullWeights, Servers, check_devices
+from atommem.train.rollout.full_weights import FullWeights, Servers, check_devices, vllm_name
 from atommem.train.rollout.server_backend import AdapterSync, ServerBackend, WeightSync, counter_growth, rollout_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
@@ -263,3 +263,9 @@ def test_counters_of_a_restarted_server_count_from_zero() -> None:
     restarted = counter_growth(after, {"a": {hits: 5.0, queries: 10.0, prompts: 10.0}})
     assert rollout_metrics(restarted)["vllm/prompt_tokens"] == 10.0
     assert rollout_metrics({}) == {}
+
+
+def test_names_are_those_of_the_checkpoint() -> None:
+    assert vllm_name("module.model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight") == (
+        "model.layers.0.mlp.up_proj.weight"
+    )

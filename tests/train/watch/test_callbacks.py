@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from atommem.train.watch.callbacks import ConsoleTable, MetricsFile, read_metrics, time_left
+from atommem.train.watch.callbacks import ConsoleTable, MetricsFile, read_metrics
 
 
 def state(step: int, *, main: bool = True, history: list[dict[str, Any]] | None = None) -> Any:
@@ -55,14 +55,6 @@ def test_the_time_left_is_that_at_the_pace_so_far() -> None:
     now += 300
     table.on_log(None, state(20), None, logs={"loss": 0.1})
     assert out.getvalue().splitlines()[1].split() == ["20", "0:40:00"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00:00"), (59.6, "0:01:00"), (86_399, "23:59:59"), (100_000, "1 d 3 h"), (-1, "0:00:00")],
-)
-def test_times(seconds: float, text: str) -> None:
-    assert time_left(seconds) == text
 
 
 def write(folder: Path, start: Any, steps: list[int]) -> list[dict[str, Any]]:

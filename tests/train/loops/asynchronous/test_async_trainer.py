@@ -13,11 +13,12 @@ from transformers import TrainerCallback
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import BudgetSpentError, ConfigError
+from atommem.errors import BudgetSpentError, ConfigError, PolicyError
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
 from atommem.train.loops.asynchronous.samplers import make_sampler
+from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
@@ -232,3 +233,16 @@ def test_evaluation_beside_training(tmp_path: Path, model_folder: Path) -> None:
     parameters = dict(plain.model.named_parameters())
     for name, parameter in trained.model.named_parameters():
         torch.testing.assert_close(parameters[name], parameter, atol=1e-6, rtol=0)
+
+
+def test_an_evaluation_that_breaks_ends_the_run(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: EpisodeRunner, *arguments: Any) -> Any:
+        raise PolicyError("the server refused the request")
+
+    monkeypatch.setattr(EpisodeRunner, "run_all", broken)
+    settings: dict[str, Any] = {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 1}
+    trainer = make_trainer(model_folder, tmp_path / "async", held_out=make_tasks()[:1], **settings)
+    with pytest.raises(RolloutFailedError, match="the server refused the request"):
+        trainer.train()
