@@ -27,20 +27,33 @@ class PolicySize:
 
 
 @dataclass(frozen=True)
+class CopyingStage:
+    """`length` tokens of `pieces` pieces each: at most `steps` updates, until the loss is below `until` nats."""
+
+    pieces: int
+    length: int
+    steps: int
+    until: float = 0.0
+
+
+@dataclass(frozen=True)
 class CopyingConfig:
     """Pretraining on sequences of random pieces: what makes a model of this size able to copy by content.
 
     Attributes:
-        steps: Updates.
-        batch_size, length: Sequences in an update, tokens in a sequence.
+        stages: What is learned, one after the other.
+        batch_size: Sequences in an update.
         learning_rate, warmup: AdamW's, and the updates until it is reached.
     """
 
-    steps: int = 900
+    stages: tuple[CopyingStage, ...] = (
+        CopyingStage(pieces=3, length=16, steps=600, until=0.5),
+        CopyingStage(pieces=6, length=32, steps=300, until=0.3),
+        CopyingStage(pieces=10, length=64, steps=120),
+    )
     batch_size: int = 64
-    length: int = 64
     learning_rate: float = 3e-3
-    warmup: int = 100
+    warmup: int = 50
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ class Recipe:
     )
     size: PolicySize = field(default_factory=PolicySize)
     copying: CopyingConfig = field(default_factory=CopyingConfig)
-    cold_start: ColdStart = field(default_factory=ColdStart)
+    cold_start: ColdStart = field(default_factory=lambda: ColdStart(steps=900))
     updates: int | None = None
     """Updates of GRPO; None is what the YAML file says."""
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -152,4 +165,10 @@ INJECTED = replace(
 def quick(recipe: Recipe) -> Recipe:
     """`recipe` cut down to seconds: runs every part and teaches nothing. For tests, and to see what the demo writes."""
     cold_start = replace(recipe.cold_start, episodes=60, steps=20)
-    return replace(recipe, copying=CopyingConfig(steps=20), cold_start=cold_start, updates=2, heldout=20)
+    return replace(
+        recipe,
+        copying=CopyingConfig((CopyingStage(pieces=3, length=16, steps=20),)),
+        cold_start=cold_start,
+        updates=2,
+        heldout=20,
+    )
