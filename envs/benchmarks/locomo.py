@@ -164,7 +164,7 @@ def _question(row: Row, index: int, item: Any, sample: str, turns: Mapping[str, 
     if not isinstance(item, dict):
         raise row.error(name, f"is {item!r}, expected an object")
     number = item.get("category")
-    if number not in CATEGORIES:
+    if not isinstance(number, int) or number not in CATEGORIES:
         raise row.error(f"{name}.category", f"is {number!r}, expected one of 1 to 5")
     category = CATEGORIES[number]
     named = [
