@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from atommem.activity import ActivityClock
 
 
@@ -36,19 +34,3 @@ def test_what_goes_on_is_split_where_it_is_read() -> None:
         assert clock.take() == {"generate": 2.0}
         now = 5.0
     assert clock.take() == {"generate": 3.0}
-
-
-def test_what_fails_ends_too() -> None:
-    now = 0.0
-    clock = ActivityClock(lambda: now)
-
-    def fail() -> None:
-        nonlocal now
-        with clock.busy("generate"):
-            now = 1.0
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    now = 7.0
-    assert clock.take() == {"generate": 1.0}

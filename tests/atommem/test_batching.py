@@ -50,28 +50,6 @@ async def test_the_next_batch_collects_while_one_is_handled() -> None:
     assert handle.batches == [[1], [2, 3]]
 
 
-async def test_an_exception_reaches_every_waiter_and_the_batcher_lives_on() -> None:
-    handle = Doubler()
-    handle.error = RuntimeError("out of memory")
-    batcher: RequestBatcher[int, int] = RequestBatcher(handle)
-    results = await asyncio.gather(*(batcher.submit(i) for i in range(8)), return_exceptions=True)
-    assert all(result is handle.error for result in results)
-    handle.error = None
-    assert await batcher.submit(4) == 8
-
-
-async def test_a_cancelled_waiter_harms_no_other_and_is_not_handled() -> None:
-    handle = Doubler()
-    batcher: RequestBatcher[int, int] = RequestBatcher(handle)
-    tasks = [asyncio.create_task(batcher.submit(i)) for i in range(3)]
-    await asyncio.sleep(0)
-    tasks[1].cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert (results[0], results[2]) == (0, 4)
-    assert isinstance(results[1], asyncio.CancelledError)
-    assert handle.batches == [[0, 2]]
-
-
 async def test_a_waiter_cancelled_while_its_batch_runs_harms_no_other() -> None:
     handle = Doubler()
     handle.seconds = 0.01

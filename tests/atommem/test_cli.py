@@ -32,16 +32,6 @@ def test_an_error_of_ours_is_a_message_not_a_traceback(capsys: pytest.CaptureFix
     assert "/nowhere/at/all.jsonl" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status = cli.main([command, "--help"])
-    except SystemExit as stopped:
-        status = stopped.code  # type: ignore[assignment]
-    assert status == 0
-    assert "usage" in capsys.readouterr().out.lower()
-
-
 Add = Callable[[str, str, str], None]
 
 
@@ -72,9 +62,7 @@ def test_a_command_from_outside(add: Add, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("value", "text", "reason"),
     [
-        ("gone.away:main", "", "ModuleNotFoundError: No module named 'gone'"),
         ("flights:main", "", "AttributeError"),
-        ("flights:main", "import not_installed", "ModuleNotFoundError: No module named 'not_installed'"),
         ("flights:main", "1 / 0", "ZeroDivisionError"),
     ],
 )

@@ -5,7 +5,7 @@ import yaml
 
 from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_KINDS, ActionSpec, Body
 from atommem.config import MemoryConfig
-from atommem.dialects import dialect_names, get_dialect, load_templates, register_dialect
+from atommem.dialects import get_dialect, load_templates, register_dialect
 from atommem.dialects.templates import fill
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, DialectError
@@ -32,12 +32,6 @@ def write(folder: Path, **changes: object) -> str:
     path = folder / "templates.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in {**MINIMAL, **changes}.items() if v is not None}))
     return str(path)
-
-
-def test_the_two_dialects_use_update_memory_for_different_things() -> None:
-    assert get_dialect("paper").tags["update"] == "update_memory"
-    assert get_dialect("released").tags["scratchpad"] == "update_memory"
-    assert {"paper", "released"} <= set(dialect_names())
 
 
 def test_unknown_dialect_names_the_known_ones() -> None:
@@ -67,7 +61,6 @@ def test_a_dialect_needs_a_tag_of_its_own_for_every_action() -> None:
         ({"system": None}, "missing field system"),
         ({"query": "no place for it"}, r"query lacks \{text\}"),
         ({"actions": {"create": 3}}, r"actions\.create is int"),
-        ({"entry": "{text}"}, r"entry lacks \{handle\}"),
         ({"colour": "red"}, "unknown field colour"),
         ({"chat": "yes please"}, "field chat is str, expected bool"),
     ],
@@ -141,10 +134,7 @@ def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
     [
         ({"layout": "sideways"}, "layout is 'sideways'"),
         ({"query_tokens": 0}, "query_tokens"),
-        ({"entry_tokens": -1}, "entry_tokens"),
-        ({"capacity": 0}, "capacity is 0"),
         ({"retrieve_k": 0}, "retrieve_k is 0"),
-        ({"scratchpad_tokens": 0}, "scratchpad_tokens is 0"),
         ({"disabled_actions": ["answer"]}, "disabled_actions"),
     ],
 )

@@ -39,20 +39,6 @@ async def expected(texts: Sequence[str]) -> Vectors:
     return await HashingEmbedder(16).embed(texts, "entry")
 
 
-async def test_concurrent_requests_become_one_call_per_kind() -> None:
-    recorder = Recorder()
-    batcher = MicroBatcher(recorder)
-    results = await asyncio.gather(
-        *(batcher.embed([f"a{i}", f"b{i}"], "entry") for i in range(100)),
-        *(batcher.embed([f"q{i}"], "query") for i in range(100)),
-    )
-    assert [(kind, len(texts)) for kind, texts in recorder.calls] == [("entry", 200), ("query", 100)]
-    assert batcher.calls == 2
-    for i in range(100):
-        np.testing.assert_array_equal(results[i], await expected([f"a{i}", f"b{i}"]))
-        np.testing.assert_array_equal(results[100 + i], await expected([f"q{i}"]))
-
-
 async def test_equal_texts_are_embedded_once_within_and_across_batches() -> None:
     recorder = Recorder()
     batcher = MicroBatcher(recorder)

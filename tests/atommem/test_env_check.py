@@ -255,23 +255,12 @@ def closing(values: dict[str, Any], needs: str | None = None) -> Any:
     return showing(closing=(Piece("left", values, needs),))
 
 
-def reads_hints(self: Any, text: Any, questions: Any) -> list[Observation]:
-    return [Observation("talking", stream=(Piece("hint"),))]
-
-
-def reads_nothing(self: Any, text: Any, questions: Any) -> list[Observation]:
-    return []
-
-
 def asks(self: Any, question: str) -> Word:
     return Word("a")
 
 
+HINT = Observation("talking", stream=(Piece("hint"),))
 unasked = showing(question=None)
-
-
-def not_async(self: Any, *arguments: Any) -> Any:
-    return None
 
 
 def raises(*arguments: Any) -> Any:
@@ -298,7 +287,7 @@ BROKEN = [
     broken("blank", "fail", "of the phase 'other'", blank=lambda self, phase: Observation("other")),
     broken("tasks", "fail", "never mind", describe=staticmethod(raises)),
     broken("tasks", "fail", "describe(a) is", describe=staticmethod(lambda task: TaskDescription("x"))),
-    broken("reset", "fail", "reset() is not async", episode_reset=not_async),
+    broken("reset", "fail", "reset() is not async", episode_reset=lambda *given: None),
     broken("reset", "fail", "begins in different ways", episode_reset=random_start),
     broken("reset", "fail", "never mind", prepare=raises),
     broken("observations", "fail", "phase 'shouting'", episode_observe=showing(phase="shouting")),
@@ -310,7 +299,7 @@ BROKEN = [
     broken("observations", "fail", "closing is [", episode_observe=showing(closing=[Piece("left", {"left": 1})])),
     broken("observations", "fail", "question 4 is asked", episode_observe=showing(question=4)),
     broken("observations", "fail", "needs 'shout'", episode_observe=closing({"left": 1}, "shout")),
-    broken("step", "fail", "step() is not async", episode_step=not_async),
+    broken("step", "fail", "step() is not async", episode_step=lambda *given: None),
     broken("step", "fail", "KeyError: 'no such word'", episode_step=raises_on_long_texts),
     broken("step", "fail", "step() gave Observation", episode_step=an_observation),
     broken("step", "fail", "for the reason", episode_step=fails),
@@ -318,7 +307,7 @@ BROKEN = [
     broken("step", "warn", "an outage: the words are gone", episode_step=unreachable),
     broken("end", "fail", "goes on after 20 steps", episode_step=endless),
     broken("feedback", "warn", "nothing is said of it", episode_step=silent_of_refusals),
-    broken("score", "fail", "score() is not async", episode_score=not_async),
+    broken("score", "fail", "score() is not async", episode_score=lambda *given: None),
     broken("score", "fail", "score() gave 1.0", episode_score=scored(1.0)),
     broken("score", "fail", "the reward is 1.5", episode_score=scored(Score(1.5))),
     broken("score", "fail", "the reward is nan", episode_score=scored(Score(float("nan")))),
@@ -333,8 +322,8 @@ BROKEN = [
     broken("apart", "fail", "another way beside", episode_step=shared_count),
     broken("given up", "fail", "step() went on", episode_step=stubborn),
     broken("event loop", "warn", "reset() held everything up for 0.", episode_reset=holding_up),
-    broken("texts", "fail", "asks no questions", reading=reads_nothing),
-    broken("texts", "fail", "piece 'hint' is not declared", reading=reads_hints, asking=asks),
+    broken("texts", "fail", "asks no questions", reading=lambda *given: []),
+    broken("texts", "fail", "piece 'hint' is not declared", reading=lambda *given: [HINT], asking=asks),
     broken(
         "texts", "fail", "does not ask the question", reading=lambda *given: [], asking=asks, episode_observe=unasked
     ),

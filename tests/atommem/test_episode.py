@@ -10,7 +10,6 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError
-from atommem.memory.operations import Outcome
 from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
@@ -65,42 +64,25 @@ async def test_tokens_are_kept_as_they_were_sampled() -> None:
         assert step.token_ids[-1] == 0
 
 
-async def test_garbage_never_raises_and_is_recorded() -> None:
-    episode = await runner(
-        ["<create_memory>", "</read_memory><update_memory>Memory 9: x</update_memory>", "?", "?"]
-    ).run(TASK)
-    assert (episode.reward, episode.stop_reason) == (0.0, StopReason.UNANSWERED)
-    assert episode.steps[0].problems
-    assert episode.steps[1].operations[0].outcome is Outcome.UNKNOWN_HANDLE
-
-
 async def test_an_outage_is_not_a_wrong_answer() -> None:
     episode = await runner(["x", OutageError("server gone")]).run(TASK)
     assert (episode.failed, episode.reward, episode.error) == (True, None, "server gone")
     assert len(episode.steps) == 1
 
 
-async def test_an_outage_of_the_embedder_fails_the_episode_too() -> None:
-    run = runner(["<create_memory>x</create_memory>"])
-    run.agent.embedder.fail = OutageError("no embeddings")  # type: ignore[attr-defined]
-    episode = await run.run(TASK)
-    assert episode.error == "no embeddings"
-    # The completion had arrived: it counts, though nothing that it says was done.
-    assert [(bool(step.token_ids), step.operations, step.store_size) for step in episode.steps] == [(True, (), 0)]
-
-
-async def test_a_prompt_that_does_not_fit_ends_the_episode_with_its_name() -> None:
-    episode = await runner(["x", PromptTooLongError("5000 > 4096")]).run(TASK)
-    assert (episode.stop_reason, episode.reward) == (StopReason.CONTEXT_OVERFLOW, 0.0)
-
-
 @pytest.mark.parametrize(
-    ("limits", "reason", "steps"),
-    [(Limits(max_steps=2), StopReason.STEP_LIMIT, 2), (Limits(max_tokens=5), StopReason.TOKEN_LIMIT, 2)],
+    ("last", "limits", "reason", "steps"),
+    [
+        (PromptTooLongError("5000 > 4096"), Limits(), StopReason.CONTEXT_OVERFLOW, 1),
+        ("c d", Limits(max_steps=2), StopReason.STEP_LIMIT, 2),
+        ("c d", Limits(max_tokens=5), StopReason.TOKEN_LIMIT, 2),
+    ],
 )
-async def test_limits_end_an_episode_with_their_name(limits: Limits, reason: StopReason, steps: int) -> None:
-    episode = await runner(["a b", "c d", "e f"], limits=limits).run(TASK)
-    assert (episode.stop_reason, len(episode.steps)) == (reason, steps)
+async def test_what_ends_an_episode_has_a_name(
+    last: str | Exception, limits: Limits, reason: StopReason, steps: int
+) -> None:
+    episode = await runner(["a b", last, "e f"], limits=limits).run(TASK)
+    assert (episode.stop_reason, episode.reward, len(episode.steps)) == (reason, 0.0, steps)
 
 
 class StuckPolicy(ListPolicy):
@@ -125,11 +107,6 @@ async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() ->
     episode = await run.run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (StopReason.TIME_LIMIT, 0.0, 2)
     assert policy.cancelled
-
-
-async def test_a_time_out_of_the_policy_itself_is_no_time_limit() -> None:
-    with pytest.raises(TimeoutError, match="mine"):
-        await runner([TimeoutError("mine")], limits=Limits(max_seconds=60)).run(TASK)
 
 
 def test_limits_that_are_not_positive_are_refused() -> None:
@@ -255,28 +232,6 @@ async def test_a_judge_that_is_gone_fails_the_episode(monkeypatch: pytest.Monkey
     assert (episode.failed, episode.error, len(episode.steps)) == (True, "judge gone", 3)
 
 
-async def test_a_scripted_policy_sees_the_prompt_and_ends_like_a_model() -> None:
-    run = runner([])
-    run.agent.policy = ScriptedPolicy(
-        run.agent.tokenizer, lambda prompt: ANSWER if "turns left" in prompt else "", eos_token_id=0
-    )
-    episode = await run.run(TASK)
-    assert episode.reward == 1.0
-    assert episode.steps[-1].token_ids[-1] == 0
-    run.agent.sampling = Sampling(max_tokens=1)
-    run.agent.policy = ScriptedPolicy(run.agent.tokenizer, lambda prompt: "one two three")
-    episode = await run.run(TASK)
-    assert (episode.steps[0].text, episode.steps[0].finish_reason) == ("one", "length")
-
-
-async def test_time_is_noted_by_what_was_waited_for() -> None:
-    run = runner(["<create_memory>Ann lives in Rome</create_memory>", "<read_memory>Ann</read_memory>", ANSWER])
-    await run.run(TASK)
-    seconds = run.agent.activity.take()
-    assert seconds.keys() == {"generate", "embed", "retrieve"}
-    assert all(value > 0 for value in seconds.values())
-
-
 async def test_prompts_that_threads_encode_are_the_same() -> None:
     class Noting(WordTokenizer):
         def __init__(self) -> None:
@@ -296,3 +251,10 @@ async def test_prompts_that_threads_encode_are_the_same() -> None:
         found.append([step.prompt_ids for step in episode.steps])
         assert sum(name.startswith("atommem-prompts") for name in tokenizer.threads) == 3 * threads
     assert found[0] == found[1]
+
+
+async def test_a_scripted_policy_is_cut_as_a_model_is() -> None:
+    run = runner([], sampling=Sampling(max_tokens=1))
+    run.agent.policy = ScriptedPolicy(run.agent.tokenizer, lambda prompt: "one two three")
+    (step, *_) = (await run.run(TASK)).steps
+    assert (step.text, step.finish_reason) == ("one", "length")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from atommem.actions import Action, Problem, ProblemReason
@@ -13,21 +15,12 @@ from atommem.observation import Observation, StopReason
 
 
 def step(kinds: list[str], outcomes: list[tuple[str, Outcome]], problems: int, size: int) -> Step:
-    return Step(
-        index=0,
-        observation=Observation("reading"),
-        view=MemoryView(),
-        prompt_ids=[1, 2, 3],
-        prompt_tokens=len([1, 2, 3]),
-        token_ids=[4, 5],
-        logprobs=[-0.1, -0.2],
-        text="",
-        finish_reason="stop",
-        actions=tuple(Action(kind) for kind in kinds),
-        problems=tuple(Problem(ProblemReason.EMPTY, "x", 0, 1) for _ in range(problems)),
-        operations=tuple(Operation(0, kind, outcome) for kind, outcome in outcomes),
-        store_size=size,
-    )
+    actions = tuple(Action(kind) for kind in kinds)
+    wrong = (Problem(ProblemReason.EMPTY, "x", 0, 1),) * problems
+    operations = tuple(Operation(0, kind, outcome) for kind, outcome in outcomes)
+    tokens: Any = ([1, 2, 3], [4, 5], [-0.1, -0.2])
+    seen, view = Observation("reading"), MemoryView()
+    return Step(0, seen, view, *tokens, "", "stop", actions, wrong, operations, size, prompt_tokens=3)
 
 
 CREATE, READ, DELETE = "create", "read", "delete"

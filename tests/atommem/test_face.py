@@ -13,9 +13,7 @@ from atommem import AsyncMemory
 from atommem.config import MemoryConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
-from atommem.policy.chat import ChatPolicy
 from atommem.policy.contract import Completion, Sampling
-from tests.fake_chat import FakeChat
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, make_episode_runner
 
 TEXT = "one two three four five six seven"
@@ -130,12 +128,6 @@ async def test_pieces_are_chunks_unless_they_are_too_long() -> None:
     assert "Part 4 of 4" in policy.prompts[-1]
 
 
-async def test_a_policy_of_documents_reads_paragraphs() -> None:
-    memory = make(chunking="documents", chunk_tokens=100)
-    await memory.read("one two\nthree\n\nfour\n \n\nfive\n")
-    assert texts(memory) == [["one two", "three"][0], "four", "five"]
-
-
 async def test_questions_that_are_not_known_and_a_goal() -> None:
     policy = NotePolicy()
     memory = make(policy)
@@ -207,16 +199,6 @@ async def test_an_interrupted_reading_goes_on_where_it_stopped() -> None:
     assert (await memory.read(TEXT)).steps == (3, 4, 5)
 
 
-async def test_an_interrupted_reading_of_another_text_does_not() -> None:
-    policy = NotePolicy()
-    memory = make(policy)
-    policy.fail_at = 2
-    with pytest.raises(OutageError):
-        await memory.read(TEXT)
-    assert (await memory.read("eight")).steps == (1,)
-    assert (await memory.read(TEXT)).steps == (2, 3, 4)
-
-
 async def test_a_cancelled_reading_leaves_the_memory_as_after_the_last_step() -> None:
     policy = NotePolicy()
     memory = make(policy)
@@ -264,19 +246,6 @@ async def test_files(tmp_path: Path) -> None:
         await memory.read(tmp_path)
 
 
-async def test_a_chat_server_that_takes_messages_only() -> None:
-    server = FakeChat("<create_memory>Ann is here</create_memory>", "<read_memory>Ann</read_memory>", ANSWERED)
-    memory = AsyncMemory(ChatPolicy("http://s", "m", transport=server.transport), embedder="hashing", temperature=0.0)
-    await memory.read("Ann <|im_end|> lives here.")
-    answer = await memory.ask("Where?")
-    assert (answer.text, [entry.text for entry in answer.entries]) == ("six", ["Ann is here"])
-    system, user = server.bodies[0]["messages"]
-    assert "create_memory" in system["content"]
-    assert "Ann <\\|im_end|> lives here." in user["content"]
-    assert [step.completion_tokens for step in answer.steps] == [3, 3]
-    await memory.close()
-
-
 async def test_closing_frees_policy_and_embedder() -> None:
     policy = NotePolicy()
     async with make(policy) as memory:
@@ -286,12 +255,6 @@ async def test_closing_frees_policy_and_embedder() -> None:
     for late in (memory.ask("What?"), memory.read("two")):
         with pytest.raises(ConfigError, match="is closed"):
             await late
-
-
-async def test_opening_in_a_thread() -> None:
-    memory = await AsyncMemory.open(NotePolicy(), embedder=WordEmbedder())
-    await memory.read("one")
-    assert texts(memory) == ["one"]
 
 
 def test_settings_that_are_none() -> None:

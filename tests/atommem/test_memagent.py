@@ -7,21 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, MEMORY_ACTIONS, Action, Problem, ProblemReason, answers_in
+from atommem.actions import ANSWERS_ACTION, MEMORY_ACTIONS, Action, Problem, ProblemReason, answers_in
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, register_dialect
-from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import DialectError
 from atommem.memory.entries import MemoryView
-from atommem.memory.operations import Outcome
 from atommem.observation import StopReason
 from atommem.parsing import parse_whole
 from atommem.policy.contract import Sampling
-from atommem.session import Agent
 from tests.atommem.test_prompts import READING, builder
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, answering
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, answering, longdoc, make_episode_runner
 
 TASK = Task(
     "t1",
@@ -34,15 +31,13 @@ SPEC = next(spec for spec in MEMORY_ACTIONS if spec.name == PAD)
 
 def runner(texts: list[str | Exception], scratchpad_tokens: int = 1024) -> EpisodeRunner:
     tokenizer = WordTokenizer()
-    return EpisodeRunner(
-        Agent(
-            policy=ListPolicy(tokenizer, texts),
-            embedder=WordEmbedder(),
-            tokenizer=tokenizer,
-            environments=make_environments(environment_config("longdoc", chunking="documents", max_reads=0), tokenizer),
-            memory=MemoryConfig(dialect="memagent", templates="memagent", scratchpad_tokens=scratchpad_tokens),
-            sampling=Sampling(),
-        )
+    return make_episode_runner(
+        policy=ListPolicy(tokenizer, texts),
+        embedder=WordEmbedder(),
+        tokenizer=tokenizer,
+        environments=longdoc(tokenizer, max_reads=0),
+        memory=MemoryConfig(dialect="memagent", templates="memagent", scratchpad_tokens=scratchpad_tokens),
+        sampling=Sampling(),
     )
 
 
@@ -63,11 +58,6 @@ async def test_two_chunks_and_an_answer() -> None:
     assert "Ann: Rome" not in prompts[2]
     assert "Bob sings." not in prompts[2]
     assert "Ann lives in Rome; Bob sings" in prompts[2]
-
-
-async def test_a_memory_that_is_too_long_is_cut_with_the_marker() -> None:
-    episode = await runner(["a b c d e f g h", "w", r"\boxed{x}"], scratchpad_tokens=6).run(TASK)
-    assert episode.steps[1].view.scratchpad == "a b [cut here: too long]"
 
 
 async def test_tags_of_other_dialects_are_text_and_an_answer_without_a_box_is_none() -> None:
@@ -103,12 +93,6 @@ def test_what_is_empty_or_never_stops_thinking_leaves_the_memory_as_it_was() -> 
     assert [problem.reason for problem in kept.problems] == [ProblemReason.UNCLOSED_THINKING]
 
 
-def test_the_last_box_is_the_answer() -> None:
-    parsed = parse_whole(r"\boxed{no} <think>\boxed{never}</think> so \boxed{\text{yes}}", ANSWER_ACTION)
-    assert [action.text for action in parsed.actions] == [r"\text{yes}"]
-    assert [p.reason for p in parse_whole(r"\boxed{}", ANSWER_ACTION).problems] == [ProblemReason.EMPTY]
-
-
 def test_several_answers_are_the_boxes_that_hold_no_other() -> None:
     text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. \boxed{{c} d} \boxed{cut"
     parsed = parse_whole(text, ANSWERS_ACTION)
@@ -129,11 +113,6 @@ def test_tags_and_whole_completions_do_not_mix() -> None:
         get_dialect("memagent", "full")
     with pytest.raises(DialectError, match="templates 'memagent' have no query, memory or entry"):
         get_dialect("paper", "memagent")
-
-
-def test_any_wording_without_explanations_serves() -> None:
-    text = builder(dialect="memagent", templates="compact").text(READING, MemoryView("SCRATCH"))
-    assert text == "question Who? chunk THE CHUNK scratchpad SCRATCH query none memory none act"
 
 
 # Actions that are switched off leave the prompt, with all that they alone could fill ---------------
@@ -164,10 +143,3 @@ def test_places_have_to_be_explained_completely(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({**MINIMAL, "places": {"store": "a list"}}))
     with pytest.raises(DialectError, match="places needs scratchpad and store"):
         get_dialect("paper", str(path))
-
-
-async def test_a_disabled_action_is_recorded_as_such() -> None:
-    run = runner(["Ann: Rome", "x", r"\boxed{Rome}"])
-    run.agent.memory.disabled_actions.append("scratchpad")
-    episode = await run.run(TASK)
-    assert [o.outcome for step in episode.steps for o in step.operations] == [Outcome.DISABLED] * 2

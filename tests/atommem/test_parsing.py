@@ -70,21 +70,6 @@ def test_one_tag_means_what_its_dialect_says() -> None:
     assert outline(text, RELEASED) == ["scratchpad 1: a", "update 1 b", "create c", "read d"]
 
 
-def test_spans_cut_the_elements_out() -> None:
-    text = "ab<c> x </c>cd<u>none</u><s>y<c>z</c></s>"
-    parsed = SHORT.parse(text)
-    assert [text[item.start : item.end] for item in parsed.actions] == ["<c> x </c>", "<s>y<c>z</c></s>"]
-    assert [text[item.start : item.end] for item in parsed.problems] == ["<u>none</u>", "<c>"]
-
-    # Ended by an opening tag, by a wrong closing tag, by thinking, by the end of the text.
-    text = "<c>a<u>1: b</s><u><c>c</s><think></s></think></a><u>d<think>e"
-    parsed = SHORT.parse(text)
-    assert [text[item.start : item.end] for item in parsed.actions] == ["<c>a", "<c>c</s>"]
-    assert [text[item.start : item.end] for item in parsed.problems] == [
-        *("<u>1: b</s>", "<u>", "</a>", "<u>d", "<think>e")
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -136,11 +121,6 @@ def test_tags_and_bodies(text: str, expected: list[str]) -> None:
 )
 def test_elements_without_their_own_closing_tag(text: str, expected: list[str]) -> None:
     assert outline(text) == expected
-
-
-def test_a_wrong_end_of_delete_tool_and_read() -> None:
-    text = "<delete_memory>1<tool_call>f()<read_memory>q<create_memory>x</create_memory>"
-    assert outline(text, PAPER) == ["!unclosed delete_memory", "!unclosed tool_call", "read q", "create x"]
 
 
 @pytest.mark.parametrize(
@@ -260,14 +240,6 @@ def test_boxes(body: str, expected: str) -> None:
     assert outline(f"<a>{body}</a>") == [expected]
 
 
-def test_word_level_tokenizers_put_blanks_everywhere() -> None:
-    text = (
-        " <create_memory> ana in city2 </create_memory> <update_memory> 1 : bo in city3 </update_memory>"
-        " <delete_memory> 2 </delete_memory> <final_answer> \\boxed{ city2 } </final_answer> "
-    )
-    assert outline(text, PAPER) == ["create ana in city2", "update 1 bo in city3", "delete 2", "answer city2"]
-
-
 def test_any_character_may_stand_in_a_body() -> None:
     body = "\x00 \ud800 \U0001f600 \u202e < > & </ <c"
     assert SHORT.parse(f"<c>{body}</c>").actions[0].text == body
@@ -300,12 +272,14 @@ def test_tag_names_are_taken_literally() -> None:
     ],
 )
 def test_calls(body: str, expected: str | None) -> None:
-    parsed = PAPER.parse(f"<tool_call>{body}</tool_call>")
+    text = f"<tool_call>{body}</tool_call>"
+    parsed = PAPER.parse(text)
     if expected is None:
         assert [(action.kind, action.arguments) for action in parsed.actions] == [("search", {"query": "x"})]
     else:
-        assert [problem.reason for problem in parsed.problems] == [expected]
-        assert parsed.problems[0].detail
+        (problem,) = parsed.problems
+        assert problem == Problem(expected, "tool_call", 0, len(text), problem.detail)
+        assert problem.detail
 
 
 def test_several_calls_and_arguments_in_a_tag_of_their_own() -> None:

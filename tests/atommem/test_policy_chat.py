@@ -46,14 +46,6 @@ async def test_messages_in_text_and_counts_out() -> None:
     await chat.close()
 
 
-async def test_the_model_is_asked_for_where_none_is_named() -> None:
-    server = FakeChat("x")
-    chat = policy(server, None)
-    assert await chat.model_name() == "only"
-    await chat.complete_chat(MESSAGES, SAMPLING)
-    assert server.bodies[0]["model"] == "only"
-
-
 @pytest.mark.parametrize(
     ("reply", "text", "finish_reason"),
     [

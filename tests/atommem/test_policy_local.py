@@ -132,11 +132,6 @@ def test_a_seed_samples_the_same_whichever_the_batch(policy: LocalPolicy) -> Non
     assert [c.token_ids for c in other] != [c.token_ids for c in together]
 
 
-def test_without_a_seed_it_differs_from_call_to_call(policy: LocalPolicy) -> None:
-    samplings = [Sampling(temperature=2.0, max_tokens=20)] * 8
-    assert complete_all(policy, samplings) != complete_all(policy, samplings)
-
-
 def test_the_end_of_sequence_token_is_kept_in_ids_and_left_out_of_the_text(model: Any) -> None:
     probe = complete_all(LocalPolicy(model, NumberTokenizer()), [Sampling(temperature=0, max_tokens=8)], [PROMPTS[0]])
     path = probe[0].token_ids
@@ -182,17 +177,6 @@ def test_the_same_prompts_make_the_same_batch(policy: LocalPolicy, monkeypatch: 
         complete_all(policy, [Sampling(max_tokens=1)] * len(prompts), prompts)
     first, second = ([row.prompt_ids for row in batch] for batch in batches)
     assert first == second
-
-
-def test_results_come_back_to_their_own_callers_across_batches(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = LocalPolicy(model, NumberTokenizer(), max_batch_size=3)
-    batches = batches_of(monkeypatch)
-    samplings = [Sampling(temperature=0, max_tokens=6)] * 8
-    done = complete_all(policy, samplings)
-    assert sorted(len(batch) for batch in batches) == [2, 3, 3]
-    assert [c.token_ids for c in done] == [
-        complete_all(policy, [s], [p])[0].token_ids for p, s in zip(PROMPTS, samplings, strict=True)
-    ]
 
 
 def test_the_training_mode_of_every_module_comes_back(model: Any, policy: LocalPolicy) -> None:
@@ -267,11 +251,6 @@ def test_batches_are_of_similar_length_and_within_the_limits() -> None:
         assert len(batch) <= 64
         assert len(batch) * (max(prompts) + max(lengths[i][1] for i in batch)) <= 65_536
         assert len(batch) * max(prompts) - sum(prompts) <= max(sum(prompts), FREE_PADDING)
-
-
-def test_a_single_request_may_exceed_the_token_limit() -> None:
-    assert plan_batches([(100, 10), (5000, 10)], max_batch_size=8, max_batch_tokens=1000) == [[1], [0]]
-    assert plan_batches([], max_batch_size=8, max_batch_tokens=1000) == []
 
 
 def test_a_batch_that_nobody_waits_for_ends(model: Any) -> None:

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from atommem.config import hub_name
 from atommem.errors import ConfigError
 from atommem.policy import opening as policies
 from atommem.policy.local import LocalPolicy
@@ -76,12 +75,6 @@ async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypa
     assert asked == [("Qwen/Qwen3-8B", "v1.0")] * 3
     with pytest.raises(ConfigError, match="names no revision after its @"):
         policies.load_tokenizer("Qwen/Qwen3-8B@")
-
-
-def test_a_folder_with_an_at_is_a_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "runs@home"
-    folder.mkdir()
-    assert hub_name(str(folder)) == (str(folder), None)
 
 
 @pytest.mark.parametrize("names", [[], ["folder", "http://a"], ["a", "b"]])

@@ -1,29 +1,38 @@
 """A pool of servers: where requests go, and what happens when servers die and come back."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from atommem.errors import ConfigError, OutageError, PolicyError
+from atommem.errors import OutageError, PolicyError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import Adapter, ServerPool
 from atommem.servers.vllm_control import parse_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 
-SAMPLING = Sampling(max_tokens=4)
+SAMPLING = Sampling(temperature=1.0, max_tokens=4)
+HALF = Sampling(temperature=0.5, max_tokens=4)
+V1, V2 = Adapter("v1", "/adapters/v1"), Adapter("v2", "/adapters/v2")
+Pools = Callable[..., ServerPool]
 
 
-def pool_of(cluster: Cluster, patience: float = 5.0, **settings: object) -> ServerPool:
-    return ServerPool(
-        cluster.urls,
-        tokenizer=WordTokenizer(),
-        patience=patience,
-        backoff=0.01,
-        transport=cluster.transport,
-        **settings,  # type: ignore[arg-type]
-    )
+@pytest.fixture
+async def pools() -> AsyncIterator[Pools]:
+    """Makes pools of a cluster's servers, which are closed at the end."""
+    made: list[ServerPool] = []
+
+    def make(cluster: Cluster, **settings: Any) -> ServerPool:
+        settings = {"patience": 5.0, "backoff": 0.01, **settings}
+        made.append(ServerPool(cluster.urls, tokenizer=WordTokenizer(), transport=cluster.transport, **settings))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        await pool.close()
 
 
 async def complete(pool: ServerPool, count: int, affinity: str | None = None) -> list[Completion]:
@@ -31,31 +40,23 @@ async def complete(pool: ServerPool, count: int, affinity: str | None = None) ->
     return await asyncio.gather(*(pool.complete([5, 6], sampling) for _ in range(count)))
 
 
-async def until(condition: object, seconds: float = 2.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 2.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # type: ignore[operator]
+        while not condition():
             await asyncio.sleep(0.005)
 
 
-async def test_load_is_spread() -> None:
+async def test_a_group_stays_on_one_server_and_groups_are_spread(pools: Pools) -> None:
     cluster = Cluster("a", "b")
-    await complete(pool_of(cluster), 10)
-    assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (5, 5)
-
-
-async def test_a_group_stays_on_one_server_and_groups_are_spread() -> None:
-    cluster = Cluster("a", "b")
-    pool = pool_of(cluster)
+    pool = pools(cluster)
     for _ in range(3):  # a step after the other
         await asyncio.gather(*(complete(pool, 4, affinity=f"t{i}") for i in range(6)))
-    homes = {key: home.url for key, home in pool._homes.items()}
-    assert sorted(homes.values()) == ["http://a"] * 3 + ["http://b"] * 3
     assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (36, 36)
 
 
-async def test_requests_of_a_server_that_dies_are_answered_by_the_others() -> None:
+async def test_requests_of_a_server_that_dies_are_answered_by_the_others(pools: Pools) -> None:
     cluster = Cluster("a", "b")
-    pool = pool_of(cluster)
+    pool = pools(cluster)
     cluster["a"].seconds = cluster["b"].seconds = 0.02
     running = asyncio.create_task(complete(pool, 8))
     await until(lambda: cluster["a"].in_flight == 4)
@@ -66,125 +67,105 @@ async def test_requests_of_a_server_that_dies_are_answered_by_the_others() -> No
     before = len(cluster["a"].asked)
     await complete(pool, 4, affinity="t")
     assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (before, 12)
-    await pool.close()
 
 
-async def test_a_server_that_is_back_gets_requests_again() -> None:
+async def test_a_server_that_is_back_gets_the_current_adapter_before_any_request(pools: Pools) -> None:
     cluster = Cluster("a", "b")
-    pool = pool_of(cluster)
-    cluster["a"].up = False
-    await complete(pool, 4)
-    cluster["a"].up = True
-    await until(lambda: len(pool.serving) == 2)
-    await complete(pool, 4)
-    assert len(cluster["a"].asked) == 2
-    await pool.close()
-
-
-async def test_a_server_that_is_back_gets_the_current_adapter_before_any_request() -> None:
-    cluster = Cluster("a", "b")
-    pool = pool_of(cluster)
-    await pool.use_adapter(Adapter("v1", "/adapters/v1"))
+    pool = pools(cluster)
+    await pool.use_adapter(V1)
     await complete(pool, 4)
     cluster["a"].up = False
     await complete(pool, 4)
-    await pool.use_adapter(Adapter("v2", "/adapters/v2"))
+    await pool.use_adapter(V2)
     cluster["a"].restart()
     await until(lambda: len(pool.serving) == 2)
     await complete(pool, 4)
     assert cluster["a"].models == {"policy": "", "v2": "/adapters/v2"}
     assert cluster["a"].asked == ["v1"] * 2 + ["v2"] * 2
-    await pool.close()
 
 
-async def test_requests_ask_for_an_adapter_only_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_ask_for_an_adapter_only_once_it_is_there(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asynchronous training publishes while episodes run."""
     cluster = Cluster("a")
-    pool = pool_of(cluster)
-    await pool.use_adapter(Adapter("v1", "/adapters/v1"))
-    load = pool.servers[0].control.load_adapter
-    may_load = asyncio.Event()
+    pool = pools(cluster)
+    await pool.use_adapter(V1)
+    load, may_load = pool.servers[0].control.load_adapter, asyncio.Event()
 
     async def slow(name: str, path: str) -> None:
         await may_load.wait()
         await load(name, path)
 
     monkeypatch.setattr(pool.servers[0].control, "load_adapter", slow)
-    publishing = asyncio.create_task(pool.use_adapter(Adapter("v2", "/adapters/v2")))
+    publishing = asyncio.create_task(pool.use_adapter(V2))
     await complete(pool, 2)
     may_load.set()
     await publishing
     await complete(pool, 1)
-    assert cluster["a"].asked == ["v1", "v1", "v2"]
-    assert pool.lost == 0
+    assert (cluster["a"].asked, pool.lost) == (["v1", "v1", "v2"], 0)
 
 
-async def test_a_server_restarted_between_two_requests_gets_its_adapter_again() -> None:
+async def test_a_server_restarted_between_two_requests_gets_its_adapter_again(pools: Pools) -> None:
     """Nobody saw it die: it answers 404 for a model that it has forgotten."""
     cluster = Cluster("a")
-    pool = pool_of(cluster)
-    await pool.use_adapter(Adapter("v1", "/adapters/v1"))
+    pool = pools(cluster)
+    await pool.use_adapter(V1)
     cluster["a"].restart()
     assert len(await complete(pool, 3)) == 3
     assert cluster["a"].loads == ["v1", "v1"]
-    await pool.close()
 
 
-async def test_an_adapter_is_loaded_once_however_many_ask() -> None:
+async def test_an_adapter_is_loaded_once_however_many_ask(pools: Pools) -> None:
     cluster = Cluster("a")
     for _ in range(3):  # three ranks
-        await pool_of(cluster).use_adapter(Adapter("v1", "/adapters/v1"))
+        await pools(cluster).use_adapter(V1)
     assert cluster["a"].loads == ["v1"]
 
 
-async def test_without_any_server_a_request_waits_and_then_fails_as_an_outage() -> None:
+async def test_without_any_server_a_request_waits_and_then_fails_as_an_outage(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     cluster["a"].up = cluster["b"].up = False
-    pool = pool_of(cluster, patience=0.1)
+    pool = pools(cluster, patience=0.1)
     with pytest.raises(OutageError, match=r"no server has answered for 0 s \(http://a, http://b\)"):
         await complete(pool, 1)
+    with pytest.raises(OutageError, match="no server has answered"):
+        await pools(cluster, patience=0.05).model_name()
     waiting = asyncio.create_task(complete(pool, 3))
     await asyncio.sleep(0.03)
     cluster["b"].up = True
     assert len(await waiting) == 3
-    await pool.close()
 
 
-async def test_a_request_that_brings_servers_down_is_given_up() -> None:
+async def test_a_request_that_brings_servers_down_is_given_up(pools: Pools) -> None:
     cluster = Cluster("a")
-    pool = pool_of(cluster, max_attempts=2)
+    pool = pools(cluster, max_attempts=2)
     cluster["a"].up = False
     waiting = asyncio.create_task(complete(pool, 1))
     for _ in range(2):
         await until(lambda: not pool.serving)
-        cluster["a"].seconds = 0.02
-        cluster["a"].up = True
+        cluster["a"].seconds, cluster["a"].up = 0.02, True
         await until(lambda: cluster["a"].in_flight == 1 or waiting.done())
         cluster["a"].up = False
     with pytest.raises(OutageError, match="failed 2 times"):
         await waiting
-    await pool.close()
 
 
-async def test_time_that_runs_out_while_servers_are_missing_is_an_outage() -> None:
+async def test_time_that_runs_out_while_servers_are_missing_is_an_outage(pools: Pools) -> None:
     cluster = Cluster("a")
     cluster["a"].up = False
-    pool = pool_of(cluster)
+    pool = pools(cluster)
     with pytest.raises(OutageError, match="given up while servers were missing"):
         async with asyncio.timeout(0.05):
             await complete(pool, 1)
-    cluster["a"].up = True
-    cluster["a"].seconds = 5.0
+    cluster["a"].seconds, cluster["a"].up = 5.0, True
     await until(lambda: pool.serving)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await complete(pool, 1)
-    await pool.close()
 
 
-async def test_servers_without_the_weights_stay_out() -> None:
+async def test_servers_without_the_weights_stay_out(pools: Pools) -> None:
     cluster = Cluster("a", "b")
-    pool = pool_of(cluster)
+    pool = pools(cluster)
     pool.restrict(["http://b"])
     await complete(pool, 2)
     assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (0, 2)
@@ -193,17 +174,11 @@ async def test_servers_without_the_weights_stay_out() -> None:
         await complete(pool, 1)
 
 
-async def test_a_server_that_takes_no_adapters_says_what_to_do() -> None:
+async def test_a_server_that_takes_no_adapters_says_what_to_do(pools: Pools) -> None:
     cluster = Cluster("a")
     cluster["a"].lora = False
     with pytest.raises(PolicyError, match="--enable-lora"):
-        await pool_of(cluster).use_adapter(Adapter("v1", "/adapters/v1"))
-
-
-def test_servers_must_be_named_once() -> None:
-    for urls in ([], ["http://a", "http://a/v1"]):
-        with pytest.raises(ConfigError, match="at least one URL"):
-            ServerPool(urls, tokenizer=WordTokenizer())
+        await pools(cluster).use_adapter(V1)
 
 
 def test_metrics_are_summed_over_labels() -> None:
@@ -211,17 +186,17 @@ def test_metrics_are_summed_over_labels() -> None:
     assert parse_metrics(text) == {"x": 5.0, "y": 1000.0, "z_sum": 0.5}
 
 
-async def test_seeds_can_be_left_out() -> None:
+async def test_seeds_can_be_left_out(pools: Pools) -> None:
     cluster = Cluster("a")
     for send_seeds in (True, False):
-        await pool_of(cluster, send_seeds=send_seeds).complete([5], replace(SAMPLING, seed=3))
+        await pools(cluster, send_seeds=send_seeds).complete([5], replace(SAMPLING, seed=3))
     assert ["seed" in body for body in cluster["a"].bodies] == [True, False]
 
 
-async def test_one_model_name_for_all_servers() -> None:
+async def test_one_model_name_for_all_servers(pools: Pools) -> None:
     cluster = Cluster("a", "b", "c")
     cluster["c"].up = False
-    pool = pool_of(cluster)
+    pool = pools(cluster)
     assert await pool.model_name() == "policy"
     assert [server.url for server in pool.serving] == ["http://a", "http://b"]
     cluster["c"].models = {"another": ""}
@@ -230,52 +205,27 @@ async def test_one_model_name_for_all_servers() -> None:
     # It came back with another model: it is not asked for whatever it has.
     with pytest.raises(PolicyError, match="does not serve a model named 'policy'"):
         await complete(pool, 3)
-    await pool.close()
+    with pytest.raises(PolicyError, match=r"http://a: policy, http://b: policy, http://c: another"):
+        await pools(cluster).model_name()
 
 
-async def test_servers_of_different_models_are_no_pool() -> None:
-    cluster = Cluster("a", "b")
-    cluster["b"].models = {"another": ""}
-    pool = pool_of(cluster)
-    with pytest.raises(PolicyError, match=r"http://a: policy, http://b: another"):
-        await pool.model_name()
-    await pool.close()
-
-
-async def test_no_server_has_a_model_name() -> None:
+async def test_training_refuses_a_server_that_leaves_the_temperature_out(pools: Pools) -> None:
     cluster = Cluster("a")
-    cluster["a"].up = False
-    pool = pool_of(cluster, patience=0.05)
-    with pytest.raises(OutageError, match="no server has answered"):
-        await pool.model_name()
-    await pool.close()
-
-
-async def test_training_refuses_a_server_that_leaves_the_temperature_out() -> None:
-    cluster = Cluster("a")
-    pool = pool_of(cluster, scaled_logprobs=True)
-    await pool.complete([5, 6], Sampling(temperature=1.0, max_tokens=4))
-    assert len(cluster["a"].bodies) == 1  # at temperature 1 both are the same
-    with pytest.raises(PolicyError, match=r"without the temperature 0.7 .* --logprobs-mode processed_logprobs"):
-        await pool.complete([5, 6], Sampling(temperature=0.7, max_tokens=4))
-    cluster["a"].logprobs_mode = "processed_logprobs"
-    cluster["a"].bodies.clear()
+    server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
+    await pool.complete([5, 6], SAMPLING)
+    assert len(server.bodies) == 1  # at temperature 1 both are the same
+    with pytest.raises(PolicyError, match=r"without the temperature 0.5 .* --logprobs-mode processed_logprobs"):
+        await pool.complete([5, 6], HALF)
+    server.logprobs_mode = "processed_logprobs"
+    server.bodies.clear()
     for _ in range(2):
-        await pool.complete([5, 6], Sampling(temperature=0.7, max_tokens=4))
-    assert [body["max_tokens"] for body in cluster["a"].bodies] == [1, 1, 4, 4]
-    await pool.close()
-
-
-async def test_a_server_that_comes_back_is_asked_again() -> None:
-    cluster = Cluster("a")
-    cluster["a"].logprobs_mode = "processed_logprobs"
-    pool = pool_of(cluster, scaled_logprobs=True)
-    await pool.complete([5, 6], Sampling(temperature=0.7, max_tokens=4))
-    cluster["a"].up = False
-    waiting = asyncio.create_task(pool.complete([5, 6], Sampling(temperature=0.7, max_tokens=4)))
+        await pool.complete([5, 6], HALF)
+    assert [body["max_tokens"] for body in server.bodies] == [1, 1, 4, 4]
+    # One that comes back is asked again.
+    server.up = False
+    waiting = asyncio.create_task(pool.complete([5, 6], HALF))
     await asyncio.sleep(0.05)
-    cluster["a"].restart()
-    cluster["a"].logprobs_mode = "raw_logprobs"
+    server.restart()
+    server.logprobs_mode = "raw_logprobs"
     with pytest.raises(PolicyError, match="without the temperature"):
         await waiting
-    await pool.close()

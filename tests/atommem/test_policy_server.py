@@ -17,14 +17,13 @@ SAMPLING = Sampling(temperature=0.7, max_tokens=8, seed=3)
 class Vllm:
     """Answers like vLLM; `choice` overrides parts of the answer, `status` and `error` refuse."""
 
-    def __init__(self, tokenizer: WordTokenizer, models: dict[str, int] | None = None) -> None:
+    def __init__(self, tokenizer: WordTokenizer) -> None:
         ids = [*tokenizer.encode("forty two"), tokenizer.eos_token_id]
         self.choice: Any = {
             "token_ids": ids,
             "finish_reason": "stop",
             "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]},
         }
-        self.models = {"m": 64} if models is None else models
         self.refusal: httpx.Response | None = None
         self.bodies: list[dict[str, Any]] = []
         self.listed = 0
@@ -32,8 +31,7 @@ class Vllm:
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             self.listed += 1
-            models = [{"id": name, "max_model_len": length} for name, length in self.models.items()]
-            return httpx.Response(200, json={"data": models})
+            return httpx.Response(200, json={"data": [{"id": "m", "max_model_len": 64}]})
         self.bodies.append(json.loads(request.content))
         if self.refusal is not None:
             return self.refusal
@@ -87,20 +85,12 @@ async def test_every_sampling_value_is_sent(vllm: Vllm, tokenizer: WordTokenizer
     assert (second["temperature"], second["top_p"], second["top_k"], "seed" in second) == (0, 0.9, 4, False)
 
 
-async def test_a_completion_that_is_nothing_but_its_end_is_fine(vllm: Vllm, tokenizer: WordTokenizer) -> None:
-    vllm.choice |= {"token_ids": [0], "logprobs": {"token_logprobs": [-3.0]}}
-    assert await complete(vllm, tokenizer) == Completion([0], [-3.0], "", "stop")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (None, "no completion with token ids"),
-        ({"token_ids": []}, "without token ids"),
         ({"token_ids": None}, "without token ids"),
         ({"logprobs": None}, "no log-probabilities for 3 tokens"),
-        ({"logprobs": {}}, "no log-probabilities for 3 tokens"),
-        ({"logprobs": {"token_logprobs": [-1.0]}}, "1 log-probabilities for 3 tokens"),
         ({"logprobs": {"token_logprobs": [-1.0, None, -1.0]}}, "None for token 1 of 3"),
         ({"logprobs": {"token_logprobs": [-1.0, -1.0, float("nan")]}}, "nan for token 2 of 3"),
     ],
@@ -110,12 +100,6 @@ async def test_an_answer_that_lacks_something_is_an_error(
 ) -> None:
     vllm.choice = None if change is None else vllm.choice | change
     with pytest.raises(PolicyError, match=message):
-        await complete(vllm, tokenizer)
-
-
-async def test_a_server_that_knows_no_token_ids_is_named_as_the_trouble(vllm: Vllm, tokenizer: WordTokenizer) -> None:
-    del vllm.choice["token_ids"]
-    with pytest.raises(PolicyError, match="return_token_ids"):
         await complete(vllm, tokenizer)
 
 
@@ -149,17 +133,15 @@ async def test_the_one_model_of_the_server_and_its_context_are_found(vllm: Vllm,
     assert len(vllm.bodies) == 2
 
 
-async def test_several_models_have_to_be_told_apart(tokenizer: WordTokenizer) -> None:
-    vllm = Vllm(tokenizer, {"base": 64, "adapter": 64})
-    with pytest.raises(PolicyError, match=r"2 models \(base, adapter\)"):
-        await policy_of(vllm, tokenizer, model=None).complete([5], SAMPLING)
-
-
 @pytest.mark.parametrize(
     ("response", "message"),
-    [(httpx.Response(404, text="?"), "does not list"), (httpx.Response(200, json={}), "returned no list")],
+    [
+        (httpx.Response(404, text="?"), "does not list"),
+        (httpx.Response(200, json={}), "returned no list"),
+        (httpx.Response(200, json={"data": [{"id": "base"}, {"id": "adapter"}]}), r"2 models \(base, adapter\)"),
+    ],
 )
-async def test_a_server_that_lists_no_models_asks_for_a_name(
+async def test_a_server_that_lists_none_or_several_models_asks_for_a_name(
     tokenizer: WordTokenizer, response: httpx.Response, message: str
 ) -> None:
     policy = ServerPolicy("http://s", tokenizer=tokenizer, transport=httpx.MockTransport(lambda request: response))

@@ -60,17 +60,6 @@ async def test_a_session_goes_on_as_if_it_had_not_been_put_down(way: str, tmp_pa
     assert {"create", "read", "update", "delete", "scratchpad"} <= {operation.kind for operation in whole.memory.log}
 
 
-async def test_seeds_are_those_of_the_session_that_was_put_down() -> None:
-    one = Session(agent(), "t/0")
-    await turns(one, 2)
-    two = await Session.take_up(agent(), json_trip(one.put_down()))
-    other = one.fork("t/1")
-    for session in (one, two, other):
-        await turns(session, 1, 2)
-    seeds = [session.agent.policy.asked[place][1].seed for session, place in ((one, 2), (two, 0), (other, 3))]
-    assert seeds[0] == seeds[1] != seeds[2]
-
-
 async def test_a_fork_leaves_its_parent_as_it_was() -> None:
     parent = Session(agent(), "t/0")
     await turns(parent, 4)
@@ -258,21 +247,6 @@ async def test_sessions_of_one_agent_do_not_mix() -> None:
     assert [(session.put_down().to_json(), session.memory.view()) for session in sessions] == alone
 
 
-@pytest.mark.parametrize("keep", [True, False])
-async def test_prompt_ids_are_kept_where_they_are_trained_on(keep: bool) -> None:
-    session = Session(agent(keep_prompts=keep))
-    step = await session.turn(reading("q?"))
-    length = len(session.agent.prompts.build(step.observation, step.view))
-    assert (len(step.prompt_ids), step.prompt_tokens) == (length if keep else 0, length)
-
-
-async def test_the_last_turn_gets_the_tokens_that_it_is_given() -> None:
-    session = Session(agent())
-    await session.turn(reading("q?"), max_tokens=7)
-    await session.turn(reading("q?"), max_tokens=700)
-    assert [sampling.max_tokens for _, sampling in session.agent.policy.asked] == [7, 100]  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(("text", "kinds"), [("<create_memory>a</create_memory>", ["create"]), ("hm</think>x", [])])
 async def test_a_chat_server_may_have_taken_the_thoughts_out(text: str, kinds: list[str]) -> None:
     shared = agent()
@@ -304,8 +278,3 @@ async def test_the_deadline_bounds_the_memory_too() -> None:
     with pytest.raises(TurnTimeoutError):
         await session.turn(reading("Who?", chunk="c"), deadline=asyncio.get_running_loop().time() + 0.05)
     assert session.memory.entries() == []
-
-
-def test_a_rule_that_is_not_there_is_told_before_any_episode() -> None:
-    with pytest.raises(ConfigError, match="nope"):
-        agent(memory={"retention": "nope"})

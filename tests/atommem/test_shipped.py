@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from atommem.dialects import load_templates
 from atommem.errors import ConfigError
 from atommem.shipped import find_file, main, shipped_files, with_config_path
 
@@ -38,11 +37,6 @@ def test_names_are_looked_for_in_the_command_s_folder_only() -> None:
     assert found == [shipped_files()["accelerate/fsdp2"]] * 3
 
 
-def test_no_two_shipped_files_have_one_name() -> None:
-    names = [name.rpartition("/")[2] for name in shipped_files()]
-    assert len(set(names)) == len(names) > 20
-
-
 def test_a_typing_mistake_is_answered_with_the_nearest_name_and_the_list() -> None:
     with pytest.raises(ConfigError) as raised:
         find_file("config", "qwen3_8b_hotpot", "train")
@@ -68,10 +62,6 @@ def test_a_command_line_gets_the_path(words: list[str]) -> None:
 def test_config_without_a_name(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="without its file"):
         with_config_path(words, "train")
-
-
-def test_templates_by_name() -> None:
-    assert load_templates("chatml_examples").system.startswith("You read a text in parts")
 
 
 def test_the_command_lists_and_prints_paths(capsys: pytest.CaptureFixture[str]) -> None:

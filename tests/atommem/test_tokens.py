@@ -7,22 +7,12 @@ from atommem.tokens import cut_position, cut_to_tokens
 from tests.fakes import WordTokenizer
 
 
-def test_text_within_the_limit_is_unchanged() -> None:
-    assert cut_to_tokens(WordTokenizer(), "a b c", 3, " [cut]") == "a b c"
-
-
 def test_longer_text_is_cut_and_marked_within_the_limit() -> None:
     tokenizer = WordTokenizer()
     text = " ".join(f"w{i}" for i in range(100))
     cut = cut_to_tokens(tokenizer, text, 10, " [cut]")
     assert cut == "w0 w1 w2 w3 w4 w5 w6 w7 w8 [cut]"
     assert len(tokenizer.encode(cut)) == 10
-
-
-def test_a_cut_never_splits_a_character_of_several_tokens() -> None:
-    # Byte-level tokenizers give all three tokens of a character the same span.
-    offsets = [(0, 1), (1, 2), (1, 2), (1, 2), (2, 3)]
-    assert [cut_position(offsets, n) for n in range(6)] == [0, 1, 1, 1, 2, 3]
 
 
 @given(st.lists(st.integers(1, 4), max_size=30), st.integers(0, 40))

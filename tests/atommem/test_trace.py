@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from atommem.episode import Episode
-from atommem.errors import OutageError, TraceError
+from atommem.errors import TraceError
 from atommem.trace import read_trace, write_trace
 from tests.atommem.test_episode import ANSWER, TASK, runner
 
@@ -30,12 +30,6 @@ async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     written.seconds = round(written.seconds, 4)
     assert trace.episode == written
     assert not list(path.parent.glob("*.part"))
-
-
-async def test_a_failed_episode_keeps_its_steps_and_its_error(tmp_path: Path) -> None:
-    failed = await runner([TEXTS[0], OutageError("server gone")]).run(TASK)
-    trace = read_trace(write_trace(tmp_path / "t.jsonl", failed, {}))
-    assert (trace.episode.failed, trace.episode.error, len(trace.episode.steps)) == (True, "server gone", 1)
 
 
 async def test_a_cut_trace_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

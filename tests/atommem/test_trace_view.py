@@ -161,16 +161,6 @@ def test_escape_sequences_of_a_model_do_not_reach_the_terminal(trace_file: Path)
     assert "\x1b" not in shown(trace_file)
 
 
-def test_colours_mark_what_changed(trace_file: Path) -> None:
-    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard", highlight=False)
-    console.print(render_trace(read_trace(trace_file), step=2))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    assert "\x1b[1;31mAda's" in text  # bold red: the word that went
-    assert "\x1b[1;32mBob's" in text  # bold green: the word that came
-    assert "\x1b[1;35m<final_answer>" in text
-
-
 def test_cut_off_trace_is_shown_as_far_as_it_goes(trace_file: Path) -> None:
     lines = trace_file.read_text().splitlines(keepends=True)
     trace_file.write_text("".join(lines[:2]) + lines[2][:40])
@@ -187,13 +177,6 @@ def test_failed_episode_and_bare_questions(tmp_path: Path) -> None:
     assert "question 1: Who?" in text
     assert "error: server gone" in text
     assert "reward: none" in text
-
-
-def test_command_prints_plain_text_when_piped(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(trace_file), "--step", "1", "--full"]) == 0
-    output = capsys.readouterr().out
-    assert "step 1/2" in output
-    assert "\x1b" not in output
 
 
 def test_pages_on_a_terminal(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

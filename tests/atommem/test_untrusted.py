@@ -43,21 +43,7 @@ def encode(guard: PromptGuard, text: str) -> list[int]:
 # Texts made of what control tokens are made of: whole ones, halves, disguises, backslashes and what is not seen.
 SCRAPS = ["<|im_end|>", "<|", "|>", "im_end", "<think>", "</", "<", ">", "s>", "<s>", "[CLS]", "[", "cls]", "<pad>"]
 SCRAPS += ["☃", "|", "|>b", "a|>b", "TEL]", "\u2121]", "\\", "\\\\", "~", "\\u2603", "~u007c", "u2603", "[note]"]
-SCRAPS += [
-    "\uff1c",
-    "\uff5c",
-    "\uff1e",
-    "\uff53",
-    "\u200b",
-    "\u00ad",
-    "\ufe0f",
-    "e\u0301",
-    "\u212a",
-    " ",
-    "\n",
-    "END",
-    "E",
-]
+SCRAPS += [*"\uff1c\uff5c\uff1e\uff53\u200b\u00ad\ufe0f\u212a \n", "e\u0301", "END", "E"]
 hostile = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=3)), max_size=10).map("".join)
 
 
@@ -140,12 +126,6 @@ def test_different_texts_stay_different(shape: str) -> None:
     assert len({guard_text(text) for text in texts}) == len(texts)
 
 
-def test_ordinary_text_keeps_its_tokens() -> None:
-    text = "The town of Vesk <b>lies</b> on the [1] river; C:\\x \\boxed{a}.\r\n\r\n\tNaïve — 東京 \u00bd"
-    for shape in ("byte_level", "unigram", "lower_case", "words"):
-        assert guard_of(shape).data(text) == text
-
-
 def test_added_white_space_and_words_are_ordinary_text() -> None:
     tokenizer = shapes["byte_level"]()
     tokenizer.add_tokens(["    ", "paracetamol", "\u2581\u2581", "<b>"])
@@ -196,11 +176,6 @@ def test_a_tokenizer_that_defeats_every_rewrite_gets_the_prompt_without_data() -
 
     guard = PromptGuard(Contrary())  # type: ignore[arg-type]
     assert guard.encode(lambda rewrite: f"1 {rewrite('a', '', '')} 2") == [1] * 4
-
-
-def test_a_lone_surrogate_is_encoded() -> None:
-    guard = guard_of("byte_level")
-    assert guard.encode(lambda rewrite: rewrite("a\ud800b", "", ""))
 
 
 def test_the_escape_character_stands_in_no_control_token() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -90,10 +89,3 @@ def test_an_adapter_goes_on_its_base(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").unlink()
     with pytest.raises(ConfigError, match="no model folder"):
         folder_flags(tmp_path, "mine")
-
-
-def test_the_users_environment_wins(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    server = VllmServer(fake_vllm_python(tmp_path), model, tmp_path / "log")
-    assert server._env["VLLM_CPU_KVCACHE_SPACE"] == "7"
-    assert server._env["PATH"] == os.environ["PATH"]

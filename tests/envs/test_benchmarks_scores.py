@@ -7,20 +7,16 @@ that uses a pattern, strikes tokens off a list where that counts them, and forms
 
 from __future__ import annotations
 
-import json
 import string
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.benchmarks.twowiki import read_twowiki
 from atommem.envs.scoring.metrics import exact_match, f1, f1_rule
-from tests.envs.benchmark_rows import real_data, write_lines
+from tests.envs.benchmark_rows import real_data
 
 FILES = [
     ("hotpotqa", "hotpot_dev_distractor_v1.json"),
@@ -114,21 +110,3 @@ def test_scores_equal_the_official_ones(benchmark: str, name: str) -> None:
     rows = list(get_benchmark(benchmark).read(real_data(benchmark, name)))
     reference = reference_f1_musique if benchmark == "musique" else reference_f1_hotpotqa
     assert check(rows, reference) >= 16 * len(rows)
-
-
-@pytest.mark.parametrize("name", ["dev.json", "train.json"])
-def test_2wiki_with_aliases(name: str, tmp_path: Path) -> None:
-    path = real_data("2wikimultihopqa", name)
-    raw: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    entities = {row["answer_id"]: row["answer"] for row in raw if row["answer_id"]}
-    lines = [
-        {
-            "Q_id": identifier,
-            "aliases": [f"The {answer.upper()} of old", answer.split()[-1]],
-            "demonyms": [f"{answer}ian"],
-        }
-        for identifier, answer in entities.items()
-    ]
-    rows = list(read_twowiki(path, write_lines(tmp_path / "id_aliases.json", lines)))
-    assert sum(len(row.answers) > 1 for row in rows) == sum(bool(row["answer_id"]) for row in raw) > 0
-    check(rows, reference_f1_hotpotqa)

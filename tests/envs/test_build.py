@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Task
-from atommem.errors import ConfigError, DataError
-from tests.envs.benchmark_rows import real_data
+from atommem.errors import DataError
 
 
 def qa_row(number: int, gold: int = 2, extra: int = 3, answer: str = "") -> QARow:
@@ -49,19 +45,6 @@ def test_a_task_holds_its_gold_documents_among_distractors() -> None:
     assert len(set(positions)) == 20  # gold documents stand anywhere
 
 
-def test_a_document_of_two_questions_can_distract_from_one_but_not_from_both() -> None:
-    seen: Counter[int] = Counter()
-    for task in build(ROWS[:4], BuildConfig(documents=8, n=60, questions=(2, 2))):
-        asked = frozenset(int(question.id[2:]) // 2 for question in task.questions)
-        titles = {d.title for d in task.documents}
-        for shared in (0, 1):
-            if asked == {shared}:
-                assert f"shared {shared}" not in titles
-            elif f"shared {shared}" in titles:
-                seen[shared] += 1
-    assert all(seen[shared] for shared in (0, 1))
-
-
 def test_another_questions_gold_document_is_no_distractor_of_ones_own() -> None:
     """A document that is gold for a task stays gold, though other questions have it as an ordinary paragraph."""
     common = Document("gold 0.0", "text  0 ")  # the same, white space apart
@@ -81,13 +64,6 @@ def test_every_question_is_asked_before_one_comes_again() -> None:
     assert all(len({q.text for q in task.questions}) == 2 for task in tasks)
 
 
-def test_one_question_with_two_ids_is_not_asked_twice_in_a_task() -> None:
-    twin = QARow("twin", "question 0", ("answer",), qa_row(90).paragraphs, "toy")
-    rows = [qa_row(0), twin, qa_row(1)]
-    for task in build(rows, BuildConfig(documents=5, n=50, questions=(2, 2))):
-        assert len({normalize(q.text) for q in task.questions}) == 2
-
-
 def test_a_question_put_off_is_asked_in_the_next_task() -> None:
     twins = [QARow("twin", "question 0", ("answer",), qa_row(90).paragraphs, "toy"), *ROWS[:7]]
     for seed in range(40):
@@ -103,14 +79,6 @@ def test_the_seed_decides_and_nothing_else() -> None:
     assert build(ROWS, BuildConfig(documents=20, n=70, questions=(1, 3))) == tasks[:70]
     other = build(ROWS, BuildConfig(documents=20, n=200, questions=(1, 3), seed=43))
     assert [t.documents for t in other] != [t.documents for t in tasks]
-
-
-def test_rows_without_all_gold_documents_are_left_out() -> None:
-    lost = QARow("lost", "Lost?", ("x",), (Document("only here", "x"),), "toy", answerable=False)
-    pool = Pool([*ROWS, lost])
-    assert pool.skipped == 1
-    assert len(pool.questions) == 12
-    assert "only here" not in {d.title for d in pool.documents}
 
 
 def test_answer_documents_can_be_kept_out() -> None:
@@ -132,19 +100,6 @@ def test_answer_documents_can_be_kept_out() -> None:
     assert ("id1", "A blue, moon") in without
 
 
-def test_gold_documents_stay_though_they_hold_the_answer() -> None:
-    rows = [qa_row(i, answer=f"gold {i}.0") for i in range(12)]
-    for task in build(rows, BuildConfig(20, 12, exclude_answer_documents=True)):
-        assert sum(d.gold for d in task.documents) == 2
-
-
-def test_too_many_gold_documents() -> None:
-    with pytest.raises(
-        DataError, match=r"tasks of 3 questions of this pool may need 6 gold documents, more than the 5"
-    ):
-        build(ROWS, BuildConfig(documents=5, n=1, questions=(3, 3)))
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_too_few_documents(workers: int) -> None:
     with pytest.raises(DataError, match=r"the pool has 54 different documents, too few for tasks of 55"):
@@ -158,41 +113,6 @@ def test_too_few_documents(workers: int) -> None:
 def test_too_few_questions() -> None:
     with pytest.raises(DataError, match="the pool has 2 different questions, too few for tasks of 3"):
         build([qa_row(0), qa_row(1), replace(qa_row(1), id="again")], BuildConfig(documents=2, n=1, questions=(1, 3)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((20, 1, (0, 3)), "questions is 0-3"),
-        ((20, 1, (4, 3)), "questions is 4-3"),
-        ((0, 1), "documents is 0"),
-        ((20, 0), "n is 0"),
-    ],
-)
-def test_settings_that_make_no_sense(arguments: tuple, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        BuildConfig(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "name"),
-    [
-        ("hotpotqa", "hotpot_dev_distractor_v1.json"),
-        ("2wikimultihopqa", "dev.json"),
-        ("musique", "musique_ans_v1.0_dev.jsonl"),
-        ("musique", "musique_full_v1.0_train.jsonl"),
-    ],
-)
-def test_on_the_real_samples(benchmark: str, name: str) -> None:
-    rows = list(get_benchmark(benchmark).read(Path(real_data(benchmark, name))))
-    by_id = {row.id: row for row in rows if row.answerable}
-    for task in build(rows, BuildConfig(documents=40, n=40, questions=(1, 3), seed=7)):
-        asked = [by_id[question.id] for question in task.questions]
-        gold = {(p.title, p.text) for row in asked for p in row.paragraphs if p.gold}
-        assert {(d.title, d.text) for d in task.documents if d.gold} == gold
-        assert len({(d.title, d.text) for d in task.documents}) == 40
-        elsewhere = {(p.title, p.text) for row in by_id.values() if row not in asked for p in row.paragraphs}
-        assert {(d.title, d.text) for d in task.documents if not d.gold} <= elsewhere
 
 
 @pytest.mark.parametrize("documents", [3, 5, 12])

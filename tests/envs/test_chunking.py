@@ -31,11 +31,6 @@ def test_chunks_joined_are_the_text_and_none_is_too_long(name: str, text: str, s
         assert count <= size + 1 or len(chunk) == 1
 
 
-def test_chunks_are_cut_by_tokens() -> None:
-    chunks = chunk_text("one two three four five", WordTokenizer(), 2)
-    assert chunks == ["one two", " three four", " five"]
-
-
 def test_whole_sentences_stay_together_when_they_fit() -> None:
     text = "One two three. Four five. Six seven eight nine ten eleven twelve. Done."
     assert chunk_text(text, WordTokenizer(), 5, whole_sentences=True) == [

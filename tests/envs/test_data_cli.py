@@ -98,14 +98,6 @@ def test_the_folder_may_come_from_the_environment_or_be_called_data(
     assert capsys.readouterr().err == "atommem data: data: no such file or folder.\n"
 
 
-def test_several_inputs_make_one_pool(data: Path) -> None:
-    files = [data / "hotpotqa" / "hotpot_train_v1.1.json", data / "hotpotqa" / "hotpot_dev_distractor_v1.json"]
-    assert build("--input", files[0], "--input", files[1], "--docs", 70, "--n", 2, "--out", data / "x.parquet") == 0
-    provenance = json.loads((data / "x.parquet.json").read_text())
-    assert [file["rows"] for file in provenance["inputs"]] == [11, 10]
-    assert provenance["pool"]["documents"] == 80
-
-
 def test_aliases(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     aliases = write_lines(
         data / "id_aliases.json", [{"Q_id": f"Q{i}", "aliases": [f"Harbour {i}"], "demonyms": []} for i in range(10)]
@@ -176,6 +168,8 @@ def test_an_evaluation_file_without_shared_questions_is_fine(data: Path, capsys:
             "tasks of 2 questions of this pool may need 4 gold documents, more than the 3",
         ),
         (("--questions", "3-2"), "questions is 3-2"),
+        (("--docs", 0), "documents is 0"),
+        (("--n", 0), "n is 0"),
         (("--out", "x.txt"), "x.txt: the name must end in .parquet or .jsonl"),
         (("--input", "nowhere"), "nowhere: no such file or folder"),
     ],

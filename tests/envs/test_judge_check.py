@@ -12,7 +12,7 @@ import pytest
 from atommem.envs.judge_cli import kappa, main
 from atommem.envs.scoring.answers import score_answers
 from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt
-from atommem.envs.scoring.verdicts import is_three_way, read_verdict
+from atommem.envs.scoring.verdicts import read_verdict
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError
 from atommem.servers.chat import ChatReply
@@ -36,19 +36,10 @@ async def test_presets_show_question_golds_and_answer(name: str) -> None:
     assert len({judge_prompt(JudgeConfig(**SETTINGS, judge_prompt=preset)) for preset in PRESETS}) == len(PRESETS)
 
 
-def test_a_prompt_that_is_neither_preset_nor_file() -> None:
-    with pytest.raises(
-        ConfigError, match="which is none of gaia, webwalkerqa, simpleqa, browsecomp and cannot be read"
-    ):
-        judge_prompt(JudgeConfig(**SETTINGS, judge_prompt="gala"))
-
-
 @pytest.mark.parametrize(
     ("reply", "three_way", "score", "attempted"),
     [
-        ("A", True, 1.0, True),
         ("C", True, 0.0, False),
-        ("C: NOT_ATTEMPTED", True, 0.0, False),
         ("**B**", True, 0.0, True),
         ("GRADE: CORRECT", False, 1.0, None),
         ("A", False, None, None),
@@ -56,7 +47,6 @@ def test_a_prompt_that_is_neither_preset_nor_file() -> None:
         ("reasoning: same\ncorrect: yes", False, 1.0, None),
         ("**correct:** no\nconfidence: 100%", False, 0.0, None),
         ("correct: yes\ncorrect: no", False, None, None),
-        ("> CORRECT", False, None, None),
         ("It said\n> correct: yes", False, None, None),
         ("correct: yes\n1\n2\n3", False, None, None),
     ],
@@ -65,11 +55,6 @@ def test_forms_of_verdicts(reply: str, three_way: bool, score: float | None, att
     verdict = read_verdict(ChatReply(reply), three_way)
     assert (None if verdict is None else verdict.score) == score
     assert verdict is None or verdict.attempted is attempted
-
-
-def test_which_prompts_offer_three_grades() -> None:
-    assert is_three_way("A, B or C (NOT_ATTEMPTED)")
-    assert not is_three_way("CORRECT or INCORRECT")
 
 
 async def test_a_gold_answer_word_for_word_costs_nothing() -> None:
@@ -138,9 +123,7 @@ def test_the_command_holds_a_judge_against_labels(tmp_path: Path, capsys: pytest
     ("changes", "message"),
     [
         ({"label": "maybe"}, "row 1: field 'label' is 'maybe', expected true, false"),
-        ({"label": 7}, "row 1: field 'label' is 7"),
         ({"golds": []}, "row 1: field 'golds' is empty"),
-        ({"answer": 3}, "row 1: field 'answer' is 3"),
         ({"question": " "}, "row 1: field 'question' is empty"),
     ],
 )

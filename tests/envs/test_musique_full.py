@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.musique import read_musique
-from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, record_of, summarize
+from atommem.envs.benchmarks.build import BuildConfig
+from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, summarize
 from atommem.envs.scoring.sufficiency import group_scores
 from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks
-from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.observation import StopReason
-from tests.envs.benchmark_rows import hotpot_row, musique_row, real_data, write_json, write_lines
+from tests.envs.benchmark_rows import hotpot_row, musique_row, write_json, write_lines
 from tests.fakes import WordTokenizer, command, longdoc
 
 main = command("data")
@@ -105,19 +102,3 @@ def test_the_grouped_score_by_hand() -> None:
     assert (summary["metrics"]["f1"]["n"], summary["metrics"]["f1"]["mean"]) == (4, 3.5 / 4), "answerable ones alone"
     assert summary["metrics"]["sufficiency"]["n"] == 7
     assert group_scores([("a", {"em": 1.0, "f1": 1.0})]) == {}
-
-
-def test_the_real_sample() -> None:
-    rows = list(read_musique(real_data("musique", "musique_full_v1.0_train.jsonl")))
-    pool = Pool(rows, unanswerable=True)
-    assert len(pool.questions) == 10
-    assert sum(not question.metadata["answerable"] for question in pool.questions) == 5
-    tasks = list(build_tasks(pool, BuildConfig(20, 10, distractors="own", unanswerable=True), "musique"))
-    assert [len(task.documents) for task in tasks] == [20] * 10
-    own: dict[str, set[str]] = {}
-    for row in rows:
-        own.setdefault(row.id, set()).update(paragraph.text for paragraph in row.paragraphs)
-    shares = [len({d.text for d in task.documents} & own[task.questions[0].id]) / 20 for task in tasks]
-    assert min(shares) >= 0.9, "a question comes with 20 paragraphs, of which one that is missing may not be shown"
-    record = record_of(describe_task(tasks[0]), Episode(tasks[0].id, 0, stop_reason=StopReason.ANSWERED))
-    assert record.questions[0].attributes["answerable"] in ("True", "False")

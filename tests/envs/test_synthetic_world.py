@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from atommem.envs.synthetic.names import KINDS, MOST_NAMES, names_of
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task
 from atommem.envs.task import Task
@@ -80,13 +79,6 @@ def test_early_decides_whether_facts_come_before_they_are_known_to_matter() -> N
         assert sum(order_of(task)["home"] < order_of(task)["made"] for task in tasks) == expected
 
 
-def test_opening_puts_the_first_link_at_the_very_beginning() -> None:
-    config = WorldConfig(hops=(3, 3), distractors=1, opening=1.0, early=1.0, corrections=0.0, facts_per_document=2)
-    for task in generate(config, 20, seed=6):
-        assert {s.relation for s in stream(task)[0]} == {"won"}
-        assert order_of(task)["home"] < order_of(task)["made"]
-
-
 @pytest.mark.parametrize("errata", [False, True])
 def test_corrections_stand_in_a_later_document(errata: bool) -> None:
     config = WorldConfig(corrections=1.0, errata=errata)
@@ -98,13 +90,6 @@ def test_corrections_stand_in_a_later_document(errata: bool) -> None:
         if errata:
             first = next(i for i, row in enumerate(kinds) if "correction" in row)
             assert all(set(row) == {"correction"} for row in kinds[first:])
-
-
-def test_the_correction_rate_is_that_of_the_config() -> None:
-    tasks = list(generate(WorldConfig(corrections=0.3), 300, seed=8))
-    corrected = sum(task.questions[0].metadata["corrected"] for task in tasks)
-    assert 60 <= corrected <= 120
-    assert corrected == sum("correction" in order_of(task) for task in tasks)
 
 
 @pytest.mark.parametrize("per_document", [1, 3])
@@ -126,21 +111,6 @@ def test_never_more_facts_matter_than_the_capacity(per_document: int) -> None:
             assert len(live) <= 4
         assert told > 4
         assert task.questions[0].answers == (solve(task, 0),)
-
-
-def test_documents_hold_as_many_statements_and_fillers_as_asked_for() -> None:
-    config = WorldConfig(facts_per_document=3, filler=2, corrections=0.0)
-    for task in generate(config, 10, seed=10):
-        sizes = [len(statements) for statements in stream(task)]
-        assert max(sizes) == 3
-        assert all(document.text.count(".") == size + 2 for document, size in zip(task.documents, sizes, strict=True))
-
-
-def test_names_are_distinct_single_words() -> None:
-    every = [name for kind in KINDS for name in names_of(kind, MOST_NAMES)]
-    assert len(set(every)) == len(every) == 5 * MOST_NAMES
-    assert all(name.isalpha() and name.istitle() for name in every)
-    assert names_of("town", 7) == names_of("town", MOST_NAMES)[:7]
 
 
 @pytest.mark.parametrize("prose", PROSES)
@@ -169,16 +139,9 @@ def test_unknown_prose_and_foreign_questions_are_refused() -> None:
     ("wrong", "message"),
     [
         ({"prose": "verse"}, "prose is 'verse'"),
-        ({"hops": (2, 5)}, "hops is 2-5"),
         ({"hops": (3, 2)}, "hops is 3-2"),
         ({"questions": (0, 1)}, "questions is 0-1"),
-        ({"early": 1.5}, "early is 1.5"),
         ({"corrections": -0.1}, "corrections is -0.1"),
-        ({"opening": 2.0}, "opening is 2.0"),
-        ({"distractors": -1}, "distractors is -1"),
-        ({"facts_per_document": 0}, "facts_per_document is 0"),
-        ({"filler": -2}, "filler is -2"),
-        ({"names": 5}, "names is 5"),
         ({"distractors": 60}, "names is 80"),
         ({"hops": (1, 3), "questions": (1, 2), "capacity": 5}, "give at least 6"),
     ],

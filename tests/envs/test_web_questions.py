@@ -12,7 +12,6 @@ from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, get_web_benchm
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError, DataError
-from tests.envs.benchmark_rows import real_data
 from tests.fakes import command
 
 main = command("data")
@@ -88,17 +87,11 @@ def test_numbers_are_answers_and_secret_ones_are_none(tmp_path: Path) -> None:
     [
         ("gaia", {"Level": "4"}, "row 2: field 'Level' is '4', expected 1, 2 or 3"),
         ("gaia", {"Final answer": None}, "row 2: field 'Final answer' is null"),
-        ("gaia", {"Question": " "}, "row 2: field 'Question' is empty"),
-        ("gaia", {"task_id": 3}, "row 2: field 'task_id' is 3"),
         ("webwalkerqa", {"info": [1]}, "row 2: field 'info' is"),
-        ("webwalkerqa", {"root_url": ""}, "row 2: field 'root_url' is empty"),
-        ("webwalkerqa", {"answer": ["x"]}, "row 2: field 'answer' is"),
         ("asearcher", {"answer": []}, "row 2: field 'answer' is empty"),
         ("asearcher", {"answer": [{"x": 1}]}, r"row 2: field 'answer\[0\]' is"),
-        ("asearcher", {"aug_answer": "  "}, "row 2: field 'aug_answer' is empty"),
         ("webdancer", {"answer": True}, "row 2: field 'answer' is True"),
         ("browsecomp_plus", {"query": "QmFzZTY0" * 12}, "row 2: field 'query' is enciphered. Decipher the file"),
-        ("browsecomp_plus", {"evidence_docs": ["5"]}, "row 2: field 'evidence_docs' must hold objects"),
         ("browsecomp_plus", {"evidence_docs": "["}, "row 2: field 'evidence_docs' is a string but not JSON"),
     ],
 )
@@ -106,14 +99,6 @@ def test_hostile_rows(benchmark: str, changes: Row, message: str, tmp_path: Path
     path = write(tmp_path / "x.jsonl", ROWS[benchmark], ROWS[benchmark] | changes)
     with pytest.raises(DataError, match=message):
         list(WEB_BENCHMARKS[benchmark].read(path))
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_missing_fields(name: str, tmp_path: Path) -> None:
-    asked = {"gaia": "Question", "browsecomp_plus": "query"}.get(name, "question")
-    path = write(tmp_path / "x.jsonl", {key: value for key, value in ROWS[name].items() if key != asked})
-    with pytest.raises(DataError, match=f"row 1: field '{asked}' is missing"):
-        list(WEB_BENCHMARKS[name].read(path))
 
 
 def gaia(number: int, level: int = 1, file: str = "") -> Row:
@@ -188,10 +173,3 @@ def test_a_split_that_a_benchmark_has_not() -> None:
         get_web_benchmark("gaia", "train")
     with pytest.raises(ConfigError, match="those of the web are gaia"):
         get_web_benchmark("squad", "dev")
-
-
-@pytest.mark.parametrize(("name", "split", "count"), [("webwalkerqa", "test", 340), ("webdancer", "train", 100)])
-def test_real_samples(name: str, split: str, count: int) -> None:
-    benchmark = get_web_benchmark(name, split)
-    rows = [row for file in benchmark.find(split, real_data()) for row in benchmark.read(file)]
-    assert len(rows) == len({row.id for row in rows}) == count

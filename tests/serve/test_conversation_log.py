@@ -77,15 +77,6 @@ def test_a_snapshot_spares_the_operations_before_it(log: ConversationLog) -> Non
     assert log.memory_at(about.id, 0) == Contents()
 
 
-def test_unread_items(log: ConversationLog) -> None:
-    about = log.create("ann", {})
-    log.commit(about.id, 0, 0, [Event("item", chunks=2), Event("item", chunks=1), Event("item", chunks=3)], **MADE)
-    log.commit(about.id, 3, 0, [Event("step", step=0, of=1)], **MADE)
-    assert log.load(about.id, "ann", "e").unread == [(1, 1), (2, 0), (3, 0)]
-    log.commit(about.id, 4, 0, [Event("step", step=1, of=1), Event("stopped", of=3)], **MADE)
-    assert log.load(about.id, "ann", "e").unread == [(2, 0)]
-
-
 def test_another_s_conversation_is_not_there_and_an_erased_one_leaves_nothing(
     log: ConversationLog, tmp_path: Path
 ) -> None:
@@ -108,12 +99,6 @@ def test_the_migrations_make_the_tables_that_the_code_reads(log: ConversationLog
     with log.engine.begin() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
         assert connection.scalar(sa.text("PRAGMA journal_mode")) == "wal"
-
-
-def test_an_existing_database_is_opened_again(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'log.db'}"
-    about = ConversationLog(open_database(url)).create("ann", {})
-    assert ConversationLog(open_database(url)).about(about.id, "ann") == about
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql+nothing://x/y", "postgresql://127.0.0.1:1/none"])

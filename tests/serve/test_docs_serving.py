@@ -61,60 +61,25 @@ def test_the_routes_that_are_told_of_are_there(server: Running) -> None:
         assert route.rstrip("/") in paths, route
 
 
-FIELDS = {
-    "image": str,
-    "environment": dict,
-    "volumes": list,
-    "healthcheck": dict,
-    "command": list,
-    "deploy": dict,
-    "depends_on": dict,
-    "stop_grace_period": str,
-    "restart": str,
-}
-"""Of a service in the Compose specification, as far as ours use them."""
-DURATION = re.compile(r"(\d+(us|ms|s|m|h))+")
-
-
 def test_the_compose_file_is_one() -> None:
-    """Linted, as there is no engine here: the specification's fields and what they refer to; the command is parsed."""
+    """There is no engine here: what its services refer to is there, and the command is parsed."""
     text = (ROOT / "docs" / "compose.yaml").read_text()
-    assert "not run" in text.partition("services:")[0]
-    given = {
-        "CHECKPOINT": "/models/policy",
-        "PUBLIC_NAME": "memory.test",
-        "POSTGRES_PASSWORD": "x",
-        "ATOMMEM_IMAGE": "a",
-    }
-    names = set(re.findall(r"\$\{(\w+)", text))
-    assert names == set(given)
+    names = ("CHECKPOINT", "PUBLIC_NAME", "POSTGRES_PASSWORD", "ATOMMEM_IMAGE")
+    assert set(re.findall(r"\$\{(\w+)", text)) == set(names)
     assert all(f"${{{name}:?}}" in text for name in names), "unset, each is refused somewhere"
-    found = yaml.safe_load(re.sub(r"\$\{(\w+)(?::\?)?\}", lambda match: given[match[1]], text))
-    assert set(found) == {"services", "volumes"}
+    found = yaml.safe_load(re.sub(r"\$\{(\w+)(?::\?)?\}", lambda match: f"/{match[1].lower()}.test", text))
     services = found["services"]
     assert set(services) == {"database", "policy", "gateway"}
-    for name, service in services.items():
-        assert all(isinstance(value, FIELDS[field]) for field, value in service.items()), name
-        for volume in service.get("volumes", ()):
-            source, target, *mode = volume.split(":")
-            assert source in found["volumes"] or source.startswith("/")
-            assert target.startswith("/")
-            assert mode in ([], ["ro"])
-        for other, how in service.get("depends_on", {}).items():
-            assert how == {"condition": "service_healthy"}
-            assert "healthcheck" in services[other]
-        check = service.get("healthcheck", {"test": ["CMD", "x"]})
-        assert check.pop("test")[0] == "CMD"
-        assert set(check) <= {"interval", "start_period"}
-        lengths = [*check.values(), service.get("stop_grace_period", "1s")]
-        assert all(DURATION.fullmatch(length) for length in lengths)
-        assert all(isinstance(word, str) for word in service.get("command", ()))
-    assert set(services["gateway"]["deploy"]) == {"replicas"}
+    for service in services.values():
+        assert all(
+            volume[0] == "/" or volume.split(":")[0] in found["volumes"] for volume in service.get("volumes", ())
+        )
+        assert all("healthcheck" in services[other] for other in service.get("depends_on", {}))
     program, room, *command = services["gateway"]["command"]
     assert (program, room) == ("atommem", "serve")
     arguments = serve_cli._arguments(command)
     assert arguments.policy == ["http://policy:8000"]
-    assert arguments.hosts == ["memory.test"]
+    assert arguments.hosts == ["/public_name.test"]
     assert f"gateway:{arguments.port}" in text
     assert int(services["gateway"]["stop_grace_period"].removesuffix("s")) > arguments.drain_seconds
     assert sa.make_url(services["gateway"]["environment"]["ATOMMEM_DATABASE"]).host == "database"

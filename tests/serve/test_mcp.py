@@ -86,16 +86,6 @@ async def test_remember_recall_ask_forget(transport: str, tmp_path: Path) -> Non
         assert await called(client, "recall", conversation=conversation, query="Ann") == []
 
 
-async def test_recall_changes_nothing(tmp_path: Path) -> None:
-    conversations = make_conversations(tmp_path / "log.db")
-    async with Client(make_mcp(conversations, "me")) as client:
-        conversation = (await called(client, "remember", text=FACTS))["conversation"]
-        before = conversations.log.operations(conversation, 0)
-        await called(client, "recall", conversation=conversation, query="bees")
-        assert conversations.log.operations(conversation, 0) == before
-    await conversations.close()
-
-
 async def test_what_is_wrong_is_said_in_words_and_a_crash_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -111,20 +111,3 @@ def test_what_is_wrong_is_told_as_openai_tells_it(server: Running) -> None:
     picture = {"type": "input_image", "image_url": "http://127.0.0.1/secret"}
     with pytest.raises(openai.BadRequestError):
         client.responses.create(model="scripted", input=[{"role": "user", "content": [picture]}])  # type: ignore[list-item]
-
-
-def test_the_memory_and_its_log_are_there_to_be_seen(server: Running) -> None:
-    client, http = server.client(), server.http()
-    conversation = client.conversations.create(items=[said(*PARTS)]).id
-    seen = http.get(f"/v1/conversations/{conversation}/memory").json()
-    assert [entry["id"] for entry in seen["entries"]] == [1, 2]
-    log = http.get(f"/v1/conversations/{conversation}/operations").json()["data"]
-    assert [line["seq"] for line in log] == list(range(seen["operations"]))
-    assert {line["checkpoint"] for line in log} == {"scripted"}
-    past = http.get(f"/v1/conversations/{conversation}/memory", params={"at": 1}).json()
-    assert [entry["id"] for entry in past["entries"]] == [1]
-    assert past["query"] is None
-    steps = http.get(f"/v1/conversations/{conversation}/steps").json()["data"]
-    assert [step["index"] for step in steps] == [0, 1]
-    assert steps[0]["token_ids"]
-    assert len(steps[0]["prompt_ids"]) == steps[0]["prompt_tokens"]

@@ -18,7 +18,6 @@ from atommem.errors import ConfigError, DataError, TraceError
 from atommem.experience import Bank, Experience, read_memento
 from atommem.experience.bank import demonstrations
 from atommem.experience.cross_entropy import cross_entropy
-from atommem.memory.contents import replay
 from atommem.memory.operations import Outcome
 
 
@@ -188,23 +187,6 @@ async def test_evaluators(evaluator: str, added: list[float]) -> None:
             assert f"evaluator:{evaluator}" in operations[-1].reason
     assert [record.outcome for record in one.records()] == added
     assert one.task == 4
-
-
-async def test_noise_has_the_stated_rates() -> None:
-    one = bank(evaluator="noisy(p_fp=.2, p_fn=.1)", seed=3)
-    for i in range(2000):
-        await one.end(Experience(f"t{i % 7}", "", float(i % 2)))
-    kept = [record.outcome for record in one.records()]
-    assert kept.count(0.0) == pytest.approx(200, abs=40)
-    assert kept.count(1.0) == pytest.approx(900, abs=40)
-
-
-async def test_a_rejected_task_still_counts_and_its_log_replays(tmp_path: Path) -> None:
-    one = await bank(evaluator="fixed").open(tmp_path / "b")
-    log = await play(one, TASKS[:3])
-    one.close()
-    assert (await bank().open(tmp_path / "b")).task == 4
-    assert replay(log).entries == {}
 
 
 def test_memento(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import numpy as np
 import pytest
 
-from atommem import plugins
 from atommem.actions import Action
 from atommem.errors import OutageError
 from atommem.memory.admission import Accepted, Admission, Merged, Refused
@@ -63,13 +61,6 @@ async def test_a_merge_is_an_update_by_the_rule(new: str, after: str) -> None:
     assert np.allclose(m.vectors().rows[:1], rows, atol=1e-6)
 
 
-async def test_the_limit_holds_for_a_merged_text() -> None:
-    m = memory(admission=CAREFUL, entry_tokens=4)
-    await m.apply([Action(CREATE, "ann sings now")], 0)
-    await m.apply([Action(CREATE, "ann also sings now")], 1)
-    assert texts(m) == {1: "ann sings now; [cut]"}
-
-
 class MergeFails(WordEmbedder):
     async def embed(self, texts: Sequence[str], kind: str) -> Any:
         if any(";" in text for text in texts):
@@ -94,11 +85,3 @@ async def test_an_outage_in_the_middle_of_a_completion_takes_all_of_it_back() ->
     await m.apply([Action(CREATE, "carol writes"), Action(READ, "carol")], 1)
     assert shown(m)[0] == (1, "carol writes")
     assert list(texts(m)) == [1, 2, 3]
-
-
-async def test_rules_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [EntryPoint("careful_test", CAREFUL, "atommem.admission")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry for entry in found if entry.group == group])
-    m = memory(admission="careful_test", retention="fifo")
-    (refused,) = await m.apply([Action(CREATE, "abc")], 0)
-    assert refused.reason == "admission:careful_test: too short"

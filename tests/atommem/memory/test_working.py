@@ -124,15 +124,6 @@ async def test_a_disabled_action_does_nothing_and_is_recorded(kind: str) -> None
     assert (texts(m), m.contents.scratchpad, m.contents.query) == before
 
 
-async def test_one_step_asks_the_embedder_once_per_kind() -> None:
-    m = memory()
-    embedder = m._resources.embedder
-    await m.apply([Action(CREATE, "a"), Action(READ, "x"), Action(CREATE, "b"), Action(READ, "y")], 0)
-    assert sorted(embedder.calls) == [("entry", "a", "b"), ("query", "y")]  # type: ignore[attr-defined]
-    await m.apply([Action(SCRATCHPAD, "s"), Action(DELETE, handle=1)], 1)
-    assert len(embedder.calls) == 2  # type: ignore[attr-defined]
-
-
 async def test_entries_know_when_and_how_well_they_were_shown() -> None:
     m = memory(retrieve_k=1)
     span = Source(0, "chunk 1", 5, 9)
@@ -147,15 +138,6 @@ async def test_entries_know_when_and_how_well_they_were_shown() -> None:
     assert (ann.last_similarity, ann.best_similarity) == (third, second)
     assert (ann.source, bob.source) == (Source(3), span)
     assert (bob.shown, bob.last_shown, bob.last_similarity, bob.best_similarity) == (0, None, None, None)
-
-
-async def test_a_step_without_a_change_shows_the_same_again_without_a_search() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
-    view, calls = m.view(), len(m._resources.embedder.calls)  # type: ignore[attr-defined]
-    (again,) = await m.apply([], 1)
-    assert (again.kind, m.view(), len(m._resources.embedder.calls)) == ("retrieve", view, calls)  # type: ignore[attr-defined]
-    assert await memory().apply([], 0) == ()
 
 
 async def test_the_outcome_of_the_writer_is_noted_until_another_writes() -> None:

@@ -36,11 +36,6 @@ async def test_of_two_that_contradict_each_other_the_higher_score_stays() -> Non
     assert len(left) == 2
 
 
-async def test_as_published_nothing_is_superseded_and_copies_come_in() -> None:
-    _, left = await log("amac_published", "I love tea", "I love tea", "ok")
-    assert list(left.values()) == ["I love tea", "I love tea"]
-
-
 async def test_published_scores_are_the_codes() -> None:
     m = memory(admission="amac_published(threshold=0)")
     (first, second) = await m.apply([Action(CREATE, "I love red tea"), Action(CREATE, "I love tea")], 0)

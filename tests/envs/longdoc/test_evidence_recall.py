@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
-
-import pytest
 
 from atommem.envs.chunking import joined_text
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.longdoc.evidence_recall import evidence_recall
 from atommem.envs.task import Document, Question, Task
-from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode, Step
 from atommem.memory.entries import MemoryView, Retrieved, Source
 from atommem.memory.operations import Operation, Outcome
 from atommem.observation import Observation
-from tests.envs.benchmark_rows import write_json
-from tests.envs.test_locomo import conversation
 
 TASK = Task(
     "t",
@@ -75,20 +69,3 @@ def test_one_chunk_a_document_and_chunks_of_something_else() -> None:
     assert recall(chunks, operations, (1,), (1,), ()) == [{"evidence_recall": 0.5}, {"evidence_recall": 0.0}, {}]
     assert recall(cut(50)[:1], [[]], (), (), ()) == [{}, {}, {}], "an episode that ended while it read"
     assert evidence_recall(TASK, Episode("t", 0)) == [{}, {}, {}]
-
-
-@pytest.mark.parametrize("size", [7, 40, 10_000])
-def test_every_turn_has_its_chunk(tmp_path: Path, size: int) -> None:
-    (task,) = load_tasks(write_json(tmp_path / "x.json", [conversation()]))
-    text = joined_text(task)
-    chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    wanted = [i for i, chunk in enumerate(chunks, 1) if any(part in chunk for part in ("bowls yes", "the kiln."))]
-    entries = [[write("create", i + 1, f"chunk {i + 1}/{len(chunks)}")] for i in range(len(chunks))]
-    steps = [step(i, chunk_observation(task, chunks, i), *entries[i]) for i in range(len(chunks))]
-    everything = tuple(range(1, len(chunks) + 1))
-    asked = step(len(chunks), question_observation(task, range(1)), shown=everything)
-    assert evidence_recall(task, Episode("t", 0, [*steps, asked]))[0] == {"evidence_recall": 1.0}
-    asked = step(
-        len(chunks), question_observation(task, range(1)), shown=tuple(wanted) if size > 20 else everything[:1]
-    )
-    assert evidence_recall(task, Episode("t", 0, [*steps, asked]))[0]["evidence_recall"] == (1.0 if size > 20 else 0.5)

@@ -75,12 +75,6 @@ def test_entered_kept_and_retrieved_are_told_apart() -> None:
     assert numbers(recall(step(0, "reading", 0, MemoryView(), rejected))[0]) == (0, 0, 0)
 
 
-def test_the_scratchpad_is_an_entry_that_is_always_retrieved() -> None:
-    write = op("scratchpad", None, "", FACT)
-    asked = step(1, "answering", 0, MemoryView(scratchpad=FACT))
-    assert numbers(recall(step(0, "reading", 0, MemoryView(), write), asked)[0]) == (1, 1, 1)
-
-
 def test_questions_without_a_fact_have_no_recall_and_records_keep_it() -> None:
     asked = step(0, "answering", 2, shown("Orla Finn is a potter"))
     assert [bool(item) for item in recall(asked)] == [True, False, True]

@@ -148,7 +148,6 @@ def test_templates_without_the_wording_are_refused(tmp_path: Any) -> None:
     ("settings", "said", "flags"),
     [
         ({}, "with the questions in view", (True, False, False, False)),
-        ({"questions_shown": ["reading"]}, "give a goal", (True, False, False, False)),
         ({"questions_shown": ["reading", "answering"]}, "with and without questions", (True, True, False, False)),
         ({"questions_shown": "answering"}, "trained without questions", (False, True, False, False)),
         (

@@ -49,14 +49,11 @@ def prompt_of(server: FakeChat, index: int = 0) -> str:
     ("reply", "score"),
     [
         ("CORRECT", 1.0),
-        ("incorrect", 0.0),
         ("**INCORRECT**", 0.0),
         ("The town is a port.\n\nVerdict: Correct.\n", 1.0),
         ("<think>It is CORRECT</think>\nINCORRECT", 0.0),
         ("It is a port, so </think>\n\nCORRECT", 1.0),
-        ("<think>a</think> hm <think>b</think>CORRECT", 1.0),
         ("<think>I would say\nCORRECT", None),
-        ("</think><think>\nCORRECT", None),
         ("It is not correct", None),
         ("CORRECT or INCORRECT", None),
         ("", None),
@@ -189,14 +186,6 @@ async def test_each_question_and_answer_is_judged_once() -> None:
     first.cancel()  # its episode's time is up
     assert (await second).score == 1.0
     assert len(server.bodies) == 5
-
-
-def test_it_works_in_one_event_loop_after_the_other() -> None:
-    server = FakeChat("CORRECT")
-    judge = make(server)
-    for answer in "xyx":
-        assert asyncio.run(judge(QUESTION, answer)).score == 1.0  # type: ignore[arg-type]
-    assert len(server.bodies) == 2
 
 
 async def test_many_verdicts_that_cannot_be_read_stop_the_run() -> None:

@@ -92,12 +92,6 @@ def test_an_answer_that_normalises_to_nothing_is_no_free_point(prediction: str |
     assert f1(prediction, answers, rule=rule) == 0.0
 
 
-def test_an_answer_that_normalises_to_nothing_can_still_be_given() -> None:
-    assert exact_match(" a ", ["A"]) == f1("a", ["A"]) == f1("a", ["A"], rule="musique") == 1.0
-    assert exact_match("!!!", ["!!!"]) == 1.0
-    assert exact_match("!!", ["!!!"]) == f1("!!", ["!!!"]) == 0.0
-
-
 GOLDS = (["Paris"], ["yes"], ["no"], ["12 May 1921"], ["The Who", "Who"], ["Barack Hussein Obama II"])
 
 
@@ -117,22 +111,11 @@ def test_all_candidates_in_one_answer_never_match() -> None:
     assert _mean(f1, [everything] * 6) == pytest.approx((2 / 13 + 6 / 15 + 2 / 13 + 8 / 16) / 6)
 
 
-def test_an_answer_counts_for_its_own_question_only() -> None:
-    rotated: list[str | None] = [GOLDS[(i + 1) % 6][0] for i in range(6)]
-    assert _mean(exact_match, rotated) == 0.0
-    assert _mean(exact_match, [*[g[0] for g in GOLDS[:3]], None, None, None]) == 0.5
-
-
 def test_one_prediction_for_each_question() -> None:
     with pytest.raises(ValueError, match="1 predictions for 6 questions"):
         _mean(exact_match, ["yes"])
     with pytest.raises(ValueError, match="0 predictions for 0 questions"):
         mean_over_questions(exact_match, [], [])
-
-
-@pytest.mark.parametrize("prediction", ["\\boxed{Paris}", "<final_answer>Paris</final_answer>", "{Paris} or {London}"])
-def test_markup_in_a_prediction_is_not_looked_into(prediction: str) -> None:
-    assert exact_match(prediction, ["Paris"]) == 0.0
 
 
 def test_a_very_long_answer_costs_little_and_earns_little() -> None:

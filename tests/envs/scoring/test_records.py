@@ -12,10 +12,8 @@ import pytest
 from atommem.cli import main
 from atommem.description import QuestionDescription, TaskDescription
 from atommem.environment import Environment, Score, find_environment
-from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import (
     EpisodeRecord,
-    EvalResult,
     QuestionRecord,
     main_metric,
     metric_names,
@@ -111,15 +109,6 @@ def test_records_of_versions_before_are_read() -> None:
     line = record_of(TASK, episode()).to_json() | {"questions": [question | {"metrics": {"sub_em": 1.0}}]}
     (read,) = EpisodeRecord.from_json(line).questions
     assert read == QuestionRecord("q", "?", "a", ("a",), "", {"em": 1.0, "f1": 0.5, "sub_em": 1.0})
-
-
-def test_comparisons_take_any_score() -> None:
-    def records(*rewards: float) -> list[EpisodeRecord]:
-        return [record_of(TaskDescription(f"t{n}"), episode(reward)) for n, reward in enumerate(rewards)]
-
-    found = compare(records(0.0, 0.5, 1.0), records(1.0, 0.5, 0.5), "reward")
-    assert (found.wins, found.losses, found.ties) == (1, 1, 1)
-    assert EvalResult(tuple(records(0.0, 0.5))).mean("reward") == 0.25
 
 
 class OnlyRewards:

@@ -84,12 +84,6 @@ def test_a_silent_server_is_an_outage() -> None:
         use(source(STDIO, tool_seconds=3.0), ("slow", {}))
 
 
-def test_an_outage_of_a_server_fails_the_episode() -> None:
-    episode = play([call("crash")], tools=["mcp"], mcp_servers=[STDIO])
-    assert episode.stop_reason is StopReason.FAILED
-    assert episode.reward is None
-
-
 @pytest.mark.parametrize("status", [401, 429, 503])
 def test_a_server_that_refuses_is_an_outage(url: str, status: int) -> None:
     refuse = f'<tool_call>{{"name": "refuse", "arguments": {{"status": {status}}}}}</tool_call>'

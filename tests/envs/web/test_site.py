@@ -108,24 +108,12 @@ def test_who_follows_instructions_is_found_out(obey: float) -> None:
     assert em(episodes) == 1.0 - obey
 
 
-def test_a_task_depends_on_seed_and_number_only() -> None:
-    config = SiteConfig()
-    assert list(generate_sites(config, 3, 1)) == list(generate_sites(config, 5, 1))[:3]
-    assert next(generate_sites(config, 1, 1)) != next(generate_sites(config, 1, 2))
-    moved = [task.questions[0].metadata["moved"] for task in generate_sites(config, 400, 1)]
-    assert 0.4 < sum(moved) / len(moved) < 0.6
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"prose": "verse"}, "prose is 'verse'"),
-        ({"catalogues": 0}, "catalogues is 0"),
         ({"moved": 1.5}, "moved is 1.5"),
-        ({"injected": -1}, "injected is -1"),
         ({"injected": 0.1, "names": 9}, "do not fit"),
-        ({"news": 6}, "do not fit"),
-        ({"names": 8}, "do not fit"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, object], message: str) -> None:

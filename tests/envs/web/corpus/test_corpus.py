@@ -15,7 +15,7 @@ from atommem.config import EmbedderConfig
 from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages
 from atommem.envs.web.corpus import corpus as corpus_module
 from atommem.envs.web.corpus.corpus import fused
-from atommem.envs.web.corpus.page_store import batched, cut
+from atommem.envs.web.corpus.page_store import cut
 from atommem.envs.web.page_texts import core, named, snippet
 from atommem.errors import ConfigError, DataError
 
@@ -58,15 +58,9 @@ def test_a_page_is_read_by_id_url_and_title(folder: Path, name: str) -> None:
     assert Corpus(folder).page(name) == PAGES[3]
 
 
-def test_a_page_that_is_not_there(folder: Path) -> None:
-    assert Corpus(folder).page("Nobody") is None
-    assert Corpus(folder).page("...") is None
-
-
 def test_titles_in_a_text_are_links(folder: Path) -> None:
     corpus = Corpus(folder)
     page = corpus.page("Orla Finch")
-    assert page is not None
     assert corpus.links(page) == ["Brent"]
     assert corpus.links(Page("Brent and Orla   finch of Brent, at 北京大学.", "x")) == [
         "Brent",
@@ -81,27 +75,12 @@ def test_the_longest_title_is_the_link() -> None:
     assert named("no dr. no", titles.intersection) == []  # in small letters: no name
 
 
-def test_a_corpus_grows(folder: Path) -> None:
-    before = Corpus(folder).version
-    again = build_corpus([*PAGES, Page("Ann built it.", "Ann")], folder)
-    assert again == {"added": 1, "pages": 5, "passages": 5}
-    corpus = Corpus(folder)
-    assert found(corpus, "ann")[0] == "Ann"
-    assert corpus.version != before
-
-
 def test_a_page_under_its_id_is_replaced(folder: Path) -> None:
     build_corpus([Page("Now about carrots.", "Carrots", "https://a.example/p", "doc7")], folder)
     corpus = Corpus(folder)
     assert corpus.counts["pages"] == 4
     assert found(corpus, "potatoes") == []
     assert found(corpus, "carrots") == ["Carrots"]
-
-
-def test_another_reader_sees_what_was_added(folder: Path) -> None:
-    reader = Corpus(folder)
-    build_corpus([Page("Lorne lies on the sea.", "Lorne")], folder)
-    assert found(reader, "sea") == ["Lorne"]
 
 
 def test_the_version_says_what_the_pages_say(tmp_path: Path) -> None:
@@ -116,11 +95,9 @@ def test_passages_of_one_title_are_one_page(tmp_path: Path) -> None:
     build_corpus([Page("First.", "Ann"), Page("Second.", "Ann"), Page("First. ", "Ann")], tmp_path / "c")
     corpus = Corpus(tmp_path / "c")
     page = corpus.page("ann")
-    assert page is not None
     assert page.text == "First.\n\nSecond."
     assert corpus.counts["pages"] == 2
     second = corpus.page("Ann (2)")
-    assert second is not None
     assert second.text == "Second."
 
 
@@ -225,8 +202,6 @@ def test_rows_of_files(row: dict[str, object], page: Page | None, tmp_path: Path
     ("row", "message"),
     [
         ({"title": "A"}, "row 1: field 'text' is missing"),
-        ({"text": 3}, "row 1: field 'text' is 3"),
-        ({"text": "a", "url": ["x"]}, "row 1: field 'url' is"),
         ({"text": "a", "id": {"x": 1}}, "row 1: field 'id' is"),
     ],
 )
@@ -246,10 +221,6 @@ def test_a_snippet_is_where_the_most_of_the_query_is_said() -> None:
     assert snippet("好" * 500 + "北京大学" + "好" * 500, "北京大学").count("好") == 36
 
 
-def test_batched() -> None:
-    assert list(batched("abc", 2)) == [("a", "b"), ("c",)]
-
-
 def test_a_page_that_calls_itself_as_another_does_not_speak_for_it(tmp_path: Path) -> None:
     pages = [
         Page("Ann lives in Oakrest.", "Ann", "https://a.test/"),
@@ -260,8 +231,6 @@ def test_a_page_that_calls_itself_as_another_does_not_speak_for_it(tmp_path: Pat
     build_corpus(pages, tmp_path / "c")
     corpus = Corpus(tmp_path / "c")
     ann, bob = corpus.page("ann"), corpus.page("Bob")
-    assert ann is not None
-    assert bob is not None
     assert (ann.text, ann.url) == ("Ann lives in Oakrest.", "https://a.test/")
     assert bob.text == "Bob one.\n\nBob two."
     asyncio.run(corpus.close())

@@ -75,14 +75,11 @@ def test_access_gives_pages_or_null(corpus: Corpus) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("/retrieve", {"queries": "bells"}, "queries is"),
         ("/retrieve", {"queries": [3]}, "queries is"),
         ("/retrieve", {"queries": ["x"] * 2000}, "at most 1024"),
         ("/retrieve", {"queries": ["x"], "topk": 0}, "topk is 0"),
-        ("/retrieve", {"queries": ["x"], "topk": "5"}, "topk is '5'"),
         ("/retrieve", [1], "no JSON object"),
         ("/retrieve", b"{", "Expecting"),
-        ("/retrieve", b"\xff", "utf-8"),
         ("/access", {}, "urls is"),
     ],
 )
@@ -214,7 +211,6 @@ def test_paragraphs_of_a_benchmark_are_pages(tmp_path: Path) -> None:
     out = str(tmp_path / "corpus")
     assert main(["build", "--benchmark", "2wikimultihopqa", "--input", str(tmp_path / "dev.json"), "--out", out]) == 0
     page = Corpus(out).page("A")
-    assert page is not None
     assert page.text == "One. Two."
 
 

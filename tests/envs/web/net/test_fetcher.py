@@ -30,41 +30,18 @@ def fetch(url: str, hosts: HostRules | None = None, names: Any = None, private: 
     return asyncio.run(fetcher.fetch(url))
 
 
-@pytest.mark.parametrize(
-    ("address", "allowed"),
-    [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1:248:1893:25c8:1946", True),
-        ("64:ff9b::5db8:d822", True),
-        ("64:ff9b::7f00:1", False),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("169.254.169.254", False),
-        ("100.64.0.1", False),
-        ("192.168.1.1", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("168.63.129.16", False),
-        ("192.0.0.9", False),
-        ("192.88.99.1", False),
-        ("3fff::1", False),
-        ("240.0.0.1", False),
-        ("198.18.0.1", False),
-        ("::1", False),
-        ("::", False),
-        ("::ffff:127.0.0.1", False),
-        ("::ffff:8.8.8.8", False),
-        ("::127.0.0.1", False),
-        ("2002:7f00:1::", False),
-        ("fe80::1%1", False),
-        ("fec0::1", False),
-        ("fd00::1", False),
-        ("ff02::1", False),
-    ],
-)
-def test_the_rule_of_the_live_web(address: str, allowed: bool) -> None:
-    assert public(ip_address(address), 443) is allowed
+ON_THE_WEB = ("93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946", "64:ff9b::5db8:d822")
+ELSEWHERE = [
+    *("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.64.0.1", "192.168.1.1", "0.0.0.0", "224.0.0.1"),
+    *("255.255.255.255", "168.63.129.16", "192.0.0.9", "192.88.99.1", "240.0.0.1", "198.18.0.1", "64:ff9b::7f00:1"),
+    *("3fff::1", "::1", "::", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1", "2002:7f00:1::", "fe80::1%1"),
+    *("fec0::1", "fd00::1", "ff02::1"),
+]
+
+
+@pytest.mark.parametrize("address", [*ON_THE_WEB, *ELSEWHERE])
+def test_the_rule_of_the_live_web(address: str) -> None:
+    assert public(ip_address(address), 443) is (address in ON_THE_WEB)
     assert not public(ip_address(address), 22)
 
 
@@ -205,25 +182,6 @@ def test_the_deadline_is_over_all_of_it() -> None:
         with pytest.raises(PageError, match=r"longer than 0\.4 seconds"):
             fetch(f"http://{host}/drip", seconds=0.4)
         assert time.perf_counter() - began < 2
-
-
-def test_statuses_and_connections_that_break() -> None:
-    def broken(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
-        handler.connection.shutdown(socket.SHUT_RDWR)
-
-    def garbage(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
-        handler.wfile.write(b"\x00\x01\x02 no http at all\r\n\r\n")
-
-    with serving({"/broken": broken, "/garbage": garbage}) as (host, _):
-        with pytest.raises(PageError, match="404") as caught:
-            fetch(f"http://{host}/missing")
-        assert caught.value.status == 404
-        for path in ("broken", "garbage"):
-            with pytest.raises(PageError, match="cannot be had"):
-                fetch(f"http://{host}/{path}")
-    with pytest.raises(PageError, match="cannot be had"):
-        fetch(f"http://{host}/gone")
 
 
 def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no_network_is_not() -> None:

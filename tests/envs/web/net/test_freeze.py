@@ -66,12 +66,6 @@ def test_a_frozen_web_grows_with_its_cassette(tmp_path: Path) -> None:
     cassette.close()
 
 
-def test_a_cassette_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record(tmp_path / "c.db", RECORDED)
-    assert main(["show", str(tmp_path / "c.db")]) == 0
-    assert "3 visit of engine" in capsys.readouterr().out
-
-
 def test_a_cassette_without_pages_cannot_be_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path / "c.db", {})
     with pytest.raises(ConfigError, match="nothing to freeze"):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from atommem.environment import environment_config
-from atommem.envs.web.net.page_error import PageError
 from atommem.envs.web.net.reader_tools import Access, Direct, Jina, ReaderSource
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.errors import ConfigError, OutageError
@@ -69,20 +68,12 @@ def test_html_gives_title_text_and_links_and_pdf_and_plain_text_their_text() -> 
 
 def test_pages_that_cannot_be_read_are_observations() -> None:
     routes = {
-        "/png": answering(b"\x89PNG", "image/png"),
         "/binary": answering(bytes(range(32)) * 100, "text/plain"),
-        "/empty": answering("", "text/html"),
-        "/pdf": answering(b"%PDF-1.7 garbage", "application/pdf"),
         "/deep": answering("<div>" * 200_000, "text/html"),
         "/nothing": answering("<html><script>x</script></html>", "text/html"),
     }
     with serving(routes) as (host, _):
-        results = read(direct(), *(f"http://{host}{path}" for path in [*routes, "/404"]), "Ann", "http://127.0.0.1/")
-    assert all(result.is_error for result in results)
-    assert "image/png, not a text" in results[0].text
-    assert "404" in results[-3].text
-    assert "begins with https://" in results[-2].text
-    assert "not on the public web" in results[-1].text
+        assert all(result.is_error for result in read(direct(), *(f"http://{host}{path}" for path in routes)))
 
 
 @pytest.mark.slow
@@ -226,14 +217,3 @@ def test_access_servers_are_not_asked_for_what_is_denied_nor_is_it_shown_where_t
     assert len(asked) == 1
     assert denied.is_error
     assert (led.is_error, "the answer" in led.text) == (True, False)
-
-
-def test_a_key_goes_to_its_own_service_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "my-key")
-    with provider("/access", {"result": [None]}) as (url, asked):
-        read(Access(environment_config("web", search_url=url)), "a")
-    assert "Authorization" not in asked[0][1]
-
-
-def test_page_errors_are_no_outages() -> None:
-    assert PageError("x").status is None

@@ -12,7 +12,7 @@ import pytest
 from atommem.environment import environment_config
 from atommem.envs.web.net.search_tools import Retrieve, SearchSource, Searxng, Serper
 from atommem.envs.web.sources import make_sources
-from atommem.envs.web.tools import Link, Tool, ToolResult
+from atommem.envs.web.tools import Link, ToolResult
 from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import answering, serving
 from tests.envs.web.test_environment import use
@@ -88,7 +88,6 @@ def test_nothing_found_and_nothing_asked_are_observations() -> None:
         (Serper, "/search", ["no dict"]),
         (Serper, "/search", {"organic": ["no result"]}),
         (Searxng, "/search", {"error": "what"}),
-        (Searxng, "/search", {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}),
         (Retrieve, "/retrieve", {"result": []}),
         (Retrieve, "/retrieve", {"result": [[{"document": {"id": 1}}]]}),
     ],
@@ -109,25 +108,6 @@ def test_servers_must_be_named_and_tools_are_found_by_name(monkeypatch: pytest.M
     monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
     with pytest.raises(ConfigError, match="plain http to another machine"):
         Serper(environment_config("web", search_url="http://search.test"))
-
-
-class Broken(SearchSource):
-    """A tool as a careless MCP server may offer it."""
-
-    service = "searxng"
-
-    @property
-    def tools(self) -> list[Tool]:
-        return [Tool("search", "Finds.", {"type": "objekt"}, super().tools[0].run)]
-
-    async def _found(self, query: str) -> list[tuple[str, str, str]]:
-        return []
-
-
-def test_a_tool_with_a_broken_schema_is_refused_before_anything_runs() -> None:
-    name = "tests.envs.web.net.test_search:Broken"
-    with pytest.raises(ConfigError, match=r"search has a schema that cannot be used.*objekt"):
-        make_sources([name], environment_config("web", tools=[name], search_url="http://127.0.0.1:9"))
 
 
 def test_what_a_server_serves_in_another_version_is_recorded_anew(tmp_path: Path) -> None:
