@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.envs.synthetic.world import generate
 from atommem.train.resume.checkpoint import GenerationSettings
+from tests.pages import blocks
 
-README = Path(__file__).parents[2] / "README.md"
 WORLD = quick(FULL).world
 
 
@@ -34,8 +33,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def snippet() -> str:
-    (found,) = re.findall(r"```python\n(from atommem import Memory.*?)```", README.read_text(), re.DOTALL)
-    return str(found)
+    (found,) = (block for _, block in blocks("README.md", "python") if block.startswith("from atommem import Memory"))
+    return found
 
 
 def test_the_ten_lines_of_the_readme_run(

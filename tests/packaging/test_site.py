@@ -17,8 +17,8 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = {page.stem: page.read_text(encoding="utf-8") for page in tmp_path.glob("*.html")}
-    assert {page.stem for page in (ROOT / "docs").glob("*.md")} | {"index"} <= set(pages)
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html")}
+    assert {page.stem for page in (ROOT / "docs").rglob("*.md")} | {"index"} <= set(pages)
     assert 'id="atommem.episode_runner.EpisodeRunner.run"' in pages["api"]
     for name, page in pages.items():
         loaded = re.findall(r"<(?:script|img|iframe|link)[^>]+?(?:src|href)=[\"'](https?://[^\"']*)", page)

@@ -15,15 +15,14 @@ import sqlalchemy as sa
 import yaml
 
 from atommem.serve import serve_cli
+from tests.pages import ADDRESS, ROOT, blocks
 from tests.serve.servers import Running, make_conversations, running, scripted
 
-ROOT = Path(__file__).parents[2]
-ADDRESS = "http://127.0.0.1:8765"
 
-
-def blocks(name: str, kind: str) -> list[str]:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    return [block for block in re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) if ADDRESS in block]
+def asked(page: str, kind: str) -> str:
+    """The one block of a page that asks a server."""
+    (block,) = (block for _, block in blocks(page, kind) if f"http://{ADDRESS}" in block)
+    return block
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +35,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.mark.parametrize("name", ["README.md", "docs/serving.md"])
 def test_python_snippets_run_as_they_stand(name: str, server: Running) -> None:
-    (snippet,) = blocks(name, "python")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(snippet.replace(ADDRESS, server.url), name, "exec"), {})
+        exec(compile(asked(name, "python").replace(f"http://{ADDRESS}", server.url), name, "exec"), {})
     assert printed.getvalue().splitlines()[0] == "Ann lives in Rome."
     assert "README" in name or printed.getvalue().splitlines()[-1] == "Bob sings."
 
 
 def test_curl_snippets_run_as_they_stand(server: Running, tmp_path: Path) -> None:
-    (snippet,) = blocks("docs/serving.md", "bash")
-    command = ["bash", "-euo", "pipefail", "-c", snippet.replace(ADDRESS, server.url).replace("curl -s", "curl -sf")]
+    snippet = asked("docs/serving.md", "bash").replace(f"http://{ADDRESS}", server.url)
+    command = ["bash", "-euo", "pipefail", "-c", snippet.replace("curl -s", "curl -sf")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert '"deleted":true' in done.stdout

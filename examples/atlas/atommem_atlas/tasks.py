@@ -23,8 +23,8 @@ class Task:
 
     @property
     def right(self) -> str:
-        """The places that the person's home touches."""
-        return self.facts["neighbours"][self.facts["lookup"][self.person]]
+        """The places that the person's home touches; nothing for a stranger."""
+        return self.facts["neighbours"].get(self.facts["lookup"].get(self.person, ""), "")
 
 
 def generate(count: int, seed: int) -> Iterator[str]:

@@ -22,7 +22,10 @@ def tool(name: str, argument: str, description: str) -> ActionSpec:
 class AtlasConfig(EnvironmentConfig):
     """How long an episode is."""
 
+    operational: ClassVar[frozenset[str]] = frozenset({"world"})
+
     turns: int = field(default=4, metadata={"help": "Steps with tools; the one after them must answer."})
+    world: str = field(default="", metadata={"help": "Task file from which the tools know what users ask for."})
 
 
 class Journey:
@@ -48,7 +51,7 @@ class Journey:
     async def score(self) -> Score:
         """`overlap` is the shared places over all places, named or right: listing all of them does not pay."""
         right, named = set(self.task.right.split()), set((self.answer or "").split())
-        metrics = {"overlap": len(right & named) / len(right | named), "em": float(right == named)}
+        metrics = {"overlap": len(right & named) / max(1, len(right | named)), "em": float(right == named)}
         return Score(metrics["overlap"], (self.answer,), metrics, (metrics,))
 
     def observe(self, calls: Sequence[Call]) -> Observation:
@@ -89,6 +92,11 @@ class Atlas(EnvironmentFactory):
 
     def __call__(self) -> Journey:
         return Journey(self.config.turns)
+
+    def asking(self, question: str) -> Task:
+        """For `Memory` and ``atommem serve``: the person is named in the question, and no answer is known."""
+        facts = read_tasks(self.config.world)[0].facts
+        return Task("asked", next((word for word in question.split() if word in facts["lookup"]), question), facts)
 
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:

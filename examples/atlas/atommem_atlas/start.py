@@ -1,0 +1,99 @@
+"""`python -m atommem_atlas.start TASKS OUT`: a policy with random weights, small enough for a CPU; what it is shown.
+
+With an instruct model none of this is needed: it knows words, and reads in the prompt which tools there are.
+"""
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atommem.config import EmbedderConfig, MemoryConfig, save_config
+from atommem.demo.recipe import PolicySize
+from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
+from atommem.embedding import make_embedder
+from atommem.environment import environment_config
+from atommem.episode_runner import EpisodeRunner
+from atommem.eval.runner import evaluate
+from atommem.memory.entries import MemoryView
+from atommem.observation import Observation
+from atommem.policy.contract import Completion, Sampling
+from atommem.session import Agent
+from atommem.train.resume.checkpoint import GenerationSettings
+from atommem_atlas import Atlas
+from atommem_atlas.tasks import Task, read_tasks
+
+MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=16)
+EMBEDDER = EmbedderConfig(embedder="hashing", embedder_dim=64)
+LONGEST = 48
+
+
+def call(tool: str, **arguments: str) -> str:
+    """A call of a tool as a policy writes it."""
+    return f"<tool_call> {json.dumps({'name': tool, 'arguments': arguments})} </tool_call>"
+
+
+class Guide:
+    """Looks the person up, keeps the home, asks for its neighbours, and names one of the two on every other task."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._random = random.Random(0)
+
+    async def complete_observation(self, observation: Observation, view: MemoryView, sampling: Sampling) -> Completion:
+        """What to write, by what the environment shows."""
+        (person,) = observation.values("person")
+        calls, texts = observation.values("call"), observation.values("text")
+        if not calls:
+            text = call("lookup", name=person)
+        elif calls[0].startswith("lookup"):
+            text = f"<create_memory> {person} : {texts[0]} </create_memory> <read_memory> {person} </read_memory> "
+            text += call("neighbours", place=texts[0])
+        else:
+            places = texts[0].split()[: self._random.choice((1, 2))]
+            text = f"<final_answer> \\boxed{{ {' '.join(places)} }} </final_answer>"
+        token_ids = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
+        return Completion(token_ids, [0.0] * len(token_ids), text, "stop")
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def make_policy(tasks: Sequence[Task], folder: Path) -> Any:
+    """Write a model with random weights and a tokenizer that knows the words of `tasks`; returns the tokenizer."""
+    config = environment_config("atlas")
+    known = [word.strip('",:{}') for task in tasks for word in json.dumps(task.facts).split()]
+    called = [
+        call(tool, **{name: word}) for word in known for tool, name in {"lookup": "name", "neighbours": "place"}.items()
+    ]
+    tokenizer = word_tokenizer([*prompt_words(config, MEMORY), *known, *called, "\\boxed{ }", ": 0 1 2 3 4"])
+    torch.manual_seed(0)
+    make_model(PolicySize(), tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_config(folder, MEMORY, EMBEDDER, config, GenerationSettings(LONGEST))
+    return tokenizer
+
+
+def main(data: str, out: str) -> None:
+    """The policy in OUT/start, and the guide's episodes on the tasks in OUT/guide."""
+    tasks = read_tasks(data)
+    tokenizer = make_policy(tasks, Path(out, "start"))
+    agent = Agent(
+        policy=Guide(tokenizer),
+        tokenizer=tokenizer,
+        embedder=make_embedder(EMBEDDER),
+        environments=Atlas(environment_config("atlas"), tokenizer),
+        memory=MEMORY,
+        sampling=Sampling(),
+    )
+    shown = asyncio.run(evaluate(tasks, EpisodeRunner(agent), Path(out, "guide"), progress=False))
+    print(f"a policy in {out}/start; the guide's overlap on {len(tasks)} tasks: {shown.mean('overlap'):.2f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,164 @@
+"""Pages of documentation as a reader follows them: every fenced block in order, in one folder, in this process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import runpy
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+from typing import Any, Self
+
+import httpx
+import pytest
+
+from atommem import cli
+
+ROOT = Path(__file__).parents[1]
+SHORTER = {
+    r"atommem demo$": "atommem demo --quick",
+    r"--n \d{3,}": "--n 6",
+    r"--limit \d+": "--limit 2",
+    r"(train sft .*)--max_steps \d+": r"\1--max_steps 80",
+    r"(train grpo .*)--max_steps \d+": r"\1--max_steps 2 --save_steps 1",
+    r"--num_generations \d+": "--num_generations 4",
+    r"--per_device_train_batch_size \d+": "--per_device_train_batch_size 8",
+    r"--max_completion_length 256": "--max_completion_length 16",
+    r"checkpoint-\d+": "checkpoint-2",
+    # No hub and no GPU: the model is one of a few thousand weights, and trained and sampled here.
+    r"Qwen/Qwen3-0\.6B": "model",
+    r"accelerate launch --config_file \$\([a-z_ ]*\) -m atommem.cli (train grpo .*)": (
+        r"atommem \1 --model_name_or_path model --dtype float32 --use_vllm false --embedder hashing --report_to none "
+        "--num_generations 4 --per_device_train_batch_size 8 --max_completion_length 16"
+    ),
+}
+"""All that a test changes in the commands of a page: how long they take, and what this machine lacks."""
+ADDRESS = "127.0.0.1:8765"
+
+
+def blocks(page: str, kind: str | None = None) -> list[tuple[str, str]]:
+    """The fenced blocks of a file of the repository (of one kind), each with its kind."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for block in found if kind in (None, block[0])]
+
+
+class Reader:
+    """Does what pages say.
+
+    A ``bash`` block is run line by line, as `SHORTER` has it; what ends in ``&`` is a server until the page ends. Of
+    the others, one that begins with the name of a file of the repository quotes it (``...``: something is left out);
+    one that begins with another name is written to a file of this name; what else is Python is run.
+
+    Args:
+        folder: Where the reader works, and where Python finds what pages install or write, until the block ends.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._packages = folder / "installed"
+        self._packages.mkdir()
+        self.known: dict[str, Any] = {}
+        self._servers: list[subprocess.Popen[bytes]] = []
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        self._known = set(sys.modules)
+        self._patch = pytest.MonkeyPatch()
+        self._patch.chdir(self.folder)
+        self._patch.syspath_prepend(self.folder)
+        self._patch.syspath_prepend(self._packages)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._patch.undo()
+        for name in set(sys.modules) - self._known:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(str(self.folder)):
+                del sys.modules[name]
+
+    def follow(self, page: str) -> dict[str, Any]:
+        """Do all of a page; what its Python blocks defined."""
+        names: dict[str, Any] = {"__name__": "reader"}
+        try:
+            for kind, block in blocks(page):
+                self.do(kind, block, names, page)
+        finally:
+            while self._servers:
+                server = self._servers.pop()
+                server.terminate()
+                server.wait(timeout=30)
+        return names
+
+    def do(self, kind: str, block: str, names: dict[str, Any], page: str) -> None:
+        """Do one block."""
+        title = re.match(r"# (\S+\.\w+)\n", block)
+        if title is not None and (ROOT / title[1]).is_file():
+            text = (ROOT / title[1]).read_text(encoding="utf-8")
+            for part in block[title.end() :].split("...\n"):
+                assert part in text, f"{page} quotes what {title[1]} does not say: {part}"
+        elif title is not None:
+            (self.folder / title[1]).write_text(block, encoding="utf-8")
+            importlib.invalidate_caches()
+        elif kind == "bash":
+            for line in block.replace("\\\n", "").splitlines():
+                self.run(line)
+        elif kind == "python":
+            exec(compile(block.replace(ADDRESS, self.address), page, "exec"), names)
+
+    def run(self, line: str) -> None:
+        """Run a command line; it must end well."""
+        for pattern, shorter in SHORTER.items():
+            line = re.sub(pattern, shorter, line)
+        match shlex.split(line, comments=True):
+            case []:
+                return
+            case ["atommem", *arguments, "&"]:
+                self._serve([*arguments, "--port", self.address.rpartition(":")[2]])
+            case ["atommem", *arguments]:
+                # A policy that was trained for a moment may have no answer.
+                assert cli.main(arguments) in ((0, 3) if arguments[0] == "ask" else (0,)), line
+            case ["python", "-m", module, *arguments]:
+                self._python(runpy.run_module, module, arguments)
+            case ["python", file, *arguments]:
+                self._python(runpy.run_path, file, arguments)
+            case ["pip", "install", source]:
+                self._install(source)
+            case _:
+                raise AssertionError(f"a page says what no test can run: {line}")
+
+    def _python(self, run: Any, what: str, arguments: list[str]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [what, *arguments])
+            run(what, run_name="__main__")
+
+    def _install(self, source: str) -> None:
+        """A folder of the repository, as pip does it, into a folder of the reader's own."""
+        copied = self.folder / "sources" / Path(source).name
+        copytree(ROOT / source, copied, ignore=ignore_patterns("__pycache__"))
+        install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target"]
+        subprocess.run([sys.executable, *install, self._packages, copied], check=True)
+        importlib.invalidate_caches()
+
+    def _serve(self, arguments: list[str]) -> None:
+        path = os.pathsep.join([str(self._packages), str(self.folder), str(ROOT)])
+        command = [sys.executable, "-m", "atommem.cli", *arguments]
+        log = (self.folder / "server.log").open("wb")
+        self._servers.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdout=log, stderr=log))
+        ends = time.monotonic() + 120
+        while True:
+            try:
+                httpx.get(f"http://{self.address}/v1/models", timeout=5).raise_for_status()
+                return
+            except httpx.TransportError:
+                told = (self.folder / "server.log").read_text()
+                assert self._servers[-1].poll() is None, told
+                assert time.monotonic() < ends, told
+                time.sleep(0.2)

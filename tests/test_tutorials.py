@@ -1,0 +1,177 @@
+"""docs/tutorials as one reader follows them, one page after the other in one folder; and what the pages claim."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from atommem.config import MemoryConfig
+from atommem.environment import environment_config
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task_files import load_tasks, save_tasks
+from atommem.errors import DataError
+from tests.pages import ROOT, SHORTER, Reader, blocks
+
+FOLDER = "docs/tutorials"
+NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text().split("\nnav:")[1])
+ORDER = [
+    "first_policy.md",
+    "own_documents.md",
+    "own_environment.md",
+    "own_rule.md",
+    "reading_a_report.md",
+    "gpu_run.md",
+]
+ELSEWHERE = {"own_environment.md": "tests/test_external.py"}
+"""Pages that another module follows."""
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Somebody with a model at hand, who has done the first page."""
+    import torch
+
+    from atommem.demo.recipe import PolicySize
+    from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
+
+    with Reader(tmp_path_factory.mktemp("reader")) as reader:
+        tokenizer = word_tokenizer([*prompt_words(environment_config("longdoc"), MemoryConfig()), "Ida Brook Tom Reed"])
+        torch.manual_seed(0)
+        make_model(PolicySize(width=32, layers=1, max_positions=8192), tokenizer).save_pretrained("model")
+        tokenizer.save_pretrained("model")
+        reader.known = reader.follow(f"{FOLDER}/first_policy.md")
+        yield reader
+
+
+@pytest.mark.slow
+def test_a_first_policy(reader: Reader) -> None:
+    assert {"cold_start", "grpo", "eval", "heldout.parquet"} <= {path.name for path in Path("runs/demo").iterdir()}
+    assert reader.known["memory"].readings[0].chunks == len(reader.known["task"].documents)
+    assert reader.known["answer"].steps
+
+
+@pytest.mark.slow
+def test_own_documents(reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
+    reader.follow(f"{FOLDER}/own_documents.md")
+    assert "Tom Reed" in capsys.readouterr().out
+    summary = json.loads(Path("runs/letters_eval/summary.json").read_text())
+    assert (summary["episodes"], summary["failed"]) == (2, 0)
+
+
+@pytest.mark.slow
+def test_own_rule(reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
+    reader.follow(f"{FOLDER}/own_rule.md")
+    run = json.loads(Path("runs/rules/mine/run.json").read_text())
+    assert "my_rules:LeastShown" in json.dumps(run)
+
+
+@pytest.mark.slow
+def test_reading_a_report(reader: Reader, undrawn: None, capsys: pytest.CaptureFixture[str]) -> None:
+    reader.follow(f"{FOLDER}/reading_a_report.md")
+    tables = Path("runs/report/tables.md").read_text()
+    assert all(row in tables for row in ("cold_start", "grpo", "no_store"))
+
+
+@pytest.mark.slow
+def test_a_gpu_run(reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
+    reader.follow(f"{FOLDER}/gpu_run.md")
+    assert "(single_gpu)" in capsys.readouterr().out
+    assert Path("runs/export/adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_the_examples(reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from atommem.serve.served_policy import ServedPolicy
+    from tests.serve.servers import make_conversations, running
+
+    monkeypatch.syspath_prepend(ROOT / "examples")  # as for any script: it finds its own folder
+    documents = reader.known["task"].documents
+    Path("book.txt").write_text("\n\n".join(document.text for document in documents))
+    policy = "runs/demo/grpo"
+    lines = [
+        f"read_and_answer.py {policy} book.txt 'Who ?' 'Where ?'",
+        f"compare.py runs/demo/cold_start {policy} runs/demo/heldout.parquet 2",
+        f"own_rule.py {policy} book.txt 1",
+        "serve_client.py book.txt 'Who ?'",
+    ]
+    assert {line.split()[0] for line in lines} == {path.name for path in (ROOT / "examples").glob("*.py")}
+    with running(make_conversations(Path("log.db"), ServedPolicy.open(policy))) as server:
+        for line in lines:
+            reader.run(f"python {ROOT}/examples/{line}" + f" {server.url}/v1" * line.startswith("serve"))
+    printed = capsys.readouterr().out
+    for told in (f"chunk {len(documents)} of {len(documents)}", "Where ? - ", "EM 0.", "kept:", "ask again: conv_"):
+        assert told in printed
+
+
+def test_every_page_is_followed_and_every_abbreviation_is_one_of_a_page() -> None:
+    found = {path.name for path in (ROOT / FOLDER).iterdir()}
+    assert [item["Tutorials"] for item in NAV if "Tutorials" in item] == [[f"tutorials/{page}" for page in ORDER]]
+    assert set(ORDER) == found
+    for page in found:
+        module = ELSEWHERE.get(page, "tests/test_tutorials.py")
+        assert f'{page}")' in (ROOT / module).read_text(), f"{page} is followed by no test"
+    lines = "\n".join(block for page in found for kind, block in blocks(f"{FOLDER}/{page}") if kind == "bash")
+    for pattern in SHORTER:
+        assert re.search(pattern, lines.replace("\\\n", ""), re.MULTILINE), f"no page has {pattern}"
+
+
+TASK: dict[str, Any] = {
+    "id": "a",
+    "source": "mine",
+    "questions": [{"text": "Who?", "answers": ["Ida", ""], "id": "q", "metadata": {"hops": 2}}],
+    "documents": [{"title": "June", "text": "Ida writes.", "gold": True}],
+    "metadata": {},
+}
+TEXT = {name: value for name, value in TASK.items() if name != "documents"} | {"context": "Ida writes."}
+OTHERS = [None, "", " ", "text", 7, True, [], {}, ["x"], ["", " "], [7], [{}], {"x": 1}]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a task, itself left out."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+def test_what_the_schema_takes_the_reader_reads(tmp_path: Path) -> None:
+    """Each place of a task taken out, or given every other value; the reader may take something empty for nothing."""
+    ((_, schema),) = blocks(f"{FOLDER}/own_documents.md", "json")
+    validator = jsonschema.Draft202012Validator(json.loads(schema))
+    validator.check_schema(validator.schema)
+    file, refused = tmp_path / "tasks.jsonl", 0
+    for task in (TASK, TEXT):
+        for path, other in product(places(task), (..., *OTHERS)):
+            changed = copy.deepcopy(task)
+            *way, last = path
+            held: Any = changed
+            for key in way:
+                held = held[key]
+            if other is ...:
+                del held[last]
+            else:
+                held[last] = other
+            file.write_text(json.dumps(changed) + "\n")
+            try:
+                read = bool(load_tasks(file))
+            except DataError:
+                read = False
+            refused += not read
+            lax = read and other is not ... and not other
+            assert validator.is_valid(changed) == read or lax, (path, other, read)
+    assert refused > 100
+
+
+def test_what_we_write_the_schema_takes(tmp_path: Path) -> None:
+    ((_, schema),) = blocks(f"{FOLDER}/own_documents.md", "json")
+    save_tasks(generate(WorldConfig(), 3, 0), tmp_path / "tasks.jsonl")
+    for line in (tmp_path / "tasks.jsonl").read_text().splitlines():
+        jsonschema.validate(json.loads(line), json.loads(schema))
