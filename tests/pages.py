@@ -152,7 +152,7 @@ class Reader:
         command = [sys.executable, "-m", "atommem.cli", *arguments]
         log = (self.folder / "server.log").open("wb")
         self._servers.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdout=log, stderr=log))
-        ends = time.monotonic() + 120
+        ends = time.monotonic() + 300
         while True:
             try:
                 httpx.get(f"http://{self.address}/v1/models", timeout=5).raise_for_status()
