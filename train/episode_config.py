@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from atommem.config import check_choice
 from atommem.errors import ConfigError
 from atommem.train.objective.sequences import LOSS_TYPES, NORMALIZATIONS
+from atommem.train.watch.reporters import WatchedConfig
 
 BF16_HELP = "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."
 CHECKPOINTING_HELP = "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
 
 
 @dataclass
-class EpisodeConfig:
+class EpisodeConfig(WatchedConfig):
     """Mixed into a configuration of TRL. Defaults are those of arXiv 2601.08323 where it gives one."""
 
     data: str = field(default="", metadata={"help": "File of training tasks (`atommem data build`)."})

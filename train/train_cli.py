@@ -36,7 +36,8 @@ _ROLLOUTS = (
     *("vllm_engine_kwargs", "max_staleness"),
 )
 _SAVING = (
-    *("save_steps", "save_total_limit", "resume_from_checkpoint", "logging_steps", "report_to", "eval_strategy"),
+    *("save_steps", "save_total_limit", "resume_from_checkpoint", "logging_steps", "eval_strategy"),
+    *("report_to", "project", "run_name", "push_to_hub", "hub_model_id", "hub_private_repo"),
     *("eval_steps", "eval_temperature", "num_generations_eval", "log_episodes", "log_episodes_steps", "save_traces"),
     *("dry_run", "dry_run_device"),
 )

@@ -12,6 +12,7 @@ from atommem.config import check_choice
 from atommem.envs.checkpoint_settings import json_object
 from atommem.errors import ConfigError
 from atommem.train.episode_config import BF16_HELP, CHECKPOINTING_HELP, EpisodeConfig
+from atommem.train.watch.reporters import WatchedConfig
 
 _DISTRIBUTION = "what is sampled must be the distribution that is trained"
 _OBJECTIVE = "it is no part of the loss in train/objective/loss.py"
@@ -200,7 +201,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
 
 @dataclass
-class ColdStartConfig(SFTConfig):
+class ColdStartConfig(WatchedConfig, SFTConfig):
     """Supervised fine-tuning on demonstrations, before GRPO. Fields are those of TRL's `SFTConfig`."""
 
     data: str = field(

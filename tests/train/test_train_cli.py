@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from atommem.config import load_config, save_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.loops.launch import launcher_problem, prepare_reporters
+from atommem.train.loops.launch import launcher_problem
 from atommem.train.train_cli import main, parse_grpo, parse_sft
 from atommem.train.train_config import ColdStartConfig, TrainConfig
 from tests.train.loops.test_end_to_end import SETTINGS, make_element_tokenizer, make_tasks
@@ -156,48 +155,6 @@ def test_chat_template_arguments_are_kept_with_the_model(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_wandb_writes_to_the_output_folder(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offline, without an account."""
-    import wandb
-
-    # Set and deleted, so that what the command sets is taken back.
-    for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    data, out = tmp_path / "tasks.jsonl", tmp_path / "out"
-    save_tasks(make_tasks(), data)
-    flags = ["--data", str(data), "--output_dir", str(out), "--per_device_train_batch_size", "12", "--max_steps", "1"]
-    flags += ["--num_generations", "6", "--use_cpu", "--report_to", "wandb"]
-    try:
-        assert main(["--model_name_or_path", str(model_folder), *flags]) == 0
-    finally:
-        wandb.finish()
-    assert list(out.glob("wandb/offline-run-*/*.wandb"))
-
-
-def test_a_resumed_run_goes_on_in_its_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_id(*flags: str) -> str:
-        for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
-            monkeypatch.setenv(name, "")
-            monkeypatch.delenv(name)
-        prepare_reporters(parse_grpo([*MINIMUM, "--report_to", "wandb", "--output_dir", str(tmp_path), *flags])[0])
-        assert os.environ["WANDB_RESUME"] == "allow"
-        return os.environ["WANDB_RUN_ID"]
-
-    first = run_id()
-    assert run_id("--resume_from_checkpoint", "auto") == first
-    assert run_id() != first
-
-
-def test_a_service_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atommem.train.loops.launch.find_spec", lambda name: None)
-    args = parse_grpo([*MINIMUM, "--report_to", "none"])[0]
-    args.report_to = ["trackio"]
-    with pytest.raises(ConfigError, match="report_to names trackio, which is not installed: pip install trackio"):
-        prepare_reporters(args)
-
-
 def test_no_model_is_named(tmp_path: Path) -> None:
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
     (tmp_path / "config.json").write_text("{}")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +14,10 @@ from transformers.trainer_utils import SaveStrategy
 from atommem.config import MemoryConfig
 from atommem.environment import EnvironmentFactory
 from atommem.episode import Episode
-from atommem.errors import ConfigError
 from atommem.train.resume.checkpoint import resume_folder, save_final
 from atommem.train.rollout.rollout_trainer import EpisodesHook
 from atommem.train.watch.callbacks import Column, use_console
+from atommem.train.watch.reporters import prepare_reporters, run_facts
 from atommem.train.watch.sample_episodes import FOLDER, SampleEpisodes
 from atommem.train.watch.trace_writer import TraceWriter
 
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from atommem.train.async_config import AsyncTrainConfig
     from atommem.train.train_config import TrainConfig
 
-_REPORTERS = ("wandb", "trackio", "tensorboard")
-_WANDB_RUN = "wandb_run_id"
 _LEAST_SHUTDOWN = 300
 """Seconds that processes should have for their checkpoint when their launcher is told to end."""
 
@@ -50,6 +46,7 @@ def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], col
     if args.save_strategy != SaveStrategy.NO and (problem := launcher_problem(os.environ)):
         PartialState().print(problem)
     trainer = make_trainer()
+    args.facts = run_facts(trainer.settings, str(trainer.model.config._name_or_path))
     use_console(trainer, columns)
     try:
         trainer.train(resume_from_checkpoint=resume)
@@ -74,37 +71,6 @@ def launcher_problem(environment: Mapping[str, str]) -> str | None:
         f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and hands on {handled} alone: "
         "start it with PET_SHUTDOWN_TIMEOUT=600 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1 in its environment."
     )
-
-
-def prepare_reporters(args: Any) -> None:
-    """Check that what ``report_to`` names is installed, and keep wandb's files in the output folder.
-
-    Without an account wandb would ask for one, and wait: it runs offline; ``WANDB_MODE=online`` in the environment
-    sends them. A run that is resumed goes on in its run of wandb, whose id lies in the output folder.
-
-    Raises:
-        ConfigError: A service is not installed.
-    """
-    for name in args.report_to:
-        if name in _REPORTERS and find_spec(name) is None:
-            raise ConfigError(f"report_to names {name}, which is not installed: pip install {name}, or leave it out.")
-    if "wandb" in args.report_to:
-        Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("WANDB_MODE", "offline")
-        os.environ.setdefault("WANDB_DIR", str(args.output_dir))
-        os.environ.setdefault("WANDB_RESUME", "allow")
-        os.environ.setdefault("WANDB_RUN_ID", _wandb_run(args))
-
-
-def _wandb_run(args: Any) -> str:
-    """The id of this run in wandb: that of the run that is resumed, or a new one."""
-    path = Path(args.output_dir) / _WANDB_RUN
-    if args.resume_from_checkpoint not in (None, "false") and path.is_file():
-        return path.read_text(encoding="utf-8").strip()
-    run = secrets.token_hex(4)
-    if args.process_index == 0:  # the one that reports
-        path.write_text(run + "\n", encoding="utf-8")
-    return run
 
 
 def episode_hooks(

@@ -47,7 +47,8 @@ class RolloutTrainer(ResumableTrainer):
         self.carried: list[GroupPart] | None = None
         """Groups that were begun in the update before; none before the first update of this process."""
         self._loop = asyncio.Runner()
-        self._rollout_log = RolloutLog(map(backend.runner.agent.environments.describe, tasks))
+        agent = backend.runner.agent
+        self._rollout_log = RolloutLog(map(agent.environments.describe, tasks), agent.memory)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As below; see `sample` for when garbage is collected."""

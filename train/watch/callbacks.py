@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ METRICS_FILE = "metrics.jsonl"
 
 Column = tuple[str, str, str]
 """Heading, key in the log, format."""
+
+_SEPARATOR = "  "
 
 GRPO_COLUMNS: tuple[Column, ...] = (
     ("reward", "reward", ".3f"),
@@ -75,7 +78,7 @@ class ConsoleTable(TrainerCallback):
     The second column is the time left, by the mean pace since training began (or was resumed).
 
     Args:
-        columns: What to show, and how.
+        columns: What to show, and how; a terminal gets the first ones, as many as fit into its lines.
         console: Where to; unset is standard output.
         now: Seconds on a clock.
     """
@@ -88,8 +91,11 @@ class ConsoleTable(TrainerCallback):
         console: Console | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.columns = columns
         self.console = console or Console(highlight=False, soft_wrap=True)
+        self.columns = columns
+        if self.console.is_terminal:
+            ends = accumulate((len(_SEPARATOR) + _width(heading) for heading, _, _ in columns), initial=16)
+            self.columns = columns[: sum(end <= self.console.width for end in ends) - 1]
         self._now = now
         self._printed = 0
         self._began: tuple[float, int] | None = None
@@ -108,11 +114,11 @@ class ConsoleTable(TrainerCallback):
         if "loss" not in logs:
             return
         if self._printed % self._HEADING_EVERY == 0:
-            headings = "  ".join(f"{heading:>{_width(heading)}}" for heading, _, _ in self.columns)
-            self.console.print(Text(f"{'step':>6}  {'left':>8}  {headings}", style="bold"))
+            headings = (f"{heading:>{_width(heading)}}" for heading, _, _ in self.columns)
+            self.console.print(Text(_SEPARATOR.join((f"{'step':>6}", f"{'left':>8}", *headings)), style="bold"))
         self._printed += 1
         cells = (_cell(logs.get(key), style, _width(heading)) for heading, key, style in self.columns)
-        self.console.print(Text(f"{state.global_step:>6}  {self._left(state):>8}  " + "  ".join(cells)))
+        self.console.print(Text(_SEPARATOR.join((f"{state.global_step:>6}", f"{self._left(state):>8}", *cells))))
 
     def _left(self, state: Any) -> str:
         if self._began is None or state.global_step <= self._began[1]:

@@ -51,7 +51,7 @@ def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mappi
     from matplotlib.figure import Figure
 
     # Without pyplot: no display, no global state.
-    figure = Figure(figsize=(7, 8), layout="constrained")
+    figure = Figure(figsize=(9, 8), layout="constrained")
     FigureCanvasAgg(figure)
     scores, actions, store = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
     steps = [entry["step"] for entry in updates]
@@ -61,19 +61,18 @@ def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mappi
         scores.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{label}: {value:.2f}")
     scores.set_ylabel("score")
     scores.set_ylim(0, 1.02)
-    scores.legend(loc="lower right", fontsize="small")
-    names = action_names(*updates)
-    for action in names:
+    for action in action_names(*updates):
         rates = [entry.get(f"actions/{action}") for entry in updates]
         if any(rates):
             actions.plot(steps, rates, label=action)
     actions.set_ylabel("actions per step")
     actions.set_ylim(bottom=0)
-    actions.legend(loc="upper right", fontsize="small", ncols=min(len(names), 6))
     store.plot(steps, [entry.get("store_size") for entry in updates], color="tab:purple")
     store.set_ylabel("entries in the end")
     store.set_ylim(bottom=0)
     store.set_xlabel("GRPO update")
+    for axes in (scores, actions):  # beside them: what is drawn may be anywhere
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0, fontsize="small", frameon=False)
     for axes in (scores, actions, store):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)

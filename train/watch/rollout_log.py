@@ -1,4 +1,5 @@
-"""What is logged of a rollout beyond the episodes' own statistics: scores by data source, and where the time went.
+"""What is logged of a rollout beyond the episodes' own statistics: scores by data source, how full stores with a limit
+are in the end (``store_fill``, from 0 to 1), and where the time went.
 
 Seconds of an update, each the mean over ranks:
 
@@ -20,13 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from atommem.activity import ActivityClock
+from atommem.config import MemoryConfig
 from atommem.description import TaskDescription
 from atommem.episode import Episode
 
 SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
 """Stages that the trainer times: publishing weights, this rank's episodes, waiting for those of the other ranks."""
 
-_SOURCE, _COUNT, _TIME = "source/", "source_count/", "time/"
+_SUM, _COUNT, _TIME = "sum/", "count/", "time/"
 
 
 class RolloutLog:
@@ -34,14 +36,16 @@ class RolloutLog:
 
     Args:
         tasks: Those that episodes may be of, as their environment describes them.
+        memory: The settings that the episodes run under.
     """
 
-    def __init__(self, tasks: Iterable[TaskDescription]) -> None:
+    def __init__(self, tasks: Iterable[TaskDescription], memory: MemoryConfig) -> None:
+        self._memory = memory
         self._sources = {task.id: task.source for task in tasks}
         self.clock = ActivityClock()
 
     def sums(self, episodes: Sequence[Episode], activity: ActivityClock) -> dict[str, float]:
-        """Additive totals since the last call: scores by source, seconds by stage.
+        """Additive totals since the last call: scores by source, fill, seconds by stage.
 
         Args:
             episodes: Of the rollout, with stages timed by `clock`.
@@ -49,11 +53,15 @@ class RolloutLog:
         """
         sums: dict[str, float] = {}
         for episode in episodes:
+            values: dict[str, float] = {}
+            if not episode.failed and (capacity := self._memory.of_task(episode.task_id).capacity):
+                values["store_fill"] = episode.steps[-1].store_size / capacity if episode.steps else 0.0
             source = self._sources.get(episode.task_id)
-            if not source or episode.reward is None:
-                continue
-            for name, value in {"reward": episode.reward, **episode.metrics}.items():
-                for key, amount in ((f"{_SOURCE}{name}/{source}", value), (f"{_COUNT}{name}/{source}", 1.0)):
+            if source and episode.reward is not None:
+                scores = {"reward": episode.reward, **episode.metrics}
+                values |= {f"{name}/{source}": value for name, value in scores.items()}
+            for name, value in values.items():
+                for key, amount in ((_SUM + name, value), (_COUNT + name, 1.0)):
                     sums[key] = sums.get(key, 0.0) + amount
         for stage, seconds in {**activity.take(), **self.clock.take()}.items():
             sums[_TIME + stage] = seconds
@@ -61,16 +69,16 @@ class RolloutLog:
 
 
 def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
-    """``reward/SOURCE``, ``em/SOURCE``, ...: means over episodes; ``seconds/STAGE``: means over ranks.
+    """``reward/SOURCE``, ``em/SOURCE``, ..., ``store_fill``: means over episodes; ``seconds/STAGE``: means over ranks.
 
     Args:
         sums: `RolloutLog.sums` of all ranks, added up.
         ranks: Their number.
     """
     means = {
-        key.removeprefix(_SOURCE): value / sums[_COUNT + key.removeprefix(_SOURCE)]
+        key.removeprefix(_SUM): value / sums[_COUNT + key.removeprefix(_SUM)]
         for key, value in sums.items()
-        if key.startswith(_SOURCE)
+        if key.startswith(_SUM)
     }
     seconds = {key.removeprefix(_TIME): value / ranks for key, value in sums.items() if key.startswith(_TIME)}
     episodes, wait = seconds.pop(EPISODES, 0.0), seconds.pop(WAIT, 0.0)

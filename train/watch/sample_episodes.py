@@ -1,8 +1,7 @@
-"""Whole sample episodes, to be read while training runs: as text files, and as a table in wandb and trackio."""
+"""Whole sample episodes, to be read while training runs: as text files, and as a table where a run is reported to."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +16,9 @@ from atommem.memory.contents import Contents
 from atommem.memory.operations import POLICY
 from atommem.trace import Trace
 from atommem.trace_view import render_trace
+from atommem.train.watch.reporters import report_table
 
 FOLDER = "samples"
-TABLES = ("wandb", "trackio")
-"""The services of `report_to` that show tables."""
-
 COLUMNS = (
     "update",
     "task",
@@ -51,7 +48,7 @@ class SampleEpisodes:
         memory: The settings that the episodes ran under.
         count: Episodes each time.
         every: Updates between two times; the first update is shown always.
-        report_to: Services; those of `TABLES` get a table of all steps named ``episodes``.
+        report_to: Services that get a table of all steps named ``episodes`` (`report_table`).
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class SampleEpisodes:
         self._describe = describe_task
         self.count = count
         self.every = every
-        self.services = [name for name in TABLES if name in report_to]
+        self.report_to = report_to
         self._tasks = {task.id: task for task in tasks}
 
     def __call__(self, update: int, episodes: Sequence[Episode]) -> None:
@@ -82,15 +79,8 @@ class SampleEpisodes:
             return
         chosen = best_and_worst(episodes, self.count)
         self._write(number, chosen)
-        if self.services:
-            import pandas
-
-            rows = [row for episode in chosen for row in self.rows(number, episode)]
-            frame = pandas.DataFrame(rows, columns=list(COLUMNS))
-            for name in self.services:
-                service = importlib.import_module(name)
-                # Goes out with the update's own entry, which follows.
-                service.log({"episodes": service.Table(dataframe=frame)}, **_uncommitted(name))
+        rows = [row for episode in chosen for row in self.rows(number, episode)]
+        report_table("episodes", COLUMNS, rows, number, self.report_to)
 
     def rows(self, update: int, episode: Episode) -> Iterator[tuple[Any, ...]]:
         """One row per step, in the order of `COLUMNS`."""
@@ -150,7 +140,3 @@ def _actions(step: Step) -> str:
     ]
     problems = [f"malformed: {problem.reason}" for problem in step.problems]
     return ", ".join([*outcomes, *problems])
-
-
-def _uncommitted(name: str) -> dict[str, Any]:
-    return {"commit": False} if name == "wandb" else {}

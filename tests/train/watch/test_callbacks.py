@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from atommem.train.watch.callbacks import ConsoleTable, MetricsFile, read_metrics
+from atommem.train.watch.callbacks import GRPO_COLUMNS, ConsoleTable, MetricsFile, read_metrics
 
 
 def state(step: int, *, main: bool = True, history: list[dict[str, Any]] | None = None) -> Any:
@@ -82,3 +82,15 @@ def test_a_resumed_run_replaces_the_steps_that_it_repeats(tmp_path: Path) -> Non
 def test_a_fresh_run_begins_the_file_anew(tmp_path: Path) -> None:
     write(tmp_path, state(0), [1, 2])
     assert [entry["step"] for entry in write(tmp_path, state(0), [1])] == [1]
+
+
+@pytest.mark.parametrize(("width", "shown"), [(80, 7), (200, 19), (20, 0)])
+def test_lines_fit_a_terminal(width: int, shown: int) -> None:
+    """A log, whose lines have no end, has all columns."""
+    out = io.StringIO()
+    for terminal in (True, False):
+        table = ConsoleTable(GRPO_COLUMNS, Console(file=out, width=width, force_terminal=terminal, color_system=None))
+        assert table.columns == (GRPO_COLUMNS[:shown] if terminal else GRPO_COLUMNS)
+        if terminal:
+            table.on_log(None, state(1), None, {"loss": 1.0})
+            assert all(len(line) <= width for line in out.getvalue().splitlines())

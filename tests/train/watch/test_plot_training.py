@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from atommem.errors import DataError
 from atommem.train.train_cli import main
@@ -30,6 +31,19 @@ def test_a_run_is_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["plot", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / PLOT_FILE)
     assert (tmp_path / PLOT_FILE).read_bytes().startswith(PNG)
+
+
+def test_a_legend_covers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *given, **how: (drawn.append(self), save(self, *given, **how)))
+    plot_training(metrics(), tmp_path / "x.png", {"held-out EM before": 0.1, "held-out EM after": 0.9})
+    legends = [axes for axes in drawn[0].axes if axes.get_legend() is not None]
+    assert len(legends) == 2
+    for axes in legends:
+        legend = axes.get_legend().get_window_extent()
+        assert legend.x1 <= drawn[0].bbox.x1
+        assert not any(legend.overlaps(other.bbox) for other in drawn[0].axes)
 
 
 def test_what_the_environment_brought_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

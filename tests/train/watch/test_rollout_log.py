@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atommem.activity import ActivityClock
+from atommem.config import MemoryConfig
 from atommem.description import TaskDescription
 from atommem.episode_stats import add_sums
 from atommem.train.watch.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 from tests.train.toys import make_episode
 
+UNLIMITED = MemoryConfig()
 
-def log_at(times: list[float]) -> RolloutLog:
+
+def log_at(times: list[float], memory: MemoryConfig = UNLIMITED) -> RolloutLog:
     tasks = [TaskDescription(f"t{i}", source) for i, source in enumerate(["hotpotqa", "musique", ""])]
-    log = RolloutLog(tasks)
+    log = RolloutLog(tasks, memory)
     log.clock = ActivityClock(iter(times).__next__)
     return log
 
@@ -59,3 +64,12 @@ def test_the_time_split() -> None:
     }
     # sync + generate + idle: 2 + 7 + 4 is the rollout of both ranks, 2 + 11.
     assert means["seconds/sync"] + means["seconds/generate"] + means["seconds/idle"] == 13.0
+
+
+def test_how_full_stores_are() -> None:
+    """Mean over episodes that ended; one without a step left its store empty. Stores without a limit have no fill."""
+    episodes = [make_episode("t0", 0, 1.0, [(1, 1)]), make_episode("t0", 1, 1.0, []), make_episode("t0", 2, None, [])]
+    episodes[0].steps[-1] = replace(episodes[0].steps[-1], store_size=3)
+    for memory, fill in ((MemoryConfig(capacity=4), 3 / 8), (MemoryConfig(capacities=[6]), 1 / 4)):
+        assert rollout_means(log_at([0.0], memory).sums(episodes, ActivityClock()), 1)["store_fill"] == fill
+    assert "store_fill" not in rollout_means(log_at([0.0]).sums(episodes, ActivityClock()), 1)

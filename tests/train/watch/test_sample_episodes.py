@@ -79,7 +79,7 @@ async def test_tables_go_to_the_services_that_are_asked_for(
         Table=lambda dataframe: dataframe, log=lambda values, **options: logged.append((values["episodes"], options))
     )
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    samples(tmp_path, report_to=["wandb", "tensorboard"])(0, [episode])
+    samples(tmp_path, report_to=["wandb", "mlflow"])(0, [episode])
     ((table, options),) = logged
     assert options == {"commit": False}
     assert list(table.columns) == list(COLUMNS)

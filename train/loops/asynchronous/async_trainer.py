@@ -24,6 +24,7 @@ from trl.distributed import DistributedBackend
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
+from atommem.config import MemoryConfig
 from atommem.envs.scoring.records import record_of
 from atommem.episode_stats import episode_sums, means
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
@@ -140,7 +141,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             on_policy=False,
             reference=self._reference(model) if args.beta and not lora else None,
         )
-        self._rollout_log = RolloutLog([] if sampler is None else map(sampler.runner.environments.describe, tasks))
+        agent = None if sampler is None else sampler.runner.agent
+        described = [] if agent is None else map(agent.environments.describe, tasks)
+        self._rollout_log = RolloutLog(described, MemoryConfig() if agent is None else agent.memory)
         self._reader = None
         if worker is not None:
             self._reader = GroupReader(
