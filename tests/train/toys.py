@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from atommem.activity import ActivityClock
+from atommem.config import MemoryConfig
 from atommem.description import QuestionDescription, TaskDescription
 from atommem.episode import Episode, Step
 from atommem.memory.entries import MemoryView
@@ -95,6 +96,7 @@ class WrittenRunner:
             sampling=Sampling(temperature=1.0),
             activity=ActivityClock(),
             environments=ToyEnvironments,
+            memory=MemoryConfig(),
         )
         self.jobs: list[tuple[str, int]] = []
         self.seeds: list[int | None] = []
