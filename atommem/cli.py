@@ -8,8 +8,13 @@ from __future__ import annotations
 import io
 import os
 import select
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points, version
+from types import FrameType
 from typing import Any
 
 from atommem.command_line import close_match, one_line
@@ -38,7 +43,11 @@ _SUMMARIES = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; returns the exit status (2: a wrong call or an `AtomMemError`)."""
-    argv = sys.argv[1:] if argv is None else argv
+    with _ended_as_interrupted():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # no text of a model ends a command that shows it
     commands = _commands()
@@ -76,6 +85,30 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\natommem {argv[0]}: interrupted", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """SIGTERM, as schedulers and containers send it, does meanwhile what Ctrl-C does; commands may do otherwise."""
+    process = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # a fork of this process
+            os._exit(128 + number)
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # a job in the background of a shell ignores Ctrl-C
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)  # asyncio's cancels what it runs
+
+    before = signal.getsignal(signal.SIGTERM)
+    ours = threading.current_thread() is threading.main_thread() and before is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _reader_is_gone() -> bool:

@@ -55,8 +55,12 @@ def _os_problem(error: OSError) -> str:
     if error.filename is None and error.errno is None:
         return _cut(" ".join(str(error).split()), 800)
     paths = " and ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
-    remedy = _REMEDIES.get(error.errno or 0, "give another path or address")
-    return f"{f'{_cut(paths, 400)}: ' if paths else ''}{error.strerror or type(error).__name__}; {remedy}."
+    return f"{f'{_cut(paths, 400)}: ' if paths else ''}{error.strerror or type(error).__name__}; {remedy(error)}."
+
+
+def remedy(error: OSError) -> str:
+    """What to do about it."""
+    return _REMEDIES.get(error.errno or 0, "give another path or address")
 
 
 def check_writable(name: str, given: str | os.PathLike[str] | None, *, folder: bool) -> None:

@@ -138,14 +138,17 @@ def save_config(folder: str | Path, *configs: Any) -> Path:
 
 
 def load_config(folder: str | Path) -> dict[str, Any]:
-    """Read ``folder/atommem_config.json``; an empty dict when the folder has none.
+    """Read ``folder/atommem_config.json``; an empty dict when the folder has none. A hub name is as good as a folder.
 
     Raises:
         ConfigError: The file is not a JSON object.
     """
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
-        return {}
+        found = _of_hub(str(folder))
+        if found is None:
+            return {}
+        path = found
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -153,6 +156,19 @@ def load_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds {type(loaded).__name__}, not an object: restore it or delete it.")
     return without_addresses(loaded)
+
+
+def _of_hub(name: str) -> Path | None:
+    """The file of a model on the hub, downloaded once; None of a path, and where there is none or no hub."""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or Path(name.split("/")[0]).exists():
+        return None
+    try:
+        from huggingface_hub import hf_hub_download
+
+        model, revision = hub_name(name)
+        return Path(hf_hub_download(model, CONFIG_FILE, revision=revision))
+    except (ImportError, OSError, ValueError):
+        return None
 
 
 def without_addresses(settings: Mapping[str, Any]) -> dict[str, Any]:

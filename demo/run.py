@@ -22,6 +22,7 @@ from atommem.demo.results import (
     ABLATIONS,
     LABELS,
     SUMMARY_FILE,
+    held_out_entry,
     print_outcome,
     results_table,
     summarize,
@@ -49,6 +50,7 @@ from atommem.train.loops.demonstrations import demonstrations
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import make_sft_trainer, sft_dataset
 from atommem.train.resume.checkpoint import GenerationSettings, save_final
+from atommem.train.resume.model_card import save_model_card, training_facts
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.train_config import ColdStartConfig, TrainConfig
@@ -126,6 +128,7 @@ class Demo:
         self.seed = seed
         self.console = console
         self.seconds: dict[str, float] = {}
+        self._card: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
         out.mkdir(parents=True, exist_ok=True)
         for name in self.FOLDERS:
             shutil.rmtree(out / name, ignore_errors=True)
@@ -184,7 +187,7 @@ class Demo:
             trainer = make_sft_trainer(self.model, args, sft_dataset(rows), self.tokenizer)
             use_console(trainer, SFT_COLUMNS)
             trainer.train()
-            save_final(trainer, self._saved_settings())
+            self._save(trainer)
 
     def demonstrate(self, count: int) -> list[Episode]:
         """Episodes of the faulty expert, through the one loop."""
@@ -215,6 +218,10 @@ class Demo:
 
         with _Phase(self, f"eval_{name}", ""):
             result = asyncio.run(run())
+        if name in ("before", "after") and self._card is not None:
+            folder, facts, state = self._card
+            measured = held_out_entry(result, state["global_step"])
+            save_model_card(folder, facts, {**state, "log_history": [*state["log_history"], measured]})
         self.console.print(f"held-out EM, {LABELS.get(name, name).strip()}: {result.em:.3f}")
         return result
 
@@ -239,7 +246,7 @@ class Demo:
                 trainer.train()
             finally:
                 trainer.close()
-            save_final(trainer, self._saved_settings())
+            self._save(trainer)
 
     def _agent(self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False) -> Agent:
         """`policy` in the demo's world, sampled as in training, with some memory actions switched off."""
@@ -253,6 +260,11 @@ class Demo:
             sampling=Sampling(train.temperature, max_tokens=train.max_completion_length or 48, seed=self.seed),
             keep_prompts=keep_prompts,
         )
+
+    def _save(self, trainer: Any) -> None:
+        """Save the model; its card gets the evaluation that follows."""
+        folder = save_final(trainer, self._saved_settings())
+        self._card = folder, training_facts(trainer), dict(vars(trainer.state))
 
     def _saved_settings(self) -> tuple[Any, ...]:
         settings = self.settings

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import check_writable
+from atommem.command_line import check_writable, remedy
 from atommem.envs.benchmarks.beam import is_beam, parse_beam
 from atommem.envs.benchmarks.locomo import is_locomo, parse_locomo
 from atommem.envs.benchmarks.longmemeval import is_longmemeval, parse_longmemeval
@@ -117,7 +117,17 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or error}.") from error
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}; {remedy(error)}.") from error
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` to a file: the whole of it, or none.
+
+    Raises:
+        DataError: It cannot be written.
+    """
+    with replacing(Path(path)) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, content: Any) -> None:
@@ -126,8 +136,7 @@ def write_json(path: str | Path, content: Any) -> None:
     Raises:
         DataError: It cannot be written.
     """
-    with replacing(Path(path)) as draft:
-        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -41,22 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         AtomMemError: A setting or file is wrong, or the policy refused a request.
     """
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        return _main(sys.argv[1:] if argv is None else argv)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """SIGTERM, as a scheduler sends it that ends a job, does what Ctrl-C does: asyncio cancels the evaluation."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):  # a job in the background of a shell ignores Ctrl-C
-        raise KeyboardInterrupt
-    handler(signal.SIGINT, frame)
-
-
-def _main(argv: list[str]) -> int:
+    argv = sys.argv[1:] if argv is None else argv
     if any(argument.partition("=")[0] == "--suite" for argument in argv):
         from atommem.eval.suites.suite_cli import main as run_suite
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 
 import pytest
+
+# A name that no folder has is looked for on the hub, which no test asks.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # The modules that tests import, and the tests, are half a million objects that stay to the end. To look through them
 # again and again was a quarter of the time of collecting the tests.

@@ -13,6 +13,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from atommem.envs.task_files import replacing
 from atommem.episode_stats import action_names
 from atommem.eval.output import file_stem
 from atommem.eval.reporting.inspection import FATES
@@ -101,7 +102,8 @@ def write_charts(charts: Sequence[Chart], folder: Path, forms: Sequence[str] = (
     png = partial(vl_convert.svg_to_png, scale=2)
     draw: dict[str, Callable[[str], bytes]] = {"svg": str.encode, "png": png, "pdf": vl_convert.svg_to_pdf}
     for chart, form in product(charts, forms):
-        (folder / f"{chart.name}.{form}").write_bytes(draw[form](chart.svg))
+        with replacing(folder / f"{chart.name}.{form}") as draft:
+            draft.write_bytes(draw[form](chart.svg))
 
 
 def _drawings(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.envs.scoring.records import EpisodeRecord, summarize
+from atommem.envs.task_files import write_text
 from atommem.episode import Episode, Step
 from atommem.eval.output import EPISODES, MANIFEST, file_stem
 from atommem.eval.reporting.evaluations import Evaluation
@@ -42,7 +43,7 @@ def write_inspect_logs(evaluations: Sequence[Evaluation], out: Path) -> list[Pat
         log = inspect_log(item)
         stem = file_stem(f"{log['eval']['task']}_{log['eval']['task_id']}".replace("/", "-"))
         path = out / f"{log['eval']['created'].replace(':', '-')}_{stem}.json"
-        path.write_text(clean(json.dumps(log, ensure_ascii=False, indent=1)), encoding="utf-8")
+        write_text(path, clean(json.dumps(log, ensure_ascii=False, indent=1)))
         written.append(path)
     return written
 

@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EpisodeRecord, main_metric
+from atommem.envs.task_files import write_text
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.charts import Chart
 from atommem.eval.reporting.evaluations import Evaluation
@@ -298,5 +299,5 @@ def _image(chart: Chart) -> str:
 def write_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Chart], folder: Path) -> Path:
     """Write ``report.html``."""
     path = folder / REPORT
-    path.write_text(clean(render_page(page, results, charts)), encoding="utf-8")
+    write_text(path, clean(render_page(page, results, charts)))
     return path

@@ -24,6 +24,7 @@ from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.scoring.abstention import ABSTENTION, abstains
 from atommem.envs.scoring.locomo_scores import CATEGORIES
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
+from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError, DataError
 from atommem.eval.output import file_stem
 from atommem.eval.reporting.evaluations import Evaluation
@@ -59,7 +60,7 @@ def write_predictions(evaluations: Sequence[Evaluation], out: Path, gold: Path |
             ending, values = FORMATS[source]
             path = out / f"{file_stem(name)}.{ending}"
             lines = (json.dumps(value, ensure_ascii=False) + "\n" for value in values(answers, keys))
-            path.write_text(clean("".join(lines)), encoding="utf-8")
+            write_text(path, clean("".join(lines)))
             written.append(path)
     if not written:
         found = sorted({record.source or "unknown" for item in evaluations for record in item.records})

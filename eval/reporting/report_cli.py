@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.command_line import CommandParser, check_writable
-from atommem.envs.task_files import write_json
+from atommem.envs.task_files import write_json, write_text
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reporting.charts import make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
@@ -70,8 +70,8 @@ def write_report(
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
     results |= {"deltas": deltas, "published": published and beside(published, results)}
     write_json(out / RESULTS, results)
-    (out / "tables.md").write_text(clean(markdown_tables(results)), encoding="utf-8")
-    (out / "tables.tex").write_text(clean(latex_tables(results)), encoding="utf-8")
+    write_text(out / "tables.md", clean(markdown_tables(results)))
+    write_text(out / "tables.tex", clean(latex_tables(results)))
     charts = make_charts(results, metrics)
     write_page(page, results, charts, out)
     write_charts(charts, out / "plots", plots)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from atommem.command_line import CommandParser, check_writable
-from atommem.envs.task_files import write_json
+from atommem.envs.task_files import write_json, write_text
 from atommem.errors import ConfigError
 
 EXIT_DOES_NOT_HOLD = 1
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     sheet = experiment.run(arguments, lambda text: say.print(text, markup=False))
     if arguments.out is not None:
         write_json(arguments.out / f"{sheet.name}.json", sheet.to_json())
-        (arguments.out / f"{sheet.name}.md").write_text(sheet.markdown(), encoding="utf-8")
+        write_text(arguments.out / f"{sheet.name}.md", sheet.markdown())
     if arguments.json:
         print(json.dumps(sheet.to_json()))
     else:

@@ -21,6 +21,7 @@ from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task import Task
+from atommem.envs.task_files import write_text
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.output import SUMMARY
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
@@ -71,7 +72,7 @@ class Comparison:
             needs |= needs_of(self._tasks[column.key])
             if isinstance(column.data, SyntheticData):
                 others += generate(column.data.world, self.chosen, column.data.seed + _OTHER_TASKS)
-        (self.out / "needs.json").write_text(json.dumps(needs), encoding="utf-8")
+        write_text(self.out / "needs.json", json.dumps(needs))
         embedder = make_embedder(EmbedderConfig(embedder="hashing"))
         save(fit(asyncio.run(embedded(labelled(others), embedder))), self.out / "linear.json")
 

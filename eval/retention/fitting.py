@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.eval.retention.keeping import Embedded
 from atommem.memory.columns import Numbers
@@ -81,5 +82,5 @@ def logistic(inputs: Numbers, labels: Numbers, ridge: float, steps: int = 50) ->
 def save(weights: dict[str, Any], path: str | Path) -> Path:
     """Write them where `linear(weights=PATH)` finds them."""
     path = Path(path)
-    path.write_text(json.dumps(weights, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(weights, indent=1) + "\n")
     return path

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from atommem import cli
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval import eval_cli, workbench
@@ -148,7 +149,7 @@ def test_an_interruption_says_how_to_continue(
             await pressing
 
     monkeypatch.setattr(eval_cli, "_run", run_and_press)
-    assert eval_cli.main(arguments(data)) == 130
+    assert cli.main(["eval", *arguments(data)]) == 130
     assert "the same command continues from there" in capsys.readouterr().err
     assert len((data.parent / "out" / "episodes.jsonl").read_text().splitlines()) == 2
     monkeypatch.setattr(eval_cli, "_run", run)

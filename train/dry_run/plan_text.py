@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from atommem.envs.task_files import write_text
 from atommem.train.dry_run.plan import Plan
 from atommem.train.dry_run.timeline import SYNC_BANDWIDTH, WAKE_SECONDS, WITHOUT_VARIANCE
 
@@ -48,10 +49,9 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     """Write the plan as one JSON object; bytes and seconds are plain numbers."""
     memory = {"parts": {part.name: part.bytes for part in plan.parts}, "phases": plan.phases, "fits": plan.fits}
     values = {**asdict(plan), "memory": memory, "hours": plan.hours}
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     # What JSON does not know is a model's config, or an enumeration.
     text = json.dumps(values, indent=2, default=lambda value: getattr(value, "to_dict", value.__str__)())
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")
 
 
 def _batch_rows(plan: Plan) -> Iterable[tuple[str, ...]]:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
+from httpx import HTTPError
 from transformers.trainer_utils import SaveStrategy
 
+from atommem.command_line import one_line
 from atommem.config import MemoryConfig
 from atommem.environment import EnvironmentFactory
 from atommem.episode import Episode
 from atommem.train.resume.checkpoint import resume_folder, save_final
+from atommem.train.resume.faults import CheckpointError
 from atommem.train.rollout.rollout_trainer import EpisodesHook
 from atommem.train.watch.callbacks import Column, use_console
 from atommem.train.watch.reporters import prepare_reporters, run_facts
@@ -53,10 +56,27 @@ def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], col
     finally:
         trainer.close()
     folder = save_final(trainer, trainer.settings)
+    if args.push_to_hub:
+        push(trainer)
     data = getattr(args, "eval_data", None) or "TASKS"
     call = ["atommem", "eval", "--policy", str(folder), "--data", data, "--out", str(folder / "eval")]
     trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(call)}")
     return folder
+
+
+def push(trainer: Any) -> None:
+    """Upload the model that is saved.
+
+    Raises:
+        CheckpointError: The hub refuses, or is out of reach.
+    """
+    try:
+        trainer.push_to_hub()
+    except (OSError, HTTPError) as error:
+        raise CheckpointError(
+            f"the model is in {trainer.args.output_dir}, but could not be pushed: {one_line(error).rstrip('.')}. The "
+            "same command with --resume tries again."
+        ) from error
 
 
 def launcher_problem(environment: Mapping[str, str]) -> str | None:

@@ -50,7 +50,7 @@ def save_final(trainer: Any, settings: Sequence[Any]) -> Path:
     folder = Path(trainer.args.output_dir)
     partial = partial_folder(folder) / folder.resolve().name
     try:
-        trainer.save_model(str(partial))
+        trainer.save_model(str(partial), _internal_call=True)  # which pushes nothing
         if trainer.args.should_save:
             save_config(partial, *settings)
             save_model_card(partial, training_facts(trainer), vars(trainer.state))

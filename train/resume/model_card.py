@@ -33,7 +33,7 @@ def training_facts(trainer: Any) -> dict[str, Any]:
 
 
 def save_model_card(
-    folder: Path, facts: Mapping[str, Any], state: Mapping[str, Any], license_id: str = UNKNOWN
+    folder: Path, facts: Mapping[str, Any], state: Mapping[str, Any], license_id: str = UNKNOWN, name: str = ""
 ) -> None:
     """Write the card of the model in `folder`; names of local files stand in it without their folders.
 
@@ -42,6 +42,7 @@ def save_model_card(
         facts: From `training_facts`.
         state: ``log_history``, ``global_step`` and ``max_steps`` of the trainer's state.
         license_id: The model's licence, as the hub names it.
+        name: The model's; unset is its folder's.
     """
     base = str(facts.get("base_model") or "")
     local = Path(base).is_dir() or Path(base).is_absolute()
@@ -53,8 +54,8 @@ def save_model_card(
         pipeline_tag="text-generation",
         tags=facts.get("tags"),
     )
-    name = Path(base).name if local else base
-    text = _text(folder.name, name or UNKNOWN, adapter, facts, state, load_config(folder), license_id)
+    base = Path(base).name if local else base
+    text = _text(name or folder.name, base or UNKNOWN, adapter, facts, state, load_config(folder), license_id)
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(folder / "README.md")
 
 
@@ -113,8 +114,13 @@ capacity; elsewhere, evaluate it first. It may answer wrongly, and keeps what it
 "AtomMem: Learnable Dynamic Agentic Memory with Atomic Memory Operation", arXiv 2601.08323; and the model that it was
 trained from.
 
-{", ".join(f"{package} {version(package)}" for package in ("atommem", "trl", "transformers", "torch"))}
+{_made_with(args)}
 """
+
+
+def _made_with(facts: Mapping[str, Any]) -> str:
+    made = [f"{package} {version(package)}" for package in ("atommem", "trl", "transformers", "torch")]
+    return ", ".join([*made, f"git {facts['git_commit']}"] if facts.get("git_commit") else made)
 
 
 def _ends(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:

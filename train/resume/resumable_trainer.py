@@ -16,11 +16,9 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
-from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import SaveStrategy
 
-from atommem.config import save_config
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError
 from atommem.garbage import frozen_heap
 from atommem.train.resume import sharded
@@ -42,8 +40,8 @@ from atommem.train.resume.faults import (
     is_disk_full,
     why_not_written,
 )
+from atommem.train.resume.hub import HubTrainer
 from atommem.train.resume.interrupts import StopRequest, TrainingInterrupted
-from atommem.train.resume.model_card import save_model_card, training_facts
 from atommem.train.watch.progress import NoProgress, RolloutProgress
 
 Result = TypeVar("Result")
@@ -52,7 +50,7 @@ _GO_ON, _STOP, _SPENT, _BROKEN = range(4)
 """What a rank has to report at a point where all ranks meet; the largest counts."""
 
 
-class ResumableTrainer(Trainer):
+class ResumableTrainer(HubTrainer):
     """Goes in front of a TRL trainer: ``class T(ResumableTrainer, GRPOTrainer)``.
 
     - Checkpoints are written aside and renamed when they are complete (`atommem.train.resume.checkpoint_files`),
@@ -170,19 +168,17 @@ class ResumableTrainer(Trainer):
     def _save_beside(self, folder: Path) -> None:
         if sharded.is_sharded(folder):
             sharded.save_description(self, folder)
-        if self.settings:
-            save_config(folder, *self.settings)
-        facts = training_facts(self)
+        facts = self.describe(folder)
         (folder / TRAINING_ARGS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
-        save_model_card(folder, facts, vars(self.state))
 
     def _publish(self, folder: Path, output_dir: Path, checksums: Sequence[Mapping[str, int]]) -> None:
         if self.args.should_save:
             publish(folder, output_dir, dict(item for part in checksums for item in part.items()))
-            best = self.state.best_model_checkpoint
-            prune(output_dir, self.args.save_total_limit, () if best is None else (Path(best),))
+            kept = (self.state.best_model_checkpoint, self.pushing())
+            prune(output_dir, self.args.save_total_limit, [Path(one) for one in kept if one is not None])
             shutil.rmtree(folder.parent, ignore_errors=True)
+            self.push_checkpoint(output_dir / folder.name)
 
     def _name_best_checkpoint(self, output_dir: Path) -> None:
         """The trainer below looked for the best checkpoint where it wrote this one: name it where it will be."""

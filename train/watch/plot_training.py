@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.command_line import CommandParser, check_writable
+from atommem.envs.task_files import replacing
 from atommem.episode_stats import action_names
 from atommem.errors import DataError
 from atommem.train.watch.callbacks import METRICS_FILE, held_out_score, read_metrics
@@ -75,7 +76,8 @@ def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mappi
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0, fontsize="small", frameon=False)
     for axes in (scores, actions, store):
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    with replacing(path) as draft:
+        figure.savefig(draft, dpi=150, format=path.suffix[1:] or "png")
     return path
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from atommem.config import EmbedderConfig, check_choice, fields_of, without_addresses
 from atommem.embedding import make_embedder
+from atommem.envs.task_files import write_json
 from atommem.envs.web.corpus.corpus_input import Page
 from atommem.envs.web.corpus.dense import DenseIndex
 from atommem.envs.web.corpus.lexical import LexicalIndex, Ranked
@@ -249,8 +250,7 @@ def _start(folder: Path, embedder: EmbedderConfig | None, passage_characters: in
         "embedder_id": None if made is None else made.id,
         "dim": None if made is None else made.dim,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / MANIFEST, manifest)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

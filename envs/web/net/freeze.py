@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atommem.config import EmbedderConfig
+from atommem.envs.task_files import write_text
 from atommem.envs.web.corpus.corpus import PASSAGE_CHARACTERS, build_corpus
 from atommem.envs.web.corpus.corpus_input import Page
 from atommem.envs.web.net.cassette import Cassette
@@ -53,7 +54,7 @@ def freeze(
         raise ConfigError(f"no page was read on {cassette.path}: there is nothing to freeze.")
     folder = Path(folder)
     done = build_corpus(pages, folder, embedder, passage_characters)
-    (folder / PAGES).write_text("".join(f"{json.dumps(asdict(page))}\n" for page in pages), encoding="utf-8")
+    write_text(folder / PAGES, "".join(f"{json.dumps(asdict(page))}\n" for page in pages))
     read = {name for page in pages for name in (page.url, page.id)}
     found = {link.target for _, result in cassette.results() if not result.title for link in result.links}
     return {"pages": done["pages"], "unread": len(found - read)}

@@ -16,6 +16,7 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.scoring.statistics import wilson_interval
+from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.streams.agents import Agent, StreamRow
@@ -61,8 +62,7 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
     for name, example in EXAMPLES.items():
         rows = example.rows(arguments.seed, 60, arguments.tasks)
         if arguments.out is not None:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / f"{name}.jsonl").write_text(as_lines(rows), encoding="utf-8")
+            write_text(arguments.out / f"{name}.jsonl", as_lines(rows))
         title = f"{name}: generated rows, similarity {example.similarity}, K {example.k}"
         table(sheet, title, rows, example.agent, example.similarity, example.k, arguments, tell)
     sheet.notes.append(

@@ -1,0 +1,135 @@
+"""Commands that are stopped at their first write, and disks that are full: one line, nothing half written, and again.
+
+Training, serving, `ask --memory` and evaluation on SIGKILL have tests of their own. What a command writes goes through
+`open`, whose lowest layer is replaced here.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem import cli
+from tests.envs.benchmark_rows import hotpot_row
+
+_TEXTS = [f"in {1990 + i} Ann moved to town number {i}" if i % 3 == 0 else f"oh well {i}" for i in range(30)]
+_HASHING = ("--embedder", "hashing")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "data build": ("--benchmark", "hotpotqa", "--split", "dev", "--input", "hotpot.json", "--docs", "8", "--n", "2"),
+    "data synthetic": ("--n", "3"),
+    "corpus build": ("--input", "pages.jsonl"),
+    "retention fit": ("texts.jsonl", *_HASHING),
+    "retention table": ("texts.jsonl", *_HASHING, "--capacities", "3", "--rules", "fifo"),
+    "audit": ("texts.jsonl", *_HASHING, "--budget", "3"),
+    "reproduce streams": ("--tasks", "3"),
+    "reproduce regagent": ("--tasks", "30", "--seeds", "0"),
+}
+OUT = {"data": "out/made.jsonl", "corpus": "out", "retention": "out/made.json", "audit": "out/made.json"}
+
+
+def line(command: str) -> list[str]:
+    words = command.split()
+    return [*words, *COMMANDS[command], "--out", OUT.get(words[0], "out")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "hotpot.json").write_text(json.dumps([hotpot_row(number) for number in range(4)]))
+    rows = [{"stream": str(i % 2), "text": text, "needed": int(i % 3 == 0)} for i, text in enumerate(_TEXTS)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pages = [{"title": f"Ann {i}", "text": text} for i, text in enumerate(_TEXTS)]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def at_a_write(below: Path, act: Callable[[], object]) -> Iterator[None]:
+    """`act` is called before each write of a file below a folder that Python opens by name."""
+
+    class Raw(io.FileIO):
+        def write(self, data: Any) -> int:
+            act()
+            return super().write(data)
+
+    opened = io.open
+
+    def open_(file: Any, mode: str = "r", buffering: int = -1, *how: Any, **named: Any) -> Any:
+        inside = isinstance(file, (str, os.PathLike)) and Path(file).absolute().is_relative_to(below)
+        if not inside or not set(mode) & set("wax") or "opener" in named:
+            return opened(file, mode, buffering, *how, **named)
+        raw = io.BufferedWriter(Raw(file, mode.replace("b", "").replace("t", "").replace("+", "")))
+        named = dict(zip(("encoding", "errors", "newline"), how, strict=False)) | named
+        text = {name: named[name] for name in ("encoding", "errors", "newline") if name in named}
+        return raw if "b" in mode else io.TextIOWrapper(raw, **text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io, "open", open_)
+        patch.setattr(builtins, "open", open_)
+        yield
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_at_its_first_write(
+    command: str, number: signal.Signals, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(folder)
+    sent: list[int] = []
+
+    def stop() -> None:
+        if not sent:
+            sent.append(number)
+            signal.raise_signal(number)
+
+    with at_a_write(folder, stop):
+        assert cli.main(line(command)) == 130
+    assert sent
+    assert capfd.readouterr().err.strip().splitlines()[-1] == f"atommem {command.split()[0]}: interrupted"
+    left = contents(folder).keys() - before.keys()
+    assert not [name for name in left if ".tmp" in name or Path(name).name.startswith(".")]
+    assert not [name for name in left if name.endswith((".json", ".jsonl")) and not _whole(folder / name)]
+    assert cli.main(line(command)) == 0, "the same command does it"
+    assert contents(folder).keys() > before.keys()
+
+
+def _whole(path: Path) -> bool:
+    try:
+        for text in [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines():
+            json.loads(text)
+    except ValueError:
+        return False
+    return path.stat().st_size > 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk(command: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = contents(folder)
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with at_a_write(folder, full):
+        assert cli.main(line(command)) == 2
+    said = [text for text in capfd.readouterr().err.splitlines() if text.strip()]
+    assert said[-1].startswith(f"atommem {command.split()[0]}: "), said
+    assert "out" in said[-1]
+    assert "No space left on device" in said[-1]
+    assert "free some space" in said[-1]
+    assert sum("No space" in text for text in said) == 1
+    assert contents(folder) == before
+    assert cli.main(line(command)) == 0, "with room again"

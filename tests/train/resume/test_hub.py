@@ -1,0 +1,148 @@
+"""What goes to the hub: read from the requests that the real client sends to a server of ours."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi
+
+from atommem.config import MemoryConfig, load_config, save_config
+from atommem.train.loops.launch import push
+from atommem.train.resume.checkpoint import save_final
+from atommem.train.resume.faults import CheckpointError
+from tests.loopback import Quiet, answering, listening
+from tests.train.harness import make_config, make_trainer
+from tests.train.toys import make_model, mixed_episode
+
+REPO = "someone/policy"
+
+
+@contextmanager
+def hub(monkeypatch: pytest.MonkeyPatch, status: int = 200) -> Iterator[list[tuple[str, dict[str, bytes]]]]:
+    """The commits that a hub was sent: title, and files by path."""
+    commits: list[tuple[str, dict[str, bytes]]] = []
+
+    class Handler(Quiet):
+        def do_POST(self) -> None:  # noqa: N802  # the name that http.server calls
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            assert self.headers["Authorization"] == "Bearer hf_secret"
+            answering(self.answer(self.path, body), "application/json", status)(self, b"")
+
+        def answer(self, path: str, body: bytes) -> dict[str, Any]:
+            if path == "/api/repos/create":
+                return {"url": f"http://{self.headers['Host']}/{REPO}"}
+            if path.startswith(f"/api/models/{REPO}/preupload/"):
+                files = json.loads(body)["files"]
+                return {
+                    "files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in files]
+                }
+            if path.startswith(f"/api/models/{REPO}/commit/"):
+                lines = [json.loads(line) for line in body.splitlines()]
+                files = {
+                    line["value"]["path"]: base64.b64decode(line["value"]["content"])
+                    for line in lines
+                    if line["key"] == "file"
+                }
+                commits.append((lines[0]["value"]["summary"], files))
+                return {
+                    "success": True,
+                    "commitOid": "0" * 40,
+                    "commitUrl": f"http://{self.headers['Host']}/{REPO}/commit/0",
+                }
+            return {"errors": [], "warnings": []}  # of the card's head
+
+    with listening(Handler) as host:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("transformers.utils.hub._hf_api", HfApi(f"http://{host}", token="hf_secret"))
+        yield commits
+
+
+def trained(folder: Path, **settings: Any) -> Any:
+    config = make_config(folder, push_to_hub=True, hub_model_id=REPO, learning_rate=1e-3, **settings)
+    trainer, _, _ = make_trainer(make_model(), config, mixed_episode, settings=[MemoryConfig(capacity=5)])
+    trainer.train()
+    return trainer
+
+
+MODEL = {"README.md", "atommem_config.json", "config.json", "model.safetensors", "tokenizer_config.json"}
+
+
+def test_the_model_goes_with_card_and_settings_and_nothing_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with hub(monkeypatch) as commits:
+        trainer = trained(out)
+        for private in ("wandb/run/x", "traces/step-1/x", "samples/step-1.txt", "failed/step-1/x", "eval/traces/x"):
+            (out / private).parent.mkdir(parents=True, exist_ok=True)
+            (out / private).write_text("Ann lives in Rome")
+        save_final(trainer, trainer.settings)
+        assert not commits  # what is saved is not yet whole
+        push(trainer)
+    ((title, files),) = commits
+    assert title == "End of training"
+    assert files.keys() >= MODEL
+    assert not any(b"Ann lives in Rome" in content for content in files.values())
+    assert files["model.safetensors"] == (out / "model.safetensors").read_bytes()
+    assert json.loads(files["atommem_config.json"])["capacity"] == 5
+    card = files["README.md"].decode()
+    assert "atommem" in card
+    assert f"atommem eval --policy {REPO} " in card
+    assert f"vllm serve {REPO} " in card
+
+
+@pytest.mark.parametrize(("strategy", "kept"), [("every_save", False), ("all_checkpoints", True), ("end", None)])
+def test_checkpoints_go_as_the_strategy_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, kept: bool | None
+) -> None:
+    with hub(monkeypatch) as commits:
+        trainer = trained(
+            tmp_path, hub_strategy=strategy, save_strategy="steps", save_steps=1, max_steps=1, hub_always_push=True
+        )
+        trainer._finish_current_push()
+    by_title = dict(commits)
+    if kept is None:
+        assert not commits
+        return
+    model = by_title.pop("Training in progress, step 1")
+    assert model.keys() >= MODEL
+    assert not [name for name in model if name.startswith(("optimizer", "scheduler", "rng_state", "trainer_state"))]
+    assert load_config(tmp_path / "checkpoint-1") == json.loads(model["atommem_config.json"])
+    if kept:
+        whole = by_title.pop("Training in progress, step 1, checkpoint")
+        assert {f"checkpoint-1/{name}" for name in (*MODEL, "optimizer.pt", "checkpoint_complete.json")} <= whole.keys()
+    assert not by_title
+
+
+def test_a_hub_that_refuses_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hub(monkeypatch):
+        trainer = trained(tmp_path)
+    save_final(trainer, trainer.settings)
+    with hub(monkeypatch, status=403), pytest.raises(CheckpointError, match="could not be pushed") as refused:
+        push(trainer)
+    assert str(tmp_path) in str(refused.value)
+    assert "--resume" in str(refused.value)
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_a_model_on_the_hub_has_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = save_config(tmp_path, MemoryConfig(dialect="released"))
+    asked: list[tuple[str, str, str | None]] = []
+
+    def download(repo: str, name: str, revision: str | None = None) -> str:
+        asked.append((repo, name, revision))
+        return str(file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert load_config(f"{REPO}@v1")["dialect"] == "released"
+    for path in ("./someone/policy", "policy", "/someone/policy", "runs/some/policy", str(tmp_path / "not/there")):
+        assert load_config(path) == {}
+    assert asked == [(REPO, "atommem_config.json", "v1")]
+    monkeypatch.undo()
+    assert load_config(REPO) == {}, "no test asks the hub"
