@@ -139,7 +139,7 @@ def parse_arguments(
     argv = with_config_path(argv, "eval")
     try:
         ahead = read_ahead([*argv, *(["--policy", policy] if policy is not None else [])], "policy", settings)
-        kinds = (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class)
+        kinds: tuple[type, ...] = (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class)
         titles = ("evaluation", "memory", "embedder", f"environment {ahead.environment.__name__}")
         parser = Parser(
             kinds,

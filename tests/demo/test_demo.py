@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,11 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
         assert read_trace(traces[0]).complete
     draw(read_trace(traces[0]), tmp_path / "episode.svg")
     assert (tmp_path / "episode.svg").read_text().rstrip().endswith("</svg>")
+    for name, update in (("cold_start", 20), ("grpo", 2)):
+        card = (out / name / "README.md").read_text()
+        assert re.search(
+            rf"Held-out tasks, after update {update}:.*eval_em \| \S+ \(95%: .*eval_n \| 20 ", card, re.DOTALL
+        )
     updates = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in updates if "reward" in entry] == [1, 2]
     assert (out / "notes.txt").read_text() == "mine"

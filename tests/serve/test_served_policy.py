@@ -16,6 +16,7 @@ import pytest
 
 from atommem import cli
 from atommem.errors import ConfigError
+from atommem.face.engine import Engine
 from atommem.serve.served_policy import ServedPolicy, check_settings, find_checkpoint, fingerprint
 from tests.loopback import fake_vllm_python, make_checkpoint
 
@@ -46,6 +47,16 @@ def test_settings_that_it_was_not_trained_with_are_refused_with_the_remedy(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"{setting} is .*trained with .*leave --{setting} out"):
         ServedPolicy.open(str(run), **{setting: value})
+
+
+def test_a_server_has_the_settings_of_its_tokenizer_s_folder(run: Path) -> None:
+    """Served, and as a memory; `atommem eval` in tests/eval/test_eval_end_to_end.py."""
+    where = {"policy": "http://127.0.0.1:9", "tokenizer": str(run / "grpo")}
+    with pytest.raises(ConfigError, match=r"dialect is .*trained with"):
+        ServedPolicy.open(**where, dialect="released")
+    agent = Engine.open(**where).agent
+    assert (agent.memory.templates, agent.memory.scratchpad_tokens) == ("compact", 32)
+    assert agent.environments.config.chunking == "documents"
 
 
 def test_settings_that_change_no_prompt_are_the_user_s(run: Path) -> None:

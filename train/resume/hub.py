@@ -30,6 +30,9 @@ class HubTrainer(Trainer):
     """
 
     settings: Any
+    push_in_progress: Any
+    """transformers' own, where something is pushed at all."""
+    _pushed: Path | None = None
 
     def describe(self, folder: Path, name: str = "") -> dict[str, Any]:
         """Write settings and card of the model in `folder`, which is called `name`; returns what the card tells."""

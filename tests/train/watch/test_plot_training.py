@@ -38,12 +38,12 @@ def test_a_legend_covers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *given, **how: (drawn.append(self), save(self, *given, **how)))
     plot_training(metrics(), tmp_path / "x.png", {"held-out EM before": 0.1, "held-out EM after": 0.9})
+    drawn[0].dpi = 150  # as it was saved
     legends = [axes for axes in drawn[0].axes if axes.get_legend() is not None]
     assert len(legends) == 2
     for axes in legends:
         legend = axes.get_legend().get_window_extent()
-        assert legend.x1 <= drawn[0].bbox.x1
-        assert not any(legend.overlaps(other.bbox) for other in drawn[0].axes)
+        assert max(other.bbox.x1 for other in drawn[0].axes) - 0.01 <= legend.x0 < legend.x1 <= drawn[0].bbox.x1
 
 
 def test_what_the_environment_brought_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
