@@ -39,18 +39,6 @@ def test_the_prompt_tells_limit_and_fill_only_when_there_is_a_limit() -> None:
     assert "at most" not in builder(capacity=5, capacity_notice=False).text(READING, VIEW)
 
 
-@pytest.mark.parametrize("dialect", ["paper", "released"])
-def test_disabled_actions_leave_the_instructions(dialect: str) -> None:
-    tag = get_dialect(dialect).tags
-    full = builder(dialect=dialect).system
-    without = builder(dialect=dialect, disabled_actions=["update", "delete"]).system
-    for kind in ("update", "delete"):
-        assert f"<{tag[kind]}>" in full  # type: ignore[index]
-    assert "the entry that is shown to you now" not in without
-    assert "replaces the whole scratchpad" in without
-    assert "{tag" not in full
-
-
 def test_compact_templates_have_no_chat_markup_and_no_instructions() -> None:
     prompts = builder(templates="compact")
     assert prompts.text(READING, VIEW) == (

@@ -22,6 +22,7 @@ from atommem.envs.web.corpus.corpus_source import CorpusSource
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import ToolResult
 from atommem.errors import ConfigError, OutageError
+from tests.envs.benchmark_rows import twowiki_row, write_json
 from tests.fakes import WordTokenizer, command
 
 pytest.importorskip("tantivy")
@@ -198,20 +199,10 @@ def test_an_address_that_cannot_be_listened_at_is_said(corpus: Corpus, capsys: p
 
 
 def test_paragraphs_of_a_benchmark_are_pages(tmp_path: Path) -> None:
-    row = {
-        "_id": "1",
-        "question": "q",
-        "answer": "a",
-        "type": "comparison",
-        "supporting_facts": [["A", 0]],
-        "context": [["A", ["One.", "Two."]], ["B", ["Three."]]],
-        "evidences": [],
-    }
-    (tmp_path / "dev.json").write_text(json.dumps([row]))
-    out = str(tmp_path / "corpus")
-    assert main(["build", "--benchmark", "2wikimultihopqa", "--input", str(tmp_path / "dev.json"), "--out", out]) == 0
-    page = Corpus(out).page("A")
-    assert page.text == "One. Two."
+    rows, out = write_json(tmp_path / "dev.json", [twowiki_row()]), str(tmp_path / "corpus")
+    assert main(["build", "--benchmark", "2wikimultihopqa", "--input", str(rows), "--out", out]) == 0
+    page = Corpus(out).page("Orla 0")
+    assert page.text == "Orla is a potter. Her brother is Bran 0."
 
 
 @pytest.mark.slow
