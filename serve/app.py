@@ -16,10 +16,10 @@ from starlette.exceptions import HTTPException
 from atommem.errors import AtomMemError, ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
 from atommem.garbage import frozen_heap
 from atommem.serve import conversation_list, memory_routes, openai_routes, recall, ui_routes
-from atommem.serve.conversation import MovedError
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import Guard, Limits
 from atommem.serve.log_rows import ConflictError, KeyReusedError, NotFoundError
+from atommem.serve.logged_session import MovedError
 from atommem.serve.mcp_server import make_mcp, mcp_routes
 from atommem.serve.streaming import GoneError
 from atommem.serve.turns import BusyError

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
-from atommem.serve.conversation import Conversation, PassingConversation, Shared
+from atommem.serve.conversation import Conversation, PassingConversation
 from atommem.serve.conversation_log import ConversationLog
+from atommem.serve.logged_session import Shared
 from atommem.serve.serve_metrics import Metrics
 from atommem.serve.served_policy import ServedPolicy
 from atommem.serve.turns import BusyError, Turns
