@@ -43,24 +43,18 @@ Tools
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from math import isfinite
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemReason
-from atommem.untrusted import clean
+from atommem.tool_calls import arguments_action, tool_call
 
 THINK = "think"
 _Item = Action | tuple[Action, ...] | Problem
 """What an element is."""
-_MOST_CHECKS = 10_000
-"""Keywords of a schema that the arguments of one call are held to: a third of a second."""
-_DEEPEST = 64
-"""How deeply the arguments of a call may be nested."""
 
 # Possessive quantifiers (x?+, x*+) never give back what they took, so that no input can make the
 # match slow; ASCII digits only, and few enough for int().
@@ -191,7 +185,7 @@ class Grammar:
     def _element(self, spec: ActionSpec, tag: str, body: str, start: int, end: int) -> _Item:
         """What a closed element is."""
         if tag == self.call_tag:
-            return _call(self.tools, tag, body, start, end)
+            return tool_call(self.tools, tag, body, start, end)
         return _element(spec, tag, body, start, end)
 
 
@@ -262,10 +256,7 @@ def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> _I
         return Problem(ProblemReason.EMPTY, name, start, end)
     handle: int | None = None
     if spec.body is Body.ARGUMENTS:
-        loaded, wrong = _json_object(body)
-        if wrong:
-            return Problem(ProblemReason.NOT_JSON, name, start, end, wrong)
-        return _with_arguments(spec, name, loaded, body, start, end)
+        return arguments_action(spec, name, body, start, end)
     if spec.body in (Body.BOX, Body.BOXES):
         boxes = _boxes(body)
         if not boxes:
@@ -293,106 +284,6 @@ def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
     if alone or not (match["word"] or match["hash"] or bracketed):
         return match["separator"] == ":"
     return True
-
-
-def _call(tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int) -> Action | Problem:
-    """The action of a tool call."""
-    loaded, wrong = _json_object(body)
-    if wrong:
-        return Problem(ProblemReason.NOT_JSON, tag, start, end, wrong)
-    name, arguments = loaded.get("name"), loaded.get("arguments", {})
-    if not isinstance(name, str) or name not in tools:
-        return Problem(ProblemReason.UNKNOWN_TOOL, tag, start, end, f"no tool {name!r}; there are {', '.join(tools)}")
-    if isinstance(arguments, str):  # some models write them as JSON in a string
-        arguments, wrong = _json_object(arguments)
-    if wrong or not isinstance(arguments, dict):
-        return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{name}: arguments must be a JSON object")
-    return _with_arguments(tools[name], tag, arguments, body, start, end)
-
-
-def _with_arguments(
-    spec: ActionSpec, tag: str, arguments: dict[str, Any], body: str, start: int, end: int
-) -> Action | Problem:
-    if spec.schema is not None:
-        from jsonschema import ValidationError
-        from referencing.exceptions import Unresolvable
-
-        try:
-            _validator(json.dumps(spec.schema, sort_keys=True))(arguments)
-        except ValidationError as error:
-            detail = f"{spec.name}: {error.message[:200]}"
-            return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, detail)
-        except (RecursionError, OverflowError, Unresolvable) as error:  # a number of hundreds of digits is no float
-            return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{spec.name}: {error}")
-    return Action(spec.name, body, arguments=arguments, start=start, end=end)
-
-
-@lru_cache(maxsize=256)
-def _validator(schema: str) -> Callable[[Any], None]:
-    """What raises where arguments do not fit the schema.
-
-    A schema may be a stranger's. Without a registry of its own, what a "$ref" names would be fetched, wherever it
-    points; and a few dozen alternatives that name each other take for ever to be tried.
-    """
-    from jsonschema.validators import extend, validator_for
-    from referencing import Registry
-
-    loaded = json.loads(schema)
-    known = validator_for(loaded)
-    left = 0
-
-    def counted(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-        def keyword(*arguments: Any) -> Iterator[Any]:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise RecursionError("its schema has too much to be held against them")
-            yield from check(*arguments) or ()
-
-        return keyword
-
-    made = extend(known, {name: counted(check) for name, check in known.VALIDATORS.items()})(
-        loaded, registry=Registry()
-    )
-
-    def validate(arguments: Any) -> None:
-        nonlocal left
-        left = _MOST_CHECKS
-        made.validate(arguments)
-
-    return validate
-
-
-def _json_object(body: str) -> tuple[dict[str, Any], str]:
-    """A JSON object, or what is wrong with it."""
-    try:
-        # Python's NaN and Infinity are no JSON, and would end up in traces.
-        loaded = _carried(json.loads(body, parse_constant=_refuse, parse_float=_finite))
-    except (ValueError, RecursionError) as error:
-        return {}, f"not a JSON object: {str(error)[:100]}"
-    return (loaded, "") if isinstance(loaded, dict) else ({}, "not a JSON object")
-
-
-def _carried(value: Any, depth: int = 0) -> Any:
-    """A parsed value whose texts can be carried: an escape (``\\ud800``) spells what cleaning the text took out."""
-    if depth > _DEEPEST:
-        raise ValueError("nested too deeply")  # for whoever copies or writes it
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list):
-        return [_carried(item, depth + 1) for item in value]
-    if isinstance(value, dict):
-        return {clean(name): _carried(item, depth + 1) for name, item in value.items()}
-    return value
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _finite(literal: str) -> float:
-    number = float(literal)
-    return number if isfinite(number) else _refuse(literal)
 
 
 def _boxes(body: str) -> list[str]:
