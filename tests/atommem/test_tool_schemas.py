@@ -60,7 +60,7 @@ BOTH = "{{- messages[0].content + messages[1].content }}"
 @pytest.mark.parametrize(
     "template", [None, OTHER_CALLS, "{%- if tools %}{{ raise_exception('no') }}{% endif %}" + BOTH]
 )
-def test_our_words_stand_in_where_a_template_is_silent_of_tools_refuses_them_or_calls_otherwise(template: str | None) -> None:
+def test_our_words_stand_in_where_a_template_has_none_for_tools(template: str | None) -> None:
     text = builder(template).text(OBSERVATION, VIEW)
     assert "calls the tool search: Finds pages." in text
     assert "<tools>" not in text
