@@ -329,10 +329,6 @@ def test_broken_inputs_to_every_other_command(command: str, box: Box, capfd: pyt
     sweep(command, box, capfd)
 
 
-def test_there_are_forty() -> None:
-    assert len(INPUTS) >= 40
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

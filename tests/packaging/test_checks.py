@@ -49,6 +49,7 @@ def test_the_gate_knows_every_room() -> None:
     assert sorted(rooms) == sorted(ROOMS) == sorted(source) == sorted(gate[1].split())
 
 
+@pytest.mark.slow
 def test_every_room_s_coverage_is_printed_after_the_tests(checkout: Path) -> None:
     result = run(checkout)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,7 @@
-"""What `lint-imports` is asked to hold is held: each rule, broken on purpose in a copy, is reported."""
+"""What `lint-imports` is asked to hold is held: each rule, broken on purpose in a copy, is reported.
+
+That the tree as it is breaks none, scripts/test says.
+"""
 
 import shutil
 import subprocess
@@ -29,12 +32,6 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_house_is_as_it_says(copy: Path) -> None:
-    result = lint_imports(copy)
-    assert result.returncode == 0, result.stdout
-    assert " 0 broken." in result.stdout
-
-
 WRONG = (
     ("atommem/errors.py", "import atommem.envs.task", "atommem.errors is not allowed to import atommem.envs"),
     ("atommem/errors.py", "from atommem.train import train_config", "not allowed to import atommem.train"),
@@ -48,6 +45,7 @@ WRONG = (
 )
 
 
+@pytest.mark.slow
 def test_an_arrow_that_points_up_and_a_circle(copy: Path, tmp_path: Path) -> None:
     """All of them in one run, which takes a second."""
     wrong = shutil.copytree(copy, tmp_path / "wrong", symlinks=True)
@@ -60,6 +58,7 @@ def test_an_arrow_that_points_up_and_a_circle(copy: Path, tmp_path: Path) -> Non
     assert [reported for _, _, reported in WRONG if reported not in said] == []
 
 
+@pytest.mark.slow
 def test_a_module_without_a_floor(copy: Path, tmp_path: Path) -> None:
     wrong = shutil.copytree(copy, tmp_path / "wrong", symlinks=True)
     (wrong / "atommem" / "loft.py").write_text("import atommem.errors\n")

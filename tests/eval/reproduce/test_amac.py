@@ -104,23 +104,10 @@ def test_a_fit_does_not_see_the_conversation_that_it_is_tested_on() -> None:
 def locomo(tmp_path: Path, conversations: int, name: str = "conv-26") -> Path:
     """A file in LoCoMo's layout, written for this test."""
     rng = np.random.default_rng(0)
-    words = [
-        "dog",
-        "cat",
-        "river",
-        "house",
-        "music",
-        "love",
-        "hike",
-        "plan",
-        "today",
-        "friend",
-        "blue",
-        "work",
-        "paint",
-        "read",
-        "cook",
-    ]
+    words = (
+        *("dog", "cat", "river", "house", "music", "love", "hike", "plan", "today"),
+        *("friend", "blue", "work", "paint", "read", "cook"),
+    )
     rows: list[dict[str, Any]] = []
     for c in range(conversations):
         turns = [

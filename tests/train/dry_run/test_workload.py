@@ -137,28 +137,21 @@ def test_prompts_are_built_and_counted() -> None:
 
 
 def test_completions_are_as_long_as_thinking_or_traces_make_them(tmp_path: Path) -> None:
-    class Args:
-        max_completion_length, data = 400, ""
-        template_kwargs: dict[str, object] = {}  # noqa: RUF012
+    def args(longest: int = 400, **template: object) -> Any:
+        return SimpleNamespace(max_completion_length=longest, data="", template_kwargs=template)
 
-    class Quiet(Args):
-        template_kwargs: dict[str, object] = {"enable_thinking": False}  # noqa: RUF012
+    def mean(args: Any, kind: str = "qwen3", **settings: Any) -> float:
+        return completion_shape(args, "grpo", DryRunConfig(**settings), kind).mean
 
-    def mean(args: object, kind: str = "qwen3", **settings: object) -> float:
-        return completion_shape(args, "grpo", DryRunConfig(**settings), kind).mean  # type: ignore[arg-type]
-
-    class Long(Args):
-        max_completion_length = 4096
-
-    assert (mean(Args()), mean(Quiet()), mean(Args(), "llama")) == (400, 100, 100)
-    assert mean(Long()) == 570.5
-    assert mean(Args(), dry_run_completion_tokens=7) == 7
+    assert (mean(args()), mean(args(enable_thinking=False)), mean(args(), "llama")) == (400, 100, 100)
+    assert mean(args(4096)) == 570.5
+    assert mean(args(), dry_run_completion_tokens=7) == 7
     with pytest.raises(ConfigError, match="holds no trace"):
-        mean(Args(), dry_run_traces=str(tmp_path))
+        mean(args(), dry_run_traces=str(tmp_path))
     for number, lengths in enumerate(((10, 20), (30, 60))):
         episode = random_episode("t", number, 1.0)
         episode.steps = [replace(episode.steps[0], completion_tokens=length) for length in lengths]
         write_trace(tmp_path / f"{number}.jsonl", episode, {})
-    found = completion_shape(Args(), "grpo", DryRunConfig(dry_run_traces=str(tmp_path)), "qwen3")
+    found = completion_shape(args(), "grpo", DryRunConfig(dry_run_traces=str(tmp_path)), "qwen3")
     # Episodes of 30 and of 90 tokens: 30 on average, half of their mean from it.
     assert (found.mean, found.spread, found.source) == (30, 0.5, "those of 2 traces")
