@@ -37,21 +37,9 @@ def test_fresh_start(tmp_path: Path) -> None:
     assert resume_folder("false", str(tmp_path / "out"), MemoryConfig()) is None
 
 
-@pytest.mark.parametrize("choice", ["True", "auto"])
-def test_the_last_checkpoint(tmp_path: Path, choice: str) -> None:
-    make_checkpoints(tmp_path)
-    assert resume_folder(choice, str(tmp_path), RELEASED) == str(tmp_path / "checkpoint-10")
-
-
 def test_auto_starts_afresh_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert resume_folder("auto", str(tmp_path), MemoryConfig()) is None
     assert "holds no checkpoint: the run starts afresh" in capsys.readouterr().out
-
-
-def test_a_named_checkpoint(tmp_path: Path) -> None:
-    make_checkpoints(tmp_path)
-    named = str(tmp_path / "checkpoint-2")
-    assert resume_folder(named, str(tmp_path / "elsewhere"), RELEASED) == named
 
 
 def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
