@@ -105,7 +105,9 @@ def resume_and_compare(folder: Path, whole: tuple[Any, list[dict[str, Any]]]) ->
     assert len(rewards[0]) == 4
 
 
-@pytest.mark.parametrize("moment", ["rollout", pytest.param("on_pre_optimizer_step", marks=pytest.mark.slow), "on_log"])
+@pytest.mark.parametrize(
+    "moment", ["rollout", *(pytest.param(m, marks=pytest.mark.slow) for m in ("on_pre_optimizer_step", "on_log"))]
+)
 def test_sigterm_saves_and_the_run_goes_on(tmp_path: Path, whole: Any, moment: str) -> None:
     """In the rollout of the third update, or in the second: either way the state after two updates is saved."""
     trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
@@ -238,7 +240,7 @@ def test_an_engine_that_dies_in_a_rollout_ends_the_run(tmp_path: Path, whole: An
     ("error", "reason"),
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), r"the disk is full.*MB are free for .*: make room there"),
-        (RuntimeError("this cannot be pickled"), "this cannot be pickled"),
+        pytest.param(RuntimeError("this cannot be pickled"), "this cannot be pickled", marks=pytest.mark.slow),
     ],
 )
 def test_a_full_disk_leaves_the_last_good_checkpoint(
