@@ -93,8 +93,8 @@ class Reader:
         finally:
             while self._servers:
                 server = self._servers.pop()
-                server.terminate()
-                server.wait(timeout=30)
+                server.kill()
+                server.wait()
         return names
 
     def do(self, kind: str, block: str, names: dict[str, Any], page: str) -> None:
