@@ -42,6 +42,15 @@ def test_what_is_there_is_frozen_and_let_go_also_after_an_error():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.usefixtures("_nothing_frozen")
+def test_the_outer_freeze_holds():
+    with frozen_heap():
+        outer = gc.get_freeze_count()
+        with frozen_heap():
+            assert gc.get_freeze_count() == outer
+        assert gc.get_freeze_count() == outer
+
+
 def test_only_young_garbage_is_collected_by_itself():
     generations: set[int] = set()
 

@@ -124,12 +124,11 @@ async def test_an_adapter_is_loaded_once_however_many_ask(pools: Pools) -> None:
 async def test_without_any_server_a_request_waits_and_then_fails_as_an_outage(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     cluster["a"].up = cluster["b"].up = False
-    pool = pools(cluster, patience=0.1)
     with pytest.raises(OutageError, match=r"no server has answered for 0 s \(http://a, http://b\)"):
-        await complete(pool, 1)
+        await complete(pools(cluster, patience=0.1), 1)
     with pytest.raises(OutageError, match="no server has answered"):
         await pools(cluster, patience=0.05).model_name()
-    waiting = asyncio.create_task(complete(pool, 3))
+    waiting = asyncio.create_task(complete(pools(cluster), 3))
     await asyncio.sleep(0.03)
     cluster["b"].up = True
     assert len(await waiting) == 3
