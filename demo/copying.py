@@ -70,7 +70,7 @@ def pretrain_copying(model: Any, config: CopyingConfig, seed: int, progress: boo
                 rest = 1 - step / stage.steps if stage is config.stages[-1] else 1.0
                 for group in optimizer.param_groups:
                     group["lr"] = config.learning_rate * min(rest, (done + 1) / config.warmup)
-                rows, predictable = copying_rows(tokens, config.batch_size, stage.pieces, stage.length, rng)
+                rows, predictable = copying_rows(tokens, config.tokens // stage.length, stage.pieces, stage.length, rng)
                 ids = torch.tensor(rows)
                 logits = model(input_ids=ids).logits[:, :-1]
                 mask = torch.tensor(predictable)[:, 1:]

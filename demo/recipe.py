@@ -42,16 +42,16 @@ class CopyingConfig:
 
     Attributes:
         stages: What is learned, one after the other.
-        batch_size: Sequences in an update.
+        tokens: In an update: sequences of 16 tokens come 256 at a time, of 64 tokens 64.
         learning_rate, warmup: AdamW's, and the updates until it is reached.
     """
 
     stages: tuple[CopyingStage, ...] = (
         CopyingStage(pieces=3, length=16, steps=600, until=0.5),
         CopyingStage(pieces=6, length=32, steps=300, until=0.3),
-        CopyingStage(pieces=10, length=64, steps=120),
+        CopyingStage(pieces=10, length=64, steps=100),
     )
-    batch_size: int = 64
+    tokens: int = 4096
     learning_rate: float = 3e-3
     warmup: int = 50
 

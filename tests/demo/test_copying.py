@@ -27,7 +27,7 @@ def test_predictable_tokens_follow_the_same_token_earlier() -> None:
 
 
 def of(*stages: CopyingStage, **settings: int) -> CopyingConfig:
-    return CopyingConfig(stages, batch_size=8, warmup=1, **settings)
+    return CopyingConfig(stages, tokens=256, warmup=1, **settings)
 
 
 def test_training_makes_what_can_be_predicted_likelier() -> None:
