@@ -28,9 +28,9 @@ Bodies
 Handles
     Update and delete begin with one: ``Memory 3: text``, ``3: text``, ``[3] text``, ``Memory #3 - text``,
     ``( 3 ) text``, ``entry 3. text``; at most nine digits, and not the start of a longer word or number
-    (``3rd``, ``3.5``), nor of a list or range (``3-5``, ``1, 2``). A bare number needs a colon: ``1 January 1990``
-    names no entry. Delete takes nothing more, unless it follows a colon (``3: the old text``). Otherwise
-    `MISSING_HANDLE`. An update with a handle and no text is `EMPTY`.
+    (``3rd``, ``3.5``), nor of a list or range (``3-5``, ``1, 2``). A bare number needs a colon, and no digit behind
+    it: ``1 January 1990`` and ``12:30`` name no entry. Delete takes nothing more, unless it follows a colon
+    (``3: the old text``). Otherwise `MISSING_HANDLE`. An update with a handle and no text is `EMPTY`.
 Answers
     The content of the last ``\boxed{...}``, stripped: of the boxes whose braces balance, the one
     that opens last. No such box is `NO_BOX`, a box without content `EMPTY`. Where several questions are asked at
@@ -63,7 +63,8 @@ _HANDLE = re.compile(
     (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash> \# )?+ \s*+
     (?P<number> [0-9]{1,9}+ ) (?! \w | [.,][0-9] )
     \s*+ (?P<close> [\])] )?+
-    (?! \s*+ (?: [-\u2013\u2014,/&] | (?:and|to|or)\b ) \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
+    (?! \s*+ (?: [-\u2010-\u2015\u2212\uff0d~+,;/&|\u2026] | \.\.++ | (?:and|to|or|through|thru|until|plus)\b )
+        \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
     \s*+ (?P<separator> [:.,] | -(?!\S) )?+
     (?P<rest> .*+ )
     """,
@@ -282,7 +283,7 @@ def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
         return True
     bracketed = (match["open"] or match["inner"]) and match["close"]
     if alone or not (match["word"] or match["hash"] or bracketed):
-        return match["separator"] == ":"
+        return match["separator"] == ":" and not match["rest"][0].isdigit()
     return True
 
 

@@ -58,7 +58,8 @@ class RefusedError(Exception):
     @property
     def of_input(self) -> bool:
         """Whether it may be about what this one request says, rather than about who asks, or for what."""
-        return self.status in (400, 413, 422, 500)
+        # OpenRouter says 403 to what a moderator has flagged.
+        return self.status in (400, 413, 422, 451, 500) or (self.status == 403 and self._flagged)
 
     @property
     def too_long(self) -> bool:
@@ -70,7 +71,11 @@ class RefusedError(Exception):
     @property
     def filtered(self) -> bool:
         """Whether a content filter refused the input."""
-        return self.of_input and _FILTERED.search(f"{self.code} {self.message}") is not None
+        return self.of_input and self._flagged
+
+    @property
+    def _flagged(self) -> bool:
+        return self.status == 451 or _FILTERED.search(f"{self.code} {self.message}") is not None
 
     def of_account(self, asked: str) -> bool:
         """Whether a 400 is about the account, in words that are not those of the request `asked`: a server may repeat
@@ -78,11 +83,6 @@ class RefusedError(Exception):
         """
         said = {match[0].casefold() for match in _OF_THE_ACCOUNT.finditer(self.message)}
         return self.status == 400 and any(word not in asked.casefold() for word in said)
-
-    @property
-    def of_access(self) -> bool:
-        """Whether every request would be refused alike: the key, its rights, the account, or the model's name."""
-        return self.status in (401, 402, 403, 404)
 
 
 @dataclass(slots=True)

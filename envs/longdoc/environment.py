@@ -26,6 +26,7 @@ from atommem.envs.task import Question, Task, questions_piece
 from atommem.episode import Episode
 from atommem.observation import Observation, Piece
 from atommem.tokens import Tokenizer
+from atommem.untrusted import clean
 
 MOST_AT_ONCE = 10
 """Questions that methods without reads are asked at one step: all of a task of arXiv 2601.08323."""
@@ -90,7 +91,7 @@ class LongDocEnvironments(QAEnvironments):
         size, whole_sentences = self.config.chunk_tokens, self.config.whole_sentences
         if isinstance(text, str):
             text = re.split(r"\n\s*\n", text.strip()) if self.config.chunking == "documents" else [text]
-        chunks = [chunk for piece in text for chunk in chunk_text(piece, self.tokenizer, size, whole_sentences)]
+        chunks = [chunk for piece in text for chunk in chunk_text(clean(piece), self.tokenizer, size, whole_sentences)]
         open_ended = self.config.open_ended
         return [chunk_observation(task, chunks, index, open_ended=open_ended) for index in range(len(chunks))]
 

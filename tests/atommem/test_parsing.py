@@ -200,6 +200,8 @@ def test_handles(head: str) -> None:
         # The beginning of a sentence or list, a range: which entry is meant cannot be told.
         *("1 January 1990 is", "3 apples", "3) apples", "3. Rome", "3, Rome", "3 - Rome", "3-5: x", "Memory 3-5: x"),
         *("Memory 3, 4: x", "memory 3 and 4: x", "[3], [4]: x", "Memory 3 to 5: x", "3/4: x"),
+        *("Memory 3\u22125: x", "Memory 3\u20115: x", "Memory 3..5: x", "Memory 3 through 5: x", "Memory 3; 5: x"),
+        *("12:30 the train", "3:00", "1:2"),
         *("1234567890: x", "9" * 5000, "[", "#", "Memory", ":", "\u0663: x", "memory of 3: x", "a" + "1" * 9, "3_"),
     ],
 )
@@ -211,7 +213,7 @@ def test_missing_handles(body: str) -> None:
 def test_text_after_a_handle() -> None:
     assert outline("<u>3: -5 degrees</u><u>2: 7: x</u>") == ["update 3 -5 degrees", "update 2 7: x"]
     assert outline("<u>Memory 3:</u><u>3</u><u>123456789 : x</u>") == ["!empty u", "!empty u", "update 123456789 x"]
-    deletes = [f"<delete_memory>{body}</delete_memory>" for body in ("3: old", "1, 2", "1 2", "1. x", "1:2")]
+    deletes = [f"<delete_memory>{body}</delete_memory>" for body in ("3: old", "1, 2", "1 2", "1. x", "1: 2")]
     assert outline("".join(deletes), PAPER) == ["delete 3", *["!missing_handle delete_memory"] * 3, "delete 1"]
 
 

@@ -108,8 +108,11 @@ async def test_lone_surrogates_are_replaced_where_json_is_sent() -> None:
         (500, {"message": "input is too large to process. increase the physical batch size"}, {"too_long"}),
         (400, {"message": "The response was filtered due to the prompt", "code": "content_filter"}, {"filtered"}),
         (400, {"message": "max_tokens is too large: 40000. This model supports at most 16384", "code": None}, set()),
-        (404, {"message": "no such model"}, {"of_access"}),
-        (401, {"message": "Incorrect API key"}, {"of_access"}),
+        (403, {"message": "Your input was flagged for violence"}, {"filtered"}),
+        (451, {"message": "unavailable"}, {"filtered"}),
+        (403, {"message": "this key may not"}, set()),
+        (404, {"message": "no such model"}, set()),
+        (401, {"message": "Incorrect API key"}, set()),
     ],
 )
 async def test_what_a_refusal_is_about(status: int, error: dict[str, object], kinds: set[str]) -> None:
@@ -117,7 +120,7 @@ async def test_what_a_refusal_is_about(status: int, error: dict[str, object], ki
     with pytest.raises(RefusedError) as refused:
         await server.client().post("/v1/x", {})
     assert (refused.value.status, refused.value.message) == (status, error["message"])
-    assert {name for name in ("too_long", "filtered", "of_access") if getattr(refused.value, name)} == kinds
+    assert {name for name in ("too_long", "filtered") if getattr(refused.value, name)} == kinds
     assert len(server.requests) == 1, "it is not repeated"
 
 

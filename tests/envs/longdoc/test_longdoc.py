@@ -46,6 +46,12 @@ def answer(text: str) -> list[Action]:
     return [Action(ANSWER, text)]
 
 
+def test_half_a_character_of_a_text_is_read_as_a_sign_that_one_was_lost() -> None:
+    make = LongDocEnvironments(LongDocConfig(), WordTokenizer())
+    (observation,) = make.reading("one \ud800 two\0", ["Who?"])
+    assert observation.values("chunk") == ["one \ufffd two\ufffd"]
+
+
 async def test_chunks_then_the_questions_in_turn() -> None:
     env = environment()
     seen = await play(env, [[], [], answer("roma"), answer("41")])
