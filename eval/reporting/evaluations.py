@@ -103,8 +103,14 @@ def read_evaluation(
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         content = (folder / EPISODES).read_bytes()
     except OSError as error:
+        suite = (folder / "cells").is_dir()
+        instead = (
+            f"{folder / 'report'} to atommem report, or an evaluation below {folder / 'cells'}"
+            if suite
+            else "the --out of `atommem eval`"
+        )
         raise ConfigError(
-            f"{folder} holds no evaluation ({error.strerror}: {error.filename}): give the --out of `atommem eval`."
+            f"{folder} holds no evaluation ({error.strerror}: {error.filename}): give {instead}."
         ) from error
     except ValueError as error:
         raise DataError(f"{folder / MANIFEST} is not valid JSON: {error}") from error

@@ -150,7 +150,9 @@ def _score_tables(results: Item) -> Iterator[Table]:
         ("scores", "Scores", SCORES_NOTE.format(alpha=results["alpha"])),
         ("facts", "Supporting-fact recall", FACTS_NOTE),
     ):
-        metrics = [metric for metric in metrics_of(cells) if (metric in FACTS) == (section == "facts")]
+        # Where no cell has any score (no prompt fits, every episode failed), the table says why.
+        names = metrics_of(cells) or list(dict.fromkeys(cell["metric"] for cell in cells))
+        metrics = [metric for metric in names if (metric in FACTS) == (section == "facts")]
         if len(columns) == 1:
             rows: Rows = {}
             for cell in cells:
@@ -243,7 +245,10 @@ def _means_tables(cells: Sequence[Item], name: str) -> Iterator[Table]:
     # A column in which nobody did anything says nothing, and is left out with its zeros.
     done = [(said, key) for said, key in (*actions, *RATES) if any(cell["means"].get(key) for cell in cells)]
     for cell in cells:
-        means, row, episodes = cell["means"], cell["row"], {"episodes": _number(cell["episodes"])}
+        means, row = cell["means"], cell["row"]
+        # What an episode cost that a prompt ended which did not fit, is not what the task costs.
+        cut = overflow_note(cell) if cell["overflow"] else ""
+        episodes = {"episodes": Value(f"{cell['episodes']:,}", warning=cut)}
         spent = {said: _number(means[key], digits) for said, key, digits in COSTS if means.get(key) is not None}
         if cell.get("retrieval_precision") is not None:
             spent["retrieval precision"] = _number(cell["retrieval_precision"], 3)

@@ -61,11 +61,15 @@ def main(argv: Sequence[str]) -> int:
         return 0
     suite = suite.with_policies(named)
     cells = make_cells(suite, flags, given.out, given.seeds)
-    console.print(f"embedder: {_embedders(cells)}\n{estimate(cells).text(given.throughput)}", markup=False)
+    console.print(f"embedder: {_embedders(cells)}", markup=False)
     budget = cells[0].configs[0].make_budget()
     tasks = cache.load(suite.columns, str(suite.settings.get("environment", DEFAULT_ENVIRONMENT)))
+
+    def say_cost() -> None:
+        console.print(estimate(cells, tasks).text(given.throughput), markup=False)
+
     try:
-        asyncio.run(SuiteRun(cells, tasks, budget, Board(cells, console)).run())
+        asyncio.run(SuiteRun(cells, tasks, budget, Board(cells, console)).run(say_cost))
     except KeyboardInterrupt:
         print(
             f"\nInterrupted. Every episode that ended is in {given.out}; the same command continues from there.",

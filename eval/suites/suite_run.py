@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from atommem.envs.scoring.records import EpisodeRecord
@@ -38,8 +38,11 @@ class SuiteRun:
         self._running: set[Cell] = set()
         self._changed = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self, checked: Callable[[], None] = lambda: None) -> None:
         """Run what has not been run yet. What becomes of each cell stands in its `state`.
+
+        Args:
+            checked: Called before the first cell runs, when every cell knows how far earlier runs came.
 
         Raises:
             AtomMemError: A cell cannot run, and this is known before any has begun.
@@ -50,6 +53,7 @@ class SuiteRun:
                     await self._check(session, cell)
                 except AtomMemError as error:
                     raise type(error)(f"{cell.name}: {error}") from error
+            checked()
             with self._board:
                 for _, group in groupby(self._cells, key=lambda cell: cell.shares):
                     async with asyncio.TaskGroup() as tasks:

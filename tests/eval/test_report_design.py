@@ -55,6 +55,10 @@ def test_prompts_that_do_not_fit_are_no_score(capsys: pytest.CaptureFixture[str]
     text = markdown_tables(results)
     assert "| mem0 | overflow **16 of 16 episodes overflow** |" in text
     assert "| some | overflow, 100.0 in those that fit **2 of 16 episodes overflow** |" in text
+    assert text.count("| mem0 | 16 **16 of 16 episodes overflow** |") == 1, "nor are its costs a task's"
+    assert "| mem0 | overflow **16 of 16 episodes overflow** | 0 |" in markdown_tables(
+        results_of(overflowing("mem0", 16))
+    )
     Console(width=200).print(main_table(results))
     assert "16 of 16 episodes overflow" in capsys.readouterr().out
     cells = [str(cell) for column in report_table(none).columns for cell in column.cells]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atommem.cli import main
+from atommem.envs.task import Document, Question, Task
 from atommem.eval.reproduce.published import table_of
 from atommem.eval.suites.cells import make_cells
 from atommem.eval.suites.estimate import estimate
@@ -33,7 +35,27 @@ def test_sums_by_hand() -> None:
     found = cells({"method": "rag"}, settings={"max_tokens": 100})
     found[0].done = 4
     assert (estimate(found).calls, estimate(found).completion_tokens) == (6, 600)
-    assert estimate(make_cells(parse_suite(suite()), ["--policy", "x"], Path("."))).unknown == 2
+
+
+def test_tasks_that_a_column_does_not_describe_are_counted_when_they_are_read() -> None:
+    settings = {"chunk_tokens": 100, "limit": 2, "samples_per_task": 3}
+    found = make_cells(
+        parse_suite(suite(rows=[{"method": "atommem"}], settings=settings)), ["--policy", "x"], Path(".")
+    )
+    assert estimate(found).text(1000) == "estimate: none, as the tasks of 1 cells are not known yet"
+    # 1,600 characters are 400 tokens: 4 chunks, and 3 answers. Tasks beyond the limit do not count.
+    documents = tuple(Document("", "abcdefgh" * size) for size in (100, 50, 50))
+    task = Task("t", (Question("?", ("a",)),) * 3, documents)
+    cost = estimate(found, {found[0].column.key: [task, task, replace(task, documents=documents * 9)]})
+    assert (cost.unknown, cost.calls) == (0, 2 * 3 * 7)
+    assert cost.prompt_tokens == 2 * 3 * (7 * 1500 + 400)
+    web = replace(task, documents=())
+    assert estimate(found, {found[0].column.key: [web]}).unknown == 1, "what the tools will find is not known"
+
+
+def test_a_document_a_step_is_a_call_a_document() -> None:
+    found = cells({"method": "atommem"}, settings={"chunking": "documents"})
+    assert estimate(found).calls == 10 * (200 + 5)
 
 
 @pytest.mark.parametrize("method", ["memagent", "a_mem", "generative_agents", "mem0"])

@@ -96,9 +96,12 @@ def test_runs_everything_once_and_reports(
     assert "4 of 4 cells, 12 of 12 episodes, 0 failed" in captured.err
     for name in ("report.html", "tables.md", "tables.tex"):
         assert (folder / "out" / "report" / name).is_file()
+    # Two documents and as many answers as questions in atommem, one answer otherwise; four tasks of one, two of two.
+    assert "estimate of what is to run, at 140 tokens a document and up to 500 a completion: 26 calls" in captured.err
     asked = len(policy.asked)
     assert run(folder) == 0
     assert len(policy.asked) == asked
+    assert "a completion: 0 calls" in capsys.readouterr().err, "an earlier run's episodes cost nothing again"
 
 
 def test_cells_run_side_by_side_under_one_bound(folder: Path, policy: CountingPolicy) -> None:
