@@ -27,31 +27,22 @@ class PolicySize:
 
 
 @dataclass(frozen=True)
-class CopyingStage:
-    """`length` tokens of `pieces` pieces each: at most `steps` updates, until the loss is below `until` nats."""
-
-    pieces: int
-    length: int
-    steps: int
-    until: float = 0.0
-
-
-@dataclass(frozen=True)
 class CopyingConfig:
     """Pretraining on sequences of random pieces: what makes a model of this size able to copy by content.
 
     Attributes:
-        stages: What is learned, one after the other.
-        tokens: In an update: sequences of 16 tokens come 256 at a time, of 64 tokens 64.
+        steps: Updates at most, until the mean loss of the last ten is below `until` nats a token.
+        until: See `steps`.
+        cooldown: Updates that follow, over which the learning rate falls to 0.
+        batch_size, length: Sequences in an update, tokens in a sequence.
         learning_rate, warmup: AdamW's, and the updates until it is reached.
     """
 
-    stages: tuple[CopyingStage, ...] = (
-        CopyingStage(pieces=3, length=16, steps=600, until=0.5),
-        CopyingStage(pieces=6, length=32, steps=300, until=0.3),
-        CopyingStage(pieces=10, length=64, steps=100),
-    )
-    tokens: int = 4096
+    steps: int = 800
+    until: float = 0.3
+    cooldown: int = 100
+    batch_size: int = 64
+    length: int = 64
     learning_rate: float = 3e-3
     warmup: int = 50
 
@@ -167,7 +158,7 @@ def quick(recipe: Recipe) -> Recipe:
     cold_start = replace(recipe.cold_start, episodes=60, steps=20)
     return replace(
         recipe,
-        copying=CopyingConfig((CopyingStage(pieces=3, length=16, steps=20),)),
+        copying=CopyingConfig(steps=20, cooldown=0),
         cold_start=cold_start,
         updates=2,
         heldout=20,

@@ -7,12 +7,12 @@ import random
 import pytest
 
 from atommem.demo.copying import copying_rows, pretrain_copying
-from atommem.demo.recipe import CopyingConfig, CopyingStage
+from atommem.demo.recipe import CopyingConfig
 from tests.train.toys import make_model
 
 
 def test_predictable_tokens_follow_the_same_token_earlier() -> None:
-    rows, predictable = copying_rows(range(5, 100), 20, 10, 48, random.Random(0))
+    rows, predictable = copying_rows(range(5, 100), 20, 48, random.Random(0))
     assert all(len(row) == len(known) == 48 for row, known in zip(rows, predictable, strict=True))
     for row, known in zip(rows, predictable, strict=True):
         assert min(row) >= 5
@@ -26,22 +26,19 @@ def test_predictable_tokens_follow_the_same_token_earlier() -> None:
     assert 0.3 < share < 0.6
 
 
-def of(*stages: CopyingStage, **settings: int) -> CopyingConfig:
-    return CopyingConfig(stages, tokens=256, warmup=1, **settings)
+def of(steps: int, until: float = 0.0, cooldown: int = 0) -> CopyingConfig:
+    return CopyingConfig(steps, until, cooldown, batch_size=8, length=32, warmup=1)
 
 
 def test_training_makes_what_can_be_predicted_likelier() -> None:
     model = make_model(vocabulary=60, spread=0.02)
-    once = of(CopyingStage(pieces=10, length=32, steps=1))
-    before = pretrain_copying(model, once, seed=0, progress=False)
-    pretrain_copying(model, of(CopyingStage(pieces=10, length=32, steps=60)), seed=1, progress=False)
-    assert pretrain_copying(model, once, seed=0, progress=False) < before
+    before = pretrain_copying(model, of(steps=1), seed=0, progress=False)
+    pretrain_copying(model, of(steps=50, cooldown=10), seed=1, progress=False)
+    assert pretrain_copying(model, of(steps=1), seed=0, progress=False) < before
 
 
-def test_a_stage_ends_when_it_is_learned(capfd: pytest.CaptureFixture[str]) -> None:
-    known, unknown = (
-        CopyingStage(pieces=pieces, length=8, steps=60, until=until) for pieces, until in ((2, 9), (3, 0))
-    )
-    pretrain_copying(make_model(vocabulary=60), of(known, unknown), seed=0)
-    told = capfd.readouterr().err.splitlines()
-    assert [line.split(", loss")[0] for line in told] == ["copying: update 50, 3 pieces in 8 tokens"]
+@pytest.mark.parametrize(("until", "updates"), [(9.0, 60), (0.0, 100)])
+def test_it_ends_when_it_has_learned(until: float, updates: int, capfd: pytest.CaptureFixture[str]) -> None:
+    pretrain_copying(make_model(vocabulary=60), of(steps=50, until=until, cooldown=50), seed=0)
+    told = [line.split(", loss")[0] for line in capfd.readouterr().err.splitlines()]
+    assert told == [f"copying: update {update}" for update in range(50, updates + 1, 50)]
