@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from atommem.envs.web.corpus.corpus_input import Page
 from atommem.envs.web.page_texts import core, folded
+from atommem.envs.web.tables_only import require_tables_only
 from atommem.errors import DataError
 
 _SCHEMA = """
@@ -43,7 +44,7 @@ class PageStore:
         passage_characters: Longest passage of a page that is added.
 
     Raises (all of it):
-        DataError: The file cannot be read or written.
+        DataError: The file cannot be read or written, or holds a trigger or a view.
     """
 
     def __init__(self, path: Path, passage_characters: int) -> None:
@@ -52,6 +53,7 @@ class PageStore:
         self._lock = threading.Lock()
         with self._file():
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            require_tables_only(self._database, path, "corpus")
             self._database.execute("pragma journal_mode = wal")
             self._database.execute("pragma synchronous = normal")
             self._database.executescript(_SCHEMA)

@@ -20,6 +20,7 @@ from typing import Any
 
 import zstandard
 
+from atommem.envs.web.tables_only import require_tables_only
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.errors import BudgetSpentError, ConfigError, DataError
 
@@ -122,9 +123,7 @@ class Cassette:
             self._file = sqlite3.connect(
                 uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
             )
-            # A file of a stranger's may make any query run for ever.
-            if self._file.execute("SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone():
-                raise DataError(f"{path} is no cassette: it holds a trigger or a view.")
+            require_tables_only(self._file, self.path, "cassette")
             if read_only:
                 self._file.execute("SELECT key, result FROM calls LIMIT 1")
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -246,6 +247,13 @@ def test_a_damaged_or_missing_file_is_said_and_not_made_anew(tmp_path: Path, fil
     for _ in range(2):
         with pytest.raises(DataError, match="no pages"):
             Corpus(tmp_path / "c")
+
+
+def test_pages_that_run_something_of_their_own_are_none(folder: Path) -> None:
+    database = sqlite3.connect(folder / "pages.sqlite")
+    database.executescript("create trigger t after insert on pages begin delete from pages; end").close()
+    with pytest.raises(DataError, match="it holds a trigger or a view"):
+        Corpus(folder)
 
 
 def test_a_corpus_that_cannot_be_begun_leaves_no_folder(tmp_path: Path) -> None:
