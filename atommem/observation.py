@@ -48,6 +48,7 @@ class Observation:
         question: Index of the question that is asked at this step; None while none is.
         questions: How many are asked, from that one on.
         origin: Where what is shown comes from (a chunk, an address): kept with the entries written at this step.
+        start, end: Its span of characters in the whole text that is read in parts, kept with them as well.
     """
 
     phase: str
@@ -58,6 +59,8 @@ class Observation:
     question: int | None = None
     origin: str | None = None
     questions: int = 1
+    start: int | None = None
+    end: int | None = None
 
     @property
     def asked(self) -> range:

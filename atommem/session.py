@@ -250,7 +250,8 @@ class Session:
         Raises:
             OutageError: The embedder is out of reach; the memory is as it was.
         """
-        source = Source(step.index, step.observation.origin)
+        shown = step.observation
+        source = Source(step.index, shown.origin, shown.start, shown.end)
         step.operations = await self.memory.apply(step.actions, step.index, source)
         step.store_size = self.memory.view().size
 

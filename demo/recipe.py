@@ -38,13 +38,13 @@ class CopyingConfig:
         learning_rate, warmup: AdamW's, and the updates until it is reached.
     """
 
-    steps: int = 800
-    until: float = 0.3
-    cooldown: int = 100
+    steps: int = 900
+    until: float = 0.0
+    cooldown: int = 0
     batch_size: int = 64
     length: int = 64
     learning_rate: float = 3e-3
-    warmup: int = 50
+    warmup: int = 100
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Recipe:
     )
     size: PolicySize = field(default_factory=PolicySize)
     copying: CopyingConfig = field(default_factory=CopyingConfig)
-    cold_start: ColdStart = field(default_factory=lambda: ColdStart(steps=900))
+    cold_start: ColdStart = field(default_factory=ColdStart)
     updates: int | None = None
     """Updates of GRPO; None is what the YAML file says."""
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -111,7 +111,11 @@ class Recipe:
         return getattr(self.world, "capacity", None)
 
 
-FULL = Recipe()
+FULL = Recipe(
+    copying=CopyingConfig(steps=800, until=0.3, cooldown=100, warmup=50),
+    cold_start=ColdStart(steps=900),
+)
+"""What it saves of the pretraining, the web's policy needs: with this one its EM was .75 instead of .84 (seed 0)."""
 LIMITED = Recipe(
     world=replace(FULL.world, distractors=4, early=0.8, capacity=3),
     cold_start=ColdStart(faults=replace(FULL.cold_start.faults, delete=0.3)),
@@ -158,7 +162,7 @@ def quick(recipe: Recipe) -> Recipe:
     cold_start = replace(recipe.cold_start, episodes=60, steps=20)
     return replace(
         recipe,
-        copying=CopyingConfig(steps=20, cooldown=0),
+        copying=CopyingConfig(steps=20),
         cold_start=cold_start,
         updates=2,
         heldout=20,

@@ -47,7 +47,7 @@ import yaml
 from rich.console import Console
 
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
-from atommem.demo.recipe import GRPO_CONFIG, LIMITED, Recipe
+from atommem.demo.recipe import GRPO_CONFIG, LIMITED, CopyingConfig, Recipe
 from atommem.demo.tiny_policy import make_tokenizer
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
@@ -68,6 +68,7 @@ from atommem.trace import read_trace, write_trace
 
 RECIPE: Recipe = replace(
     LIMITED,
+    copying=CopyingConfig(steps=300),
     cold_start=replace(LIMITED.cold_start, episodes=800, steps=300),
 )
 EPISODES, QUICK_EPISODES, MODEL_EPISODES = 200, 4, 40

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from atommem.demo.recipe import FULL, PolicySize, Recipe
+from atommem.demo.recipe import FULL, ColdStart, CopyingConfig, PolicySize, Recipe
 from atommem.demo.run import Demo
 
-RECIPE: Recipe = replace(FULL, size=PolicySize(heads=2))
+RECIPE: Recipe = replace(FULL, size=PolicySize(heads=2), copying=CopyingConfig(), cold_start=ColdStart())
 """The demo's, but with heads of 32: vLLM's attention on CPU takes no smaller ones."""
 
 

@@ -14,7 +14,7 @@ class Source:
     Attributes:
         step: The step whose completion wrote it.
         piece: What the policy was reading then (a chunk's name, a URL), where the session says so.
-        start, end: Span of characters in that piece.
+        start, end: Its span of characters in the text that was read in pieces, where the session says so.
     """
 
     step: int

@@ -234,6 +234,7 @@ def chunk_observation(
     values: dict[str, str | int] = {"chunk": chunks[index], "chunk_number": index + 1, "chunk_count": len(chunks)}
     place = f"chunk {index + 1}/{len(chunks)}"
     known = shown and task.questions
+    start = sum(map(len, chunks[:index]))
     return Observation(
         phase="reading",
         task=(questions_piece([question.text for question in task.questions]) if known else Piece("unasked"),),
@@ -241,6 +242,8 @@ def chunk_observation(
         closing=(Piece("reading"),),
         label=place,
         origin=place,
+        start=start,
+        end=start + len(chunks[index]),
     )
 
 

@@ -181,6 +181,12 @@ class _Shown:
         where = self.result.origin or self.call
         return f"{where}, part {self.number + 1}/{len(self.parts)}" if len(self.parts) > 1 else where
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """Characters of the result, from and to which the part that is shown goes."""
+        start = sum(map(len, self.parts[: self.number]))
+        return start, start + len(self.parts[self.number])
+
 
 class WebEnvironment:
     """One episode with tools.
@@ -292,6 +298,7 @@ class WebEnvironment:
         last = self._left == 0 and self._at_end
         stream = () if shown is None else shown.pieces()
         label = "start" if shown is None else shown.call
+        start, end = (None, None) if shown is None else shown.span
         return Observation(
             phase="answering" if last else "acting",
             task=(questions_piece([question.text for question in questions]),),
@@ -300,6 +307,8 @@ class WebEnvironment:
             label=f"{label}, {self._left} call{'s' * (self._left != 1)} left",
             question=0 if len(questions) == 1 else None,
             origin=None if shown is None else shown.origin,
+            start=start,
+            end=end,
         )
 
     def _question(self) -> Observation:

@@ -52,6 +52,13 @@ def test_half_a_character_of_a_text_is_read_as_a_sign_that_one_was_lost() -> Non
     assert observation.values("chunk") == ["one \ufffd two\ufffd"]
 
 
+def test_a_chunk_says_where_in_the_text_it_stands() -> None:
+    text = "Ann lives in Rome. Bob left."
+    chunks = LongDocEnvironments(LongDocConfig(chunk_tokens=3), WordTokenizer()).reading(text, [])
+    assert len(chunks) > 1
+    assert [[text[chunk.start : chunk.end]] for chunk in chunks] == [chunk.values("chunk") for chunk in chunks]
+
+
 async def test_chunks_then_the_questions_in_turn() -> None:
     env = environment()
     seen = await play(env, [[], [], answer("roma"), answer("41")])

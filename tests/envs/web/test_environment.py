@@ -17,6 +17,7 @@ from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, OutageError
+from atommem.memory.entries import Source
 from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
 from tests.envs.test_chunking import ByteTokenizer
@@ -172,12 +173,19 @@ def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so(
 
 def test_a_long_page_goes_on_by_itself_until_another_call_is_made() -> None:
     task = make_task()
-    read = play([call("visit", page="Cold Mere"), "", "", "", call("visit", page="Ann"), ANSWER], task, chunk_tokens=4)
+    note = "<create_memory>Mere: cold</create_memory>"
+    read = play(
+        [call("visit", page="Cold Mere"), "", note, "", call("visit", page="Ann"), ANSWER], task, chunk_tokens=4
+    )
     shown = [text for (text,) in texts(read)[1:4]]
     assert " ".join(" ".join(shown).split()) == PAGES[2].text
     parts = [step.observation.values("part") for step in read.steps[1:4]]
     assert parts == [[1], [2], [3]]
     assert read.steps[2].observation.origin == "Cold Mere, part 2/3"
+    spans = [slice(step.observation.start, step.observation.end) for step in read.steps[1:4]]
+    assert [PAGES[2].text[span] for span in spans] == shown
+    (operation,) = read.steps[2].operations
+    assert operation.source == Source(2, "Cold Mere, part 2/3", spans[1].start, spans[1].stop)
     left = [step.observation.values("left") for step in read.steps]
     assert left[1:6] == [[39], [39], [39], [38], [37]], "reading on costs nothing, a turn without anything does"
     gone = play([call("visit", page="Cold Mere"), call("visit", page="Bob Vin"), ANSWER], task, chunk_tokens=4)
