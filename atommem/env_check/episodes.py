@@ -145,7 +145,7 @@ async def _check_texts(player: Player) -> None:
         check_observation(findings, declared, observation, len(questions), where="texts")
     asked = TaskDescription("asked", "", (QuestionDescription(questions[0]),))
     played = await player.play(task, asked, PROBES["silent"])
-    detail = f"{played.observations[:1]} does not ask the question"
+    detail = f"the episode of a question does not ask the question: {played.observations[:1]}"
     remedy = "The task of `asking` asks at its first step."
     asks = not played.observations or played.observations[0].question == 0
     findings.expect(asks, "texts", detail[:300], remedy)
