@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 
 from atommem.activity import ActivityClock
 from atommem.command_line import CommandParser
+from atommem.config import MemoryConfig
 from atommem.environment import find_environment
 from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
@@ -83,9 +84,10 @@ class RecordedRunner:
     Args:
         episodes: By task id and sample.
         environments: What the tasks belong to (an environment's class will do: no episode is run).
+        memory: The settings that the episodes ran under.
     """
 
-    def __init__(self, episodes: Mapping[tuple[str, int], Episode], environments: Any) -> None:
+    def __init__(self, episodes: Mapping[tuple[str, int], Episode], environments: Any, memory: MemoryConfig) -> None:
         self.episodes = episodes
         self.max_in_flight = None
         nothing = SimpleNamespace(close=_nothing)
@@ -95,6 +97,7 @@ class RecordedRunner:
             sampling=Sampling(),
             activity=ActivityClock(),
             environments=environments,
+            memory=memory,
         )
 
     async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:
@@ -217,8 +220,8 @@ def replay(
     # As it was sampled, so that it is corrected: there is no engine.
     args, *others = parse([*arguments, "--report_to", "none", "--save_strategy", "no"])
     inspection = Inspection()
-    _, _, environment, _ = others
-    runner = RecordedRunner(run.episodes, find_environment(environment.environment))
+    memory, _, environment, _ = others
+    runner = RecordedRunner(run.episodes, find_environment(environment.environment), memory)
     trainer = grpo_trainer(args, *others, make_backend=lambda _: RecordedBackend(runner), callbacks=[inspection])
     inspection.watch(trainer)
     say(f"update {run.update + 1} stopped the run: {run.error}")

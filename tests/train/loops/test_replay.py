@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from atommem.config import MemoryConfig
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 from atommem.train.loops.replay import FailedRun, RecordedRunner, read_failed, replay
@@ -40,10 +41,10 @@ async def test_the_episodes_of_the_update_come_back_as_they_were(tmp_path: Path)
     run = read_failed(save(tmp_path))
     assert (run.update, run.error, run.checkpoint, run.arguments) == (5, "ValueError: why", None, ["--data", "x"])
     expected = [mixed_episode("t1", 1), mixed_episode("t1", 0)]
-    episodes = await RecordedRunner(run.episodes, None).run_all([(ToyTask("t1"), 1), (ToyTask("t1"), 0)])
-    assert episodes == expected
+    runner = RecordedRunner(run.episodes, None, MemoryConfig())
+    assert await runner.run_all([(ToyTask("t1"), 1), (ToyTask("t1"), 0)]) == expected
     with pytest.raises(DataError, match=r"\('t0', 0\) was not recorded"):
-        await RecordedRunner(run.episodes, None).run_all([(ToyTask("t0"), 0)])
+        await runner.run_all([(ToyTask("t0"), 0)])
 
 
 def test_what_cannot_be_replayed(tmp_path: Path) -> None:
