@@ -133,6 +133,8 @@ class VllmServer:
         self._command += ["--port", str(self.port), "--model", model, *chosen]
         self._env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", **os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        self._handles_end = False
+        """Whether what SIGTERM does was set here, and is set back."""
 
     def start(self, wait: bool = True) -> None:
         """Start the process; unless `wait` is off, return only when it answers.
@@ -141,9 +143,10 @@ class VllmServer:
             PolicyError: It ended, or did not answer in time; the end of its log is in the message.
         """
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             # A process that is told to end leaves its `with` blocks then, and with them its servers.
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            signal.signal(signal.SIGTERM, _exit)
+            self._handles_end = True
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=self._env, start_new_session=True
@@ -187,6 +190,9 @@ class VllmServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._process = None
+        if self._handles_end and _in_main_thread() and signal.getsignal(signal.SIGTERM) is _exit:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._handles_end = False
 
     def give_way(self) -> None:
         """Let other processes go first from now on, where there are fewer processors than work."""
@@ -206,3 +212,11 @@ class VllmServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill(signal.SIGTERM)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _exit(*_: object) -> None:
+    sys.exit(143)

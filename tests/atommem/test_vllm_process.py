@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
@@ -26,10 +27,12 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_it_starts_waits_and_ends_with_the_block(model: Path, tmp_path: Path) -> None:
-    log = tmp_path / "logs" / "vllm.log"
+    log, before = tmp_path / "logs" / "vllm.log", signal.getsignal(signal.SIGTERM)
     with VllmServer(fake_vllm_python(tmp_path), model, log) as server:
         assert server.healthy()
         process = server._process
+        assert signal.getsignal(signal.SIGTERM) is not before  # or the server would be left behind
+    assert signal.getsignal(signal.SIGTERM) is before
     assert process is not None
     assert process.poll() is not None
     assert not server.healthy()
