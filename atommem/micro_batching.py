@@ -55,18 +55,15 @@ class RequestBatcher(Generic[Request, Result]):
         handle: Resolves (or fails) every request it is given. Those that it leaves open when it
             raises get its exception: no caller waits for ever.
         linger: Seconds without a new request after which a batch starts.
-        settled: Whether no request is known to be on its way: until then no batch starts.
     """
 
     def __init__(
         self,
         handle: Callable[[list[Waiting[Request, Result]]], Awaitable[None]],
         linger: float = LINGER_SECONDS,
-        settled: Callable[[], bool] = lambda: True,
     ) -> None:
         self._handle = handle
         self._linger = linger
-        self._settled = settled
         self._lanes: dict[asyncio.AbstractEventLoop, _Lane[Request, Result]] = {}
 
     async def submit(self, request: Request) -> Result:
@@ -98,7 +95,7 @@ class RequestBatcher(Generic[Request, Result]):
 
     async def _settle(self, lane: _Lane[Request, Result]) -> None:
         seen = -1
-        while seen != len(lane.queue) or not self._settled():
+        while seen != len(lane.queue):
             seen = len(lane.queue)
             await asyncio.sleep(self._linger)
 

@@ -7,7 +7,6 @@ import hashlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +49,8 @@ class Agent:
         memory: Dialect, layout and limits of the memory.
         sampling: How completions are sampled. With a seed, every request gets its own derived one.
         chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
-        encode_threads: How many threads encode prompts, beside the event loop; 0 encodes them in it. Training and
-            evaluation use `ENCODE_THREADS`.
+        encode_threads: How many threads encode prompts, beside the event loop; 0 encodes them in it, as
+            always for a policy that `samples_what_waits`. Training and evaluation use `ENCODE_THREADS`.
         keep_prompts: Keep the prompts' ids in the steps, as training needs them; otherwise only their number.
 
     Attributes:
@@ -85,7 +84,9 @@ class Agent:
         self.grammar = self.dialect.grammar(environments.actions, environments.phases)
         self.prompts = PromptBuilder.of(tokenizer, self.dialect, memory, environments, chat_template_kwargs)
         self._threads: ThreadPoolExecutor | None = None
-        if encode_threads:
+        # Where a policy samples whatever waits, the loop has nothing else to do meanwhile, and threads that hand over
+        # prompts one by one, each waiting for the interpreter, would have it begin with the first that is ready.
+        if encode_threads and not getattr(policy, "samples_what_waits", False):
             # The first call may change settings of a fast tokenizer, which must not happen while it is in use.
             tokenizer.encode("", add_special_tokens=False)
             self._threads = ThreadPoolExecutor(encode_threads, thread_name_prefix="atommem-prompts")
@@ -142,10 +143,8 @@ class Agent:
     async def _encoded(self, observation: Observation, view: MemoryView) -> list[int]:
         if self._threads is None:
             return self.prompts.build(observation, view)
-        announced = getattr(self.policy, "announced", nullcontext)
-        with announced():  # or a policy that samples whatever waits would begin with the first prompt that is ready
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
 
 
 class Session:

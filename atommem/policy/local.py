@@ -43,6 +43,9 @@ class LocalPolicy:
         device: Moves the model there; None leaves it where it is.
     """
 
+    samples_what_waits = True
+    """A batch begins with the prompts that are there: an `Agent` makes them in the event loop, so that all are."""
+
     def __init__(
         self,
         model: Any,
@@ -58,10 +61,7 @@ class LocalPolicy:
         self.max_batch_tokens = max_batch_tokens
         self.context_length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._eos_ids = _eos_ids(model, tokenizer)
-        self._batcher: RequestBatcher[tuple[list[int], Sampling], Completion] = RequestBatcher(
-            self._complete_all, settled=lambda: not self._announced
-        )
-        self._announced = 0
+        self._batcher: RequestBatcher[tuple[list[int], Sampling], Completion] = RequestBatcher(self._complete_all)
         # One thread: batches of several event loops never use the model at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-policy")
 
@@ -95,15 +95,6 @@ class LocalPolicy:
             ) from error
         return cls(model, tokenizer, device=device, **options)
 
-    @contextmanager
-    def announced(self) -> Iterator[None]:
-        """Until this ends a prompt is being made: the next batch waits for it."""
-        self._announced += 1
-        try:
-            yield
-        finally:
-            self._announced -= 1
-
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion; waits for a place in a batch.
 
@@ -120,7 +111,7 @@ class LocalPolicy:
 
     async def _complete_all(self, waiting: list[Waiting[tuple[list[int], Sampling], Completion]]) -> None:
         loop = asyncio.get_running_loop()
-        # Threads make the prompts, and finish in any order: the same prompts make the same batches all the same.
+        # Threads that search large stores finish in any order: the same prompts make the same batches all the same.
         waiting.sort(key=lambda item: (item.request[0], item.request[1].seed or 0))
         lengths = [(len(item.request[0]), item.request[1].max_tokens) for item in waiting]
         for indices in plan_batches(lengths, self.max_batch_size, self.max_batch_tokens):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from atommem.policy import local
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.decoding import Row
 from atommem.policy.local import FREE_PADDING, LocalPolicy, evaluating, plan_batches
+from atommem.session import Session
+from tests.atommem.sessions import agent, turns
 from tests.fakes import word_level
 
 torch = pytest.importorskip("torch")
@@ -155,23 +158,32 @@ def test_tokens_that_the_generation_config_names_also_end_a_completion(model: An
     assert (len(done[0].token_ids), done[0].finish_reason) == (1, "stop")
 
 
-def test_a_batch_waits_for_prompts_that_are_being_made(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = batches_of(monkeypatch)
+def test_prompts_are_made_in_the_loop_and_make_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of threads it would get them one by one, and begin with the first."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    async def one(seconds: float) -> Completion:
-        with policy.announced():
-            await asyncio.sleep(seconds)
-        return await policy.complete(PROMPTS[0], Sampling(max_tokens=1))
+    tiny = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=4096, num_attention_heads=1, num_key_value_heads=1, **tiny))
+    shared = agent(lambda _: LocalPolicy(model, NumberTokenizer()), encode_threads=2)
+    batches, build, threads = batches_of(monkeypatch), shared.prompts.build, set()
+
+    def slowly(*args: Any) -> list[int]:
+        threads.add(threading.current_thread())
+        time.sleep(0.01)
+        return build(*args)
+
+    monkeypatch.setattr(shared.prompts, "build", slowly)
 
     async def run() -> None:
-        await asyncio.gather(*(one(seconds) for seconds in (0.0, 0.05, 0.1)))
+        await asyncio.gather(*(turns(Session(shared, f"t/{number}"), 1) for number in range(4)))
 
     asyncio.run(run())
-    assert [len(batch) for batch in batches] == [3]
+    assert [len(batch) for batch in batches] == [4]
+    assert threads == {threading.main_thread()}
 
 
 def test_the_same_prompts_make_the_same_batch(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads encode them, and end in any order."""
+    """Threads search large stores, and end in any order."""
     batches = batches_of(monkeypatch)
     for prompts in (PROMPTS, PROMPTS[::-1]):
         complete_all(policy, [Sampling(max_tokens=1)] * len(prompts), prompts)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -60,7 +59,7 @@ class _TaggedPolicy:
         self._policy = policy
         self._version = version
         self._on_completion = on_completion
-        self.announced = getattr(policy, "announced", nullcontext)
+        self.samples_what_waits = getattr(policy, "samples_what_waits", False)
         self.versions: list[int] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
