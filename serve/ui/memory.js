@@ -56,15 +56,16 @@ async function route() {
   open = fresh(id);
   mark();
   const about = await attempt(() => get(path()));
+  if (id !== open?.id) return;
   for (const [part, shown] of [["#conversation", about], ["#welcome", !about]]) $(part).hidden = !shown;
   if (!about) return;
+  $("#main").focus({ preventScroll: true });  // now: later it would take the focus from what has been pressed by then
   $("#title").textContent = name(about);
   $("#about").textContent = [`made ${time(about.created_at)}`, about.id, about.metadata?.goal && `goal: ${about.metadata.goal.replaceAll("\n", " / ")}`].filter(Boolean).join(" · ");
   for (const id of ["#step", "#fields", "#entries", "#items", "#steps-said"]) $(id).replaceChildren();
   $("#watch").hidden = true;
   $("#search").value = "";
   await attempt(async () => { await Promise.all([items(), refresh()]); await showStep(`before=${NEWEST}`); });
-  $("#main").focus({ preventScroll: true });
 }
 
 // Texts, questions and answers.
