@@ -23,13 +23,14 @@ def shipped_files() -> dict[str, Path]:
     return {path.relative_to(_FOLDER).with_suffix("").as_posix(): path for path in sorted(_FOLDER.rglob("*.yaml"))}
 
 
-def find_file(name: str, given: str | Path, folder: str | None = None) -> Path:
+def find_file(name: str, given: str | Path, folder: str | None = None, field: str = "") -> Path:
     """The user's file at the path `given`, or else the shipped file of that name.
 
     Args:
         name: The setting, for the error.
         given: A path, or a name with or without its folder and ``.yaml``.
         folder: Where a name without folder is looked for (``train``, ``eval``, ...); None: in all.
+        field: Which files of it are meant: those that begin a line with it.
 
     Raises:
         ConfigError: There is neither; the message lists what there is.
@@ -44,6 +45,7 @@ def find_file(name: str, given: str | Path, folder: str | None = None) -> Path:
     short = {key.rpartition("/")[2]: file for key, file in files.items() if folder in (None, key.partition("/")[0])}
     if wanted in short:
         return short[wanted]
+    short = {key: file for key, file in short.items() if f"\n{field}" in file.read_text(encoding="utf-8")}
     close = difflib.get_close_matches(wanted.rpartition("/")[2], short, n=1)
     hint = f"did you mean {close[0]}? Shipped" if close else "shipped"
     raise ConfigError(

@@ -84,7 +84,11 @@ def breakdown_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _interval(item: Mapping[str, Any], metric: str) -> str:
     estimate = item["metrics"].get(metric)
-    return "no score" if estimate is None else "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**estimate)
+    if estimate is None:
+        return "no score"
+    if item.get("overflow"):
+        return f"no score, {estimate['mean']:.3f} in those that fit"
+    return "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**estimate)
 
 
 def _counts(item: Mapping[str, Any]) -> str:

@@ -33,12 +33,16 @@ class Benchmark:
         The subfolder comes first: dev.json and train.json are names that any benchmark may have.
 
         Raises:
-            DataError: There is none, and the message lists what was looked for; or a shard is missing.
+            DataError: There is none, and the message lists what was looked for; or a shard is missing; or the file's
+                name is that of another split.
         """
         path = Path(path)
-        if path.is_file():
-            return [path]
         patterns = self.files[split]
+        if path.is_file():
+            named = [other for other, names in self.files.items() if any(map(path.match, names))]
+            if named and split not in named:
+                raise DataError(f"{path}: is the {named[0]} file by its name: give --split {named[0]}, or rename it.")
+            return [path]
         for folder in (path / self.name, path):
             for pattern in patterns:
                 if found := sorted(file for file in folder.glob(pattern) if file.is_file()):

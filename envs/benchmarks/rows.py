@@ -126,6 +126,8 @@ def read_rows(path: str | Path) -> Iterator[Row]:
         raise DataError(f"{path}: is packed ({kind}). Unpack it, and give the file inside.")
     if head.startswith(b"PAR1"):
         return _parquet_rows(path)
+    if b"\0" in head:  # no JSON has this byte in UTF-8, and UTF-16 has it beside every ASCII character
+        raise DataError(f"{path}: is not UTF-8 (UTF-16, or no text at all). Save the file as UTF-8.")
     if head.startswith(b"["):
         return _json_rows(path)
     if head.startswith(b"{"):

@@ -65,7 +65,7 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         ConfigError: It cannot be read, has an unknown field, lacks one, or a value is wrong; the message says where.
     """
-    path = find_file("suite", path, "eval")
+    path = find_file("suite", path, "eval", "data:")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

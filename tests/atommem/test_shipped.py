@@ -48,6 +48,9 @@ def test_a_typing_mistake_is_answered_with_the_nearest_name_and_the_list() -> No
         ConfigError, match=r"suite is '/nowhere/smoke\.yaml': there is no such file; did you mean smoke"
     ):
         find_file("suite", "/nowhere/smoke.yaml", "eval")
+    with pytest.raises(ConfigError, match=r"shipped are .*table1") as raised:
+        find_file("suite", "nonsense", "eval", "data:")
+    assert "paper" not in str(raised.value)
 
 
 @pytest.mark.parametrize("words", [["--config", "smollm2_cpu"], ["--config=smollm2_cpu"]])

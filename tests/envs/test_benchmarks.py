@@ -188,6 +188,8 @@ def test_find_official_files(tmp_path: Path) -> None:
     assert hotpotqa.find("train", tmp_path) == hotpotqa.find("train", tmp_path / "hotpotqa") == [official]
     with pytest.raises(DataError, match="no such file or folder"):
         hotpotqa.find("dev", tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"is the train file by its name: give --split train, or rename it"):
+        hotpotqa.find("dev", official)
 
 
 def test_benchmarks_by_name() -> None:

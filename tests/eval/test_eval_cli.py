@@ -118,6 +118,7 @@ def test_prompts_that_do_not_fit_are_an_exit_status(
     captured = capsys.readouterr()
     assert "1 of 4 episodes overflowed: a prompt did not fit the policy's window" in captured.err
     assert "with a prompt that did not fit (not scored)" in captured.out
+    assert "in those that fit" in captured.out
     assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
 
 
