@@ -63,7 +63,8 @@ _HANDLE = re.compile(
     (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash> \# )?+ \s*+
     (?P<number> [0-9]{1,9}+ ) (?! \w | [.,][0-9] )
     \s*+ (?P<close> [\])] )?+
-    (?! \s*+ (?: [-\u2010-\u2015\u2212\uff0d~+,;/&|\u2026] | \.\.++ | (?:and|to|or|through|thru|until|plus)\b )
+    (?! \s*+ (?: [-\u2010-\u2015\u2190-\u21ff\u2212\uff0d~+,;/&|=>\u2026]++ | \.\.++
+        | (?: and | to | or | through | thru | until | plus | into | as\s++well\s++as )\b )
         \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
     \s*+ (?P<separator> [:.,] | -(?!\S) )?+
     (?P<rest> .*+ )

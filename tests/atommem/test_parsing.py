@@ -201,6 +201,7 @@ def test_handles(head: str) -> None:
         *("1 January 1990 is", "3 apples", "3) apples", "3. Rome", "3, Rome", "3 - Rome", "3-5: x", "Memory 3-5: x"),
         *("Memory 3, 4: x", "memory 3 and 4: x", "[3], [4]: x", "Memory 3 to 5: x", "3/4: x"),
         *("Memory 3\u22125: x", "Memory 3\u20115: x", "Memory 3..5: x", "Memory 3 through 5: x", "Memory 3; 5: x"),
+        *("Memory 3 as well as 5: x", "Memory 3 \u2192 5: x", "Memory 3 -> 5: x", "Memory 3 => Memory 5: x"),
         *("12:30 the train", "3:00", "1:2"),
         *("1234567890: x", "9" * 5000, "[", "#", "Memory", ":", "\u0663: x", "memory of 3: x", "a" + "1" * 9, "3_"),
     ],
