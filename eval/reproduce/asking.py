@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 from types import TracebackType
 from typing import Any, Self
 
+from atommem.eval.journal import Journal
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import API_HELP, PolicyChoice, open_policy
 from atommem.prompts import render_chat
@@ -28,11 +30,16 @@ def add_policy_flags(parser: argparse.ArgumentParser, what: str) -> None:
 class Asking:
     """A context manager around the policy that the flags name.
 
+    Args:
+        arguments: Of the command.
+        journal: Keeps the replies; a message that it has a reply to is not sent again.
+
     Raises:
         AtomMemError: It cannot be opened, or (when asked) reached.
     """
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: argparse.Namespace, journal: Journal) -> None:
+        self._journal = journal
         choice = PolicyChoice(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
         self._policy: Any = open_policy(choice)
         self._loop = asyncio.new_event_loop()
@@ -48,6 +55,9 @@ class Asking:
 
     def ask(self, text: str, max_tokens: int) -> str:
         """The greedy reply to one message."""
+        name = "reply " + hashlib.sha256(f"{max_tokens} {text}".encode("utf-8", "surrogatepass")).hexdigest()
+        if (known := self._journal.get(name)) is not None:
+            return str(known)
         messages = [{"role": "user", "content": text}]
         sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
         if getattr(self._policy, "speaks_chat", False):
@@ -55,5 +65,4 @@ class Asking:
         else:
             rendered = render_chat(self._policy.tokenizer, messages, {})
             asked = self._policy.complete(self._policy.tokenizer.encode(rendered, add_special_tokens=False), sampling)
-        reply: str = self._loop.run_until_complete(asked).text
-        return reply
+        return str(self._journal.add(name, self._loop.run_until_complete(asked).text))

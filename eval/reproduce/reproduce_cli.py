@@ -13,6 +13,7 @@ from rich.console import Console
 from atommem.command_line import CommandParser, check_writable
 from atommem.envs.task_files import write_json, write_text
 from atommem.errors import ConfigError
+from atommem.eval.journal import resumable, settings_of
 
 EXIT_DOES_NOT_HOLD = 1
 EXPERIMENTS = {
@@ -37,7 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         AtomMemError: A file is missing or damaged, or a setting is wrong.
     """
     arguments = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
-    check_writable("out", arguments.out, folder=True)
+    for place in ("out", "cache"):
+        check_writable(place, getattr(arguments, place), folder=True)
     seeds = getattr(arguments, "seeds", None) or 0
     if (min(seeds) if isinstance(seeds, list) else seeds) < 0:
         raise ConfigError(f"seeds are {arguments.seeds}: give 0 or more.")
@@ -46,7 +48,12 @@ def main(argv: list[str] | None = None) -> int:
         console.width = 160
     say = Console(highlight=False, soft_wrap=True, stderr=True)
     experiment = import_module(EXPERIMENTS[arguments.name][0])
-    sheet = experiment.run(arguments, lambda text: say.print(text, markup=False))
+
+    def tell(text: str) -> None:
+        say.print(text, markup=False)
+
+    with resumable(arguments.cache, arguments.name, settings_of(arguments), tell) as journal:
+        sheet = experiment.run(arguments, tell, journal)
     if arguments.out is not None:
         write_json(arguments.out / f"{sheet.name}.json", sheet.to_json())
         write_text(arguments.out / f"{sheet.name}.md", sheet.markdown())
@@ -70,6 +77,13 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
         command.add_argument("--check", action="store_true", help="Exit with 1 unless every statement holds.")
         command.add_argument("--json", action="store_true", help="Print everything as one JSON object, on one line.")
         command.add_argument("--out", type=Path, metavar="FOLDER", help="Write NAME.json and NAME.md there, too.")
+        command.add_argument(
+            "--cache",
+            type=Path,
+            default=Path("runs/reproduce"),
+            metavar="FOLDER",
+            help="Keeps vectors, and results for a run that goes on after an interruption (%(default)s).",
+        )
         if name in argv:  # the modules of the others need not be loaded
             import_module(module).add_flags(command)
     return parser

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from atommem.eval.journal import Journal
 
 Cell = str | int | float | None
 
@@ -73,6 +76,18 @@ class Sheet:
     def check(self, name: str, holds: bool, found: object, wanted: object) -> None:
         """Add one statement."""
         self.checks.append(Check(name, bool(holds), str(found), str(wanted)))
+
+    def step(self, name: str, journal: Journal, work: Callable[[Sheet], None]) -> float:
+        """Add what `work` finds, or what it found in a run that was interrupted; returns the seconds that it took."""
+        found = journal.get(name)
+        if found is None:
+            began, part = time.perf_counter(), Sheet(self.name, self.source)
+            work(part)
+            found = journal.add(name, {**asdict(part), "seconds": time.perf_counter() - began})
+        self.tables += [Grid(**table) for table in found["tables"]]
+        self.checks += [Check(**check) for check in found["checks"]]
+        self.notes += found["notes"]
+        return float(found["seconds"])
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""

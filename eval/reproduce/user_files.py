@@ -51,15 +51,12 @@ def add_data_flag(parser: argparse.ArgumentParser, files: str) -> None:
     parser.add_argument("--data", type=Path, metavar="FOLDER", help=f"Folder of yours with {files}.")
 
 
-def add_embedder_flags(parser: argparse.ArgumentParser) -> None:
-    """``--embedder_model`` and ``--cache``."""
+def add_embedder_flag(parser: argparse.ArgumentParser) -> None:
+    """``--embedder_model``."""
     parser.add_argument(
         "--embedder_model",
         default=None,
         help=f"A sentence-transformers folder or hub name; default: minilm in $ATOMMEM_MODELS, else {HUB_MODEL}.",
-    )
-    parser.add_argument(
-        "--cache", type=Path, default=Path("runs/reproduce"), metavar="FOLDER", help="Keeps vectors (%(default)s)."
     )
 
 

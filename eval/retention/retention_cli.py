@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError
+from atommem.eval.journal import Journal, resumable, settings_of
 from atommem.eval.retention.fitting import fit, save
 from atommem.eval.retention.keeping import Embedded, embedded
 from atommem.eval.retention.table import CAPACITIES, RULES, Cell, fill, markdown
@@ -29,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     check_writable("out", getattr(args, "out", None), folder=False)
+    check_writable("cache", getattr(args, "cache", None), folder=True)
     return int(args.run(args))
 
 
@@ -53,6 +56,12 @@ def _parser() -> argparse.ArgumentParser:
         else:
             command.add_argument("--capacities", type=int, nargs="+", default=CAPACITIES)
             command.add_argument("--rules", nargs="+", default=RULES, help="By name, with options.")
+            command.add_argument(
+                "--cache",
+                type=Path,
+                default=Path("runs/retention"),
+                help="Folder that keeps figures for a run that goes on after an interruption.",
+            )
             command.add_argument("--equal", choices=("entries", "words"), default="entries", help="What is limited.")
     check = commands.add_parser("check", help="Does a rule keep what every rule promises?")
     check.add_argument("retention", help="NAME, NAME(option=value), or package.module:Class.")
@@ -81,10 +90,14 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 def _table(args: argparse.Namespace) -> int:
-    async def filled() -> dict[str, dict[str, Cell]]:
-        return await fill(await _embedded(args), args.capacities, args.rules, equal=args.equal)
+    async def filled(journal: Journal) -> dict[str, dict[str, Cell]]:
+        return await fill(await _embedded(args), args.capacities, args.rules, equal=args.equal, journal=journal)
 
-    table = asyncio.run(filled())
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    with resumable(args.cache, "table", settings_of(args), tell) as journal:
+        table = asyncio.run(filled(journal))
     print("all evidence kept / any kept / evidence recall, means over questions\n")
     print(markdown(table))
     if args.out is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from atommem.eval.journal import Journal
 from atommem.eval.retention.fitting import features_of, fit, save
 from atommem.eval.retention.keeping import Embedded, Scores, kept, score
 from atommem.memory.columns import Numbers
@@ -81,6 +82,7 @@ async def fill(
     rules: Sequence[str] = RULES,
     *,
     equal: str = "entries",
+    journal: Journal | None = None,
 ) -> dict[str, dict[str, Cell]]:
     """The table, keeper -> capacity (as text; ``all`` for an unlimited store) -> figures.
 
@@ -92,8 +94,10 @@ async def fill(
         rules: Keepers beside the learned ones and the oracle.
         equal: ``entries``, or ``words``: each keeper gets the number of entries at which what it keeps is as long as
             that many texts of mean length, to within a few percent. Keepers that prefer long texts get fewer.
+        journal: Keeps the figures as they come; what it has of these streams is not computed again.
     """
     keep = kept if equal == "entries" else _kept_words
+    journal = Journal() if journal is None else journal
     table: dict[str, dict[str, Cell]] = {}
     NeedsOfTurns.needs = {
         f"{given.stream.name} {place}": count
@@ -113,6 +117,10 @@ async def fill(
         for name in names:
             table[name] = {}
             for capacity in capacities:
+                key = f"{name}, {capacity}"
+                if (known := journal.get(key)) is not None:
+                    table[name][str(capacity)] = Cell(**known)
+                    continue
                 runs = []
                 for seed in range(SEEDS if name == "random" else 1):
                     run = []
@@ -120,7 +128,7 @@ async def fill(
                         rule = f"{__name__}:NeedsOfTurns" if name == ORACLE else learned.get((name, left), name)
                         run.append(score(given, await keep(given, rule, capacity, seed=seed)))
                     runs.append(run)
-                table[name][str(capacity)] = cell(runs)
+                table[name][str(capacity)] = Cell(**journal.add(key, asdict(cell(runs))))
     for name, worth in zip(ALL_READ, (_novelty, _fitted), strict=True):
         ranked = [np.argsort(-worth(given, streams), kind="stable") for given in streams]
         table[name] = {}

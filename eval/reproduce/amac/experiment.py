@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce.amac.decisions import Decisions, Flags, best_threshold, decided, f1
 from atommem.eval.reproduce.amac.factors import Array, confidences, type_priors
 from atommem.eval.reproduce.amac.whole_conversations import leave_one_out
 from atommem.eval.reproduce.asking import Asking, add_policy_flags
 from atommem.eval.reproduce.locomo_turns import Conversation, read_conversations
 from atommem.eval.reproduce.sheet import Grid, Sheet
-from atommem.eval.reproduce.user_files import add_data_flag, add_embedder_flags, embed_all, published_tables
+from atommem.eval.reproduce.user_files import add_data_flag, add_embedder_flag, embed_all, published_tables
 from atommem.rules.amac import read_utility
 from atommem.rules.type_prior import kind_of
 
@@ -34,11 +35,11 @@ CONSTANTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``atommem reproduce amac``."""
     add_data_flag(parser, "locomo10.json (whole, or some of its conversations; conv-26 must be among them)")
-    add_embedder_flags(parser)
+    add_embedder_flag(parser)
     add_policy_flags(parser, "it says how useful each of the 100 turns is (U)")
 
 
-def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
+def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Journal) -> Sheet:
     """The whole experiment."""
     paper = published_tables("amac")
     conversations = read_conversations(arguments.data)
@@ -47,20 +48,21 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
     by_name = {conversation.name: conversation for conversation in conversations}
     if paper["test"] in by_name:
         others = [c for c in conversations if c.name != paper["test"]]
-        published_rows(sheet, paper, by_name[paper["test"]], others)
+        sheet.step("table 1", journal, lambda part: published_rows(part, paper, by_name[paper["test"]], others))
     else:
         sheet.check("the test conversation", False, ", ".join(by_name), f"{paper['test']} in locomo10.json")
     if arguments.policy and paper["test"] in by_name:
         tell("amac: asking the model for the utility of 100 turns")
-        with Asking(arguments) as asking:
+        with Asking(arguments, journal) as asking:
             utility_of_a_model(sheet, paper, by_name[paper["test"]], asking)
     if paper["search"] in by_name:
-        weight_search(sheet, paper, by_name[paper["search"]])
+        sheet.step("search", journal, lambda part: weight_search(part, paper, by_name[paper["search"]]))
     else:
         sheet.notes.append(f"The search for weights needs {paper['search']}, which this file does not have: not run.")
     tell("amac: whole conversations, vectors")
     texts = [text for conversation in conversations for text in conversation.texts]
-    leave_one_out(sheet, conversations, embed_all(texts, arguments.embedder_model, arguments.cache), tell)
+    vectors = embed_all(texts, arguments.embedder_model, arguments.cache)
+    sheet.step("whole", journal, lambda part: leave_one_out(part, conversations, vectors, tell))
     return sheet
 
 

@@ -7,19 +7,21 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from atommem.embedding.embedder import Vectors
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce.memobank.cases import read_cases, read_questions
 from atommem.eval.reproduce.memobank.filling import HERE, Filled, fill, top_positives
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.user_files import (
     KeptVectors,
     add_data_flag,
-    add_embedder_flags,
+    add_embedder_flag,
     embed_all,
     published_tables,
 )
@@ -33,7 +35,7 @@ SHUFFLED, UNPRUNED = "MemoBankRL, labels shuffled", "  these labels, nothing for
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``atommem reproduce memobank``."""
     add_data_flag(parser, "Memento's memory.jsonl and deepresearcher.jsonl")
-    add_embedder_flags(parser)
+    add_embedder_flag(parser)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Stream:
         ]
 
 
-def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
+def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Journal) -> Sheet:
     """The whole experiment."""
     paper = published_tables("memobank")
     cases, questions = read_cases(arguments.data), read_questions(arguments.data)
@@ -85,8 +87,8 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
     contamination(sheet, paper, cases, questions, first, len(fresh))
     tell("memobank: three seeds and the controls")
     method = stream.filled(paper)
-    table_3(sheet, paper, stream, method)
-    controls(sheet, paper, stream, method)
+    for step in (table_3, controls):
+        sheet.step(step.__name__, journal, partial(step, paper=paper, stream=stream, method=method))
     return sheet
 
 

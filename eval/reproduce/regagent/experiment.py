@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from atommem.errors import ConfigError
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce.asking import add_policy_flags
 from atommem.eval.reproduce.regagent import sweeps
 from atommem.eval.reproduce.regagent.language_model import with_language_model
@@ -25,17 +26,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_policy_flags(parser, "it answers instead of the formula")
 
 
-def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
+def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Journal) -> Sheet:
     """The whole experiment."""
     if arguments.tasks is not None and arguments.tasks < 1:
         raise ConfigError(f"tasks is {arguments.tasks}: give at least 1.")
-    began = time.perf_counter()
     paper: Mapping[str, Any] = published_tables("regagent")
     runs = Runs(paper, arguments.seeds, arguments.tasks, tell)
     sheet = Sheet("regagent", paper["source"])
     if arguments.policy:
-        with_language_model(sheet, runs, arguments, tell)
+        with_language_model(sheet, runs, arguments, tell, journal)
         return sheet
+    seconds = 0.0
     for step in (
         sweeps.additions,
         sweeps.deletions,
@@ -46,8 +47,7 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
         sweeps.under_a_limit,
         sweeps.variants,
     ):
-        step(sheet, runs)
-    seconds = time.perf_counter() - began
+        seconds += sheet.step(step.__name__, journal, partial(step, runs=runs))
     sheet.check("seconds, whole", seconds <= LIMIT_SECONDS, round(seconds), f"at most {LIMIT_SECONDS}")
     sheet.notes += [
         "The agent is a formula, not a language model: four parameters and the length of w were fitted to the six "

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce.asking import Asking
 from atommem.eval.reproduce.regagent.runs import Runs, errors, following, size, success
 from atommem.eval.reproduce.regagent.stream import Deletion
@@ -63,10 +64,12 @@ def read_guess(text: str) -> float | None:
     return None if found is None else float(found[found.lastindex or 0])
 
 
-def with_language_model(sheet: Sheet, runs: Runs, arguments: argparse.Namespace, tell: Callable[[str], None]) -> None:
+def with_language_model(
+    sheet: Sheet, runs: Runs, arguments: argparse.Namespace, tell: Callable[[str], None], journal: Journal
+) -> None:
     """Table 1 and history with a model; Table 4's, where it is one of those."""
     rows: list[list[Any]] = []
-    with Asking(arguments) as asking:
+    with Asking(arguments, journal) as asking:
         model = LanguageModel(asking)
         for name, deletion in ARMS:
             tell(f"regagent: {name}, {deletion}, {len(runs.seeds)} x {runs.tasks} tasks with the model")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.streams.agents import Agent, StreamRow
 from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
@@ -48,7 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="Of examples, evaluators and rules.")
 
 
-def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
+def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Journal) -> Sheet:
     """A table for the user's stream, or one for each example."""
     sheet = Sheet("streams", "Addition and deletion of experience, after arXiv 2505.16067, on any stream")
     if arguments.stream is not None:
@@ -57,14 +60,16 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
         check_choice("similarity", arguments.similarity, tuple(SIMILARITIES))
         make_agent = find("atommem.agents", arguments.agent)
         rows = read_stream(arguments.stream)
-        table(sheet, arguments.stream.name, rows, make_agent, arguments.similarity, arguments.k, arguments, tell)
+        table(
+            sheet, arguments.stream.name, rows, make_agent, arguments.similarity, arguments.k, arguments, tell, journal
+        )
         return sheet
     for name, example in EXAMPLES.items():
         rows = example.rows(arguments.seed, 60, arguments.tasks)
         if arguments.out is not None:
             write_text(arguments.out / f"{name}.jsonl", as_lines(rows))
         title = f"{name}: generated rows, similarity {example.similarity}, K {example.k}"
-        table(sheet, title, rows, example.agent, example.similarity, example.k, arguments, tell)
+        table(sheet, title, rows, example.agent, example.similarity, example.k, arguments, tell, journal)
     sheet.notes.append(
         "These rows are generated in the form of the paper's agents, whose data may not be shipped, and the agents "
         "copy: they show how a stream is written (--out writes them), and nothing of the paper's results."
@@ -96,6 +101,7 @@ def table(
     k: int,
     arguments: argparse.Namespace,
     tell: Callable[[str], None],
+    journal: Journal,
 ) -> None:
     """Success and size under every evaluator without deletion, and under the last one with each."""
     embedder = _embedder(arguments.embedder_model if similarity == "text" else None)
@@ -103,6 +109,10 @@ def table(
     arms += [(arguments.evaluators[-1], deletion) for deletion in arguments.deletions if deletion != "none"]
     lines: list[list[Any]] = []
     for evaluator, deletion in arms:
+        name = json.dumps([title, evaluator, deletion, _source(make_agent)])
+        if (known := journal.get(name)) is not None:
+            lines.append(known)
+            continue
         tell(f"streams: {title}: {evaluator}, {deletion}")
         retention = "fifo" if deletion == "none" else deletion
         bank = Bank(
@@ -111,7 +121,8 @@ def table(
         outcomes = asyncio.run(run_rows(rows, make_agent(), bank, k, similarity))
         won = sum(outcome >= 1 for outcome in outcomes)
         low, high = wilson_interval(won, len(outcomes))
-        lines.append([f"{evaluator}, {deletion}", fmean(outcomes), f"[{low:.3f}, {high:.3f}]", len(bank)])
+        line = [f"{evaluator}, {deletion}", fmean(outcomes), f"[{low:.3f}, {high:.3f}]", len(bank)]
+        lines.append(journal.add(name, line))
     sheet.tables.append(
         Grid(title, ["added, deleted by", "success", "95%, as if tasks were independent", "records"], lines)
     )
@@ -130,6 +141,11 @@ async def run_rows(rows: Sequence[StreamRow], agent: Agent, bank: Bank, k: int, 
             outcomes.append(float(experience.outcome or 0.0))
             await bank.end(experience)
     return outcomes
+
+
+def _source(make_agent: Callable[[], Agent]) -> str:
+    """A digest of the agent's file: with another agent, what was found is not taken up."""
+    return hashlib.sha256(Path(inspect.getfile(make_agent)).read_bytes()).hexdigest()[:16]
 
 
 def _experience(row: StreamRow, output: str, agent: Agent) -> Experience:

@@ -6,10 +6,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce.traceretain.agent import Hint, Played, play
 from atommem.eval.reproduce.traceretain.engine import Engine
 from atommem.eval.reproduce.traceretain.games import Game
@@ -25,21 +25,16 @@ class Player:
 
     Args:
         engine: Opens the engine's process when it is first needed.
-        path: Where outcomes are kept (JSON lines).
+        journal: Keeps outcomes.
         limit: Most steps.
         tell: Gets progress.
     """
 
-    def __init__(self, engine: Callable[[], Engine], path: Path, limit: int, tell: Callable[[str], None]) -> None:
-        self._open, self._path, self._tell = engine, path, tell
+    def __init__(self, engine: Callable[[], Engine], journal: Journal, limit: int, tell: Callable[[str], None]) -> None:
+        self._open, self._journal, self._tell = engine, journal, tell
         self._engine: Engine | None = None
         self.limit = limit
-        self._known: dict[str, list[object]] = {}
         self.played = 0
-        if path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                key, value = json.loads(line)
-                self._known[key] = value
 
     def engine(self) -> Engine:
         """The process."""
@@ -73,15 +68,14 @@ class Player:
     def _remember(self, game: Game, what: str, ask: Callable[[], list[object]]) -> list[object]:
         parts = "\0".join([_VERSION, game.problem, *game.receptacles, what])
         key = hashlib.sha256(parts.encode()).hexdigest()[:24]
-        if key not in self._known:
-            self._known[key] = ask()
+        known: list[object] | None = self._journal.get(key)
+        if known is None:
+            known = self._journal.add(key, ask())
             self.played += 1
             if self.played % 50 == 0:
                 self._tell(f"traceretain: {self.played} episodes played on the engine")
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([key, self._known[key]]) + "\n")
-        return self._known[key]
+        assert known is not None
+        return known
 
     def close(self) -> None:
         """End the process."""

@@ -16,11 +16,12 @@ import numpy as np
 
 from atommem.envs.scoring.statistics import paired_difference, wilson_interval
 from atommem.errors import ConfigError
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.traceretain.engine import Engine, engine_python
 from atommem.eval.reproduce.traceretain.episodes import Player, Stream, run_tasks
 from atommem.eval.reproduce.traceretain.games import Game, make_games
-from atommem.eval.reproduce.user_files import KeptVectors, add_embedder_flags, embed_all, published_tables
+from atommem.eval.reproduce.user_files import KeptVectors, add_embedder_flag, embed_all, published_tables
 from atommem.experience.bank import Bank
 from atommem.experience.cross_entropy import cross_entropy
 from atommem.memory.columns import Numbers
@@ -34,13 +35,13 @@ Arm = tuple[str, bool, bool] | None
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``atommem reproduce traceretain``."""
-    add_embedder_flags(parser)
+    add_embedder_flag(parser)
     parser.add_argument("--alfworld_python", metavar="PYTHON", help="Interpreter of an environment with alfworld.")
     parser.add_argument("--seeds", type=int, default=3, help="Streams (%(default)s), the first with seed 42.")
     parser.add_argument("--tasks", type=int, metavar="N", help="Shorter streams: the checks are for the paper's 100.")
 
 
-def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
+def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Journal) -> Sheet:
     """The whole experiment."""
     paper = published_tables("traceretain")
     tasks = arguments.tasks or paper["stream"]
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None]) -> Sheet:
     tuning = make_games(paper["cem"]["tasks"], _TUNING, paper)
     player = Player(
         lambda: Engine(python, arguments.cache / "alfworld.log"),
-        arguments.cache / "alfworld.jsonl",
+        Journal(arguments.cache / "alfworld.jsonl"),
         paper["limit"],
         tell,
     )

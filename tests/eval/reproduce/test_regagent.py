@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from atommem.errors import ConfigError
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce import asking
 from atommem.eval.reproduce.regagent import experiment
 from atommem.eval.reproduce.regagent.followers import similarity_follower
@@ -75,12 +76,12 @@ async def test_the_arrays_delete_what_the_experience_bank_does() -> None:
 
 def test_every_table_is_made_and_a_short_stream_holds_nothing() -> None:
     told: list[str] = []
-    sheet = experiment.run(argparse.Namespace(seeds=[0], tasks=60, policy=None), told.append)
+    sheet = experiment.run(argparse.Namespace(seeds=[0], tasks=60, policy=None), told.append, Journal())
     assert len(sheet.tables) >= 9
     assert not sheet.holds
     assert told
     with pytest.raises(ConfigError, match="tasks is 0"):
-        experiment.run(argparse.Namespace(seeds=[0], tasks=0, policy=None), told.append)
+        experiment.run(argparse.Namespace(seeds=[0], tasks=0, policy=None), told.append, Journal())
 
 
 def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +101,7 @@ def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPat
     arguments = argparse.Namespace(
         seeds=[0], tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None
     )
-    sheet = experiment.run(arguments, lambda text: None)
+    sheet = experiment.run(arguments, lambda text: None, Journal())
     assert len(heard) == 100
     assert "1 of 100 answers had no number" in sheet.notes[0]
     assert sheet.tables[0].rows[1][2] == 120
@@ -108,7 +109,7 @@ def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_table_1_as_published() -> None:
-    runs = Runs(PAPER, [0, 1], None, lambda text: None)
+    runs = Runs(PAPER, [0, 1], None, lambda text: None, Journal())
     for name, row in PAPER["table1"].items():
         found = runs.of(runs.rules(name))
         assert abs(success(found) - row["success"]) <= 3, name

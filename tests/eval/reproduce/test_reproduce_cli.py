@@ -25,7 +25,7 @@ class Experiment:
         parser.add_argument("--size", type=int, default=1)
 
     @classmethod
-    def run(cls, arguments: Any, tell: Any) -> Sheet:
+    def run(cls, arguments: Any, tell: Any, journal: Any) -> Sheet:
         tell("at work")
         sheet = Sheet("toy", "nowhere")
         sheet.tables.append(Grid("Sizes", ["name", "size"], [["a [b]", 0.25], ["c", None]]))

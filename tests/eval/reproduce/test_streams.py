@@ -13,6 +13,7 @@ import pytest
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce.streams import experiment
 from atommem.eval.reproduce.streams.agents import StreamRow, executions
 from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
@@ -75,20 +76,24 @@ def test_a_stream_of_a_file_runs_with_the_users_agent(tmp_path: Path) -> None:
     rows = [{"query": {"day": i % 3}, "truth": f"t{i % 3}"} for i in range(12)]
     rows.insert(0, {"query": "first", "truth": "t0", "output": "t0"})
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    sheet = experiment.run(flags(stream=tmp_path / "own.jsonl", agent=f"{HERE}:Learner", k=20), lambda text: None)
+    sheet = experiment.run(
+        flags(stream=tmp_path / "own.jsonl", agent=f"{HERE}:Learner", k=20), lambda text: None, Journal()
+    )
     found = {str(row[0]): row for row in sheet.tables[0].rows}
     assert found["fixed, none"][3] == 1
     assert found["add_all, none"][3] == 13
     assert found["fixed, none"][1] == pytest.approx(4 / 12), "only what was known from the first"
     with pytest.raises(ConfigError, match="without its agent"):
-        experiment.run(flags(stream=tmp_path / "own.jsonl"), lambda text: None)
+        experiment.run(flags(stream=tmp_path / "own.jsonl"), lambda text: None, Journal())
     (tmp_path / "own.jsonl").write_text('{"query": "q"}')
     with pytest.raises(DataError, match="truth"):
         experiment.read_stream(tmp_path / "own.jsonl")
 
 
 def test_examples_are_written_as_they_are_read(tmp_path: Path) -> None:
-    sheet = experiment.run(flags(tasks=12, out=tmp_path, evaluators=["add_all", "strict"]), lambda text: None)
+    sheet = experiment.run(
+        flags(tasks=12, out=tmp_path, evaluators=["add_all", "strict"]), lambda text: None, Journal()
+    )
     assert len(sheet.tables) == 3
     for name, example in EXAMPLES.items():
         rows = example.rows(0, 60, 12)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from atommem.errors import ConfigError, OutageError
+from atommem.eval.journal import Journal
 from atommem.eval.reproduce.sheet import Sheet
 from atommem.eval.reproduce.traceretain.agent import play
 from atommem.eval.reproduce.traceretain.engine import Engine, engine_python
@@ -25,7 +26,7 @@ GAMES = make_games(30, 1, PAPER)
 
 
 def player(tmp_path: Path, engine: Any) -> Player:
-    return Player(lambda: engine, tmp_path / "played.jsonl", 50, lambda text: None)
+    return Player(lambda: engine, Journal(tmp_path / "played.jsonl"), 50, lambda text: None)
 
 
 def kept(games: list[Game]) -> KeptVectors:
