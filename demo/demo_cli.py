@@ -56,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         type=Path,
-        help="where to write; replaces an earlier demo (default: runs/demo, runs/demo_limited, ...)",
+        help="where to write; an interrupted demo of the same settings goes on, any other is replaced (default: "
+        "runs/demo, runs/demo_limited, ...)",
     )
     which = parser.add_mutually_exclusive_group()
     for world, described in (

@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors.torch import load_model
+from transformers.utils import SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
 from trl import TrlParser
 
 from atommem.config import EmbedderConfig, MemoryConfig, drawn_capacity
 from atommem.demo.copying import pretrain_copying
+from atommem.demo.progress import Progress
 from atommem.demo.recipe import FULL, Recipe
 from atommem.demo.results import (
     ABLATIONS,
@@ -49,7 +52,9 @@ from atommem.session import Agent
 from atommem.train.loops.demonstrations import demonstrations
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import make_sft_trainer, sft_dataset
-from atommem.train.resume.checkpoint import GenerationSettings, save_final
+from atommem.train.resume.checkpoint import GenerationSettings, resume_folder, save_final
+from atommem.train.resume.checkpoint_files import all_checkpoints, discard
+from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.resume.model_card import save_model_card, training_facts
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
@@ -71,6 +76,9 @@ _GRPO_SHOWN = (
     "roll s",
     "train s",
 )
+_NAMES = {"pretrained": "pretrain", "cold_start": "sft", "grpo": "grpo"}
+"""Folders of the stages, and what their seconds are called."""
+_CHECKPOINTS = {"save_strategy": ("steps",), "save_steps": ("20",), "save_total_limit": ("1",)}
 _HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3
 """Streams of tasks that share no seed."""
 
@@ -118,24 +126,32 @@ class Demo:
         out: Folder for everything that is written. What an earlier demo left there is replaced.
         seed: Of the weights, of all tasks and of sampling.
         console: Where to print.
+        progress: Its stages are taken up instead, and those of this run noted there; GRPO writes checkpoints.
     """
 
-    FOLDERS = ("cold_start", "grpo", "eval")
+    FOLDERS = ("pretrained", "cold_start", "grpo", "eval")
 
-    def __init__(self, recipe: Recipe, out: Path, seed: int, console: Console) -> None:
+    def __init__(
+        self, recipe: Recipe, out: Path, seed: int, console: Console, progress: Progress | None = None
+    ) -> None:
         self.recipe = recipe
         self.out = out
         self.seed = seed
         self.console = console
         self.seconds: dict[str, float] = {}
         self._card: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
+        self.progress = progress
         out.mkdir(parents=True, exist_ok=True)
-        for name in self.FOLDERS:
-            shutil.rmtree(out / name, ignore_errors=True)
-        for name in (SUMMARY_FILE, PLOT_FILE):
-            (out / name).unlink(missing_ok=True)
+        if progress is not None and progress.done:
+            console.print(f"{out}: taken up from an interrupted run: {', '.join(progress.done)}", soft_wrap=True)
+        else:
+            for name in self.FOLDERS:
+                shutil.rmtree(out / name, ignore_errors=True)
+            for name in (SUMMARY_FILE, PLOT_FILE):
+                (out / name).unlink(missing_ok=True)
+        changed = recipe.settings if progress is None else {**recipe.settings, **_CHECKPOINTS}
         self.settings = load_settings(
-            out / "grpo", seed, recipe.updates, recipe.capacity, world_of(recipe.world), recipe.settings
+            out / "grpo", seed, recipe.updates, recipe.capacity, world_of(recipe.world), changed
         )
         torch.manual_seed(seed)
         self.tokenizer = make_tokenizer(recipe.world, self.settings.memory, self.settings.environment)
@@ -155,14 +171,38 @@ class Demo:
         worlds = [bounded_world(world, drawn_capacity(capacities, name), name) for name in names]
         return [make_task(one, seed, index) for index, one in enumerate(worlds)]
 
+    def _taken_up(self, stage: str) -> bool:
+        """Whether an interrupted run ended this stage; the model is then as the stage left it."""
+        found = self.progress.done.get(stage) if self.progress is not None else None
+        if found is None:
+            return False
+        self.seconds[_NAMES[stage]] = found["seconds"]
+        load_model(self.model, self.out / stage / SAFE_WEIGHTS_NAME)
+        if "facts" in found:
+            self._card = self.out / stage, found["facts"], found["state"]
+        return True
+
+    def _ended(self, stage: str) -> None:
+        if self.progress is not None:
+            seconds = self.seconds[_NAMES[stage]]
+            facts = {} if self._card is None else {"facts": self._card[1], "state": self._card[2]}
+            self.progress.add(stage, seconds=seconds, **facts)
+
     def learn_to_copy(self) -> None:
         """Pretraining: the ability to look something up in the context."""
+        if self._taken_up("pretrained"):
+            return
         with _Phase(self, "pretrain", "Pretraining on copying (a policy that cannot copy cannot use a memory)"):
             loss = pretrain_copying(self.model, self.recipe.copying, self.seed)
             self.console.print(f"loss {loss:.3f} nats a token")
+        if self.progress is not None:
+            self.model.save_pretrained(self.out / "pretrained")
+        self._ended("pretrained")
 
     def cold_start(self) -> None:
         """Supervised training on demonstrations that forget things."""
+        if self._taken_up("cold_start"):
+            return
         recipe = self.recipe.cold_start
         faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in asdict(recipe.faults).items() if rate)
         with _Phase(self, "sft", f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"):
@@ -188,6 +228,7 @@ class Demo:
             use_console(trainer, SFT_COLUMNS)
             trainer.train()
             self._save(trainer)
+        self._ended("cold_start")
 
     def demonstrate(self, count: int) -> list[Episode]:
         """Episodes of the faulty expert, through the one loop."""
@@ -229,8 +270,12 @@ class Demo:
         """Reinforcement learning: whole episodes, one terminal reward, group-relative advantages; on tasks of the
         recipe's world, or another of its kind.
         """
+        if self._taken_up("grpo"):
+            return
         settings = self.settings
         args = settings.train
+        args.resume_from_checkpoint = "auto" if self.progress is not None and all_checkpoints(args.output_dir) else None
+        resume = resume_folder(args, settings.memory)
         size = args.num_generations or 1
         groups = args.per_device_train_batch_size // size
         with _Phase(self, "grpo", f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"):
@@ -242,11 +287,18 @@ class Demo:
                 local_backend(Rollouts(args, self.tokenizer, self.embedder, settings.memory, settings.environment)),
             )
             use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_SHOWN])
+            if resume:
+                self.console.print(f"from {resume}, of an interrupted run", soft_wrap=True)
             try:
-                trainer.train()
+                trainer.train(resume_from_checkpoint=resume)
+            except TrainingInterrupted:  # its text is of a flag that `atommem train` has
+                raise KeyboardInterrupt from None
             finally:
                 trainer.close()
             self._save(trainer)
+        self._ended("grpo")
+        for checkpoint in all_checkpoints(args.output_dir):
+            discard(checkpoint)
 
     def _agent(self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False) -> Agent:
         """`policy` in the demo's world, sampled as in training, with some memory actions switched off."""
@@ -264,7 +316,8 @@ class Demo:
     def _save(self, trainer: Any) -> None:
         """Save the model; its card gets the evaluation that follows."""
         folder = save_final(trainer, self._saved_settings())
-        self._card = folder, training_facts(trainer), dict(vars(trainer.state))
+        state = {name: getattr(trainer.state, name) for name in ("log_history", "global_step", "max_steps")}
+        self._card = folder, training_facts(trainer), state
 
     def _saved_settings(self) -> tuple[Any, ...]:
         settings = self.settings
@@ -295,11 +348,14 @@ class _Phase:
 def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: float | None = None) -> dict[str, Any]:
     """Run all phases, write ``summary.json`` and the plot, print the table; returns the summary.
 
-    `started` is the `time.perf_counter()` from which ``seconds_total`` counts; unset is now.
+    One that was interrupted goes on, given the same recipe, folder and seed. `started` is the `time.perf_counter()`
+    from which ``seconds_total`` counts, beside the stages that were taken up; unset is now.
     """
     started = time.perf_counter() if started is None else started
     disable_progress_bar()  # of saving one file of weights
-    demo = Demo(recipe, out, seed, console)
+    progress = Progress(out, recipe, seed)
+    started -= sum(stage["seconds"] for stage in progress.done.values())
+    demo = Demo(recipe, out, seed, console, progress)
     demo.learn_to_copy()
     demo.cold_start()
     results = {"before": demo.evaluate("before")}
@@ -311,6 +367,7 @@ def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: fl
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
     written = write_summary(summary, out)
+    progress.end()
     console.print()
     console.print(results_table(results))
     print_outcome(summary, recipe.bars, console)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainerCallback
 
 from atommem import cli
 from atommem.config import CONFIG_FILE
@@ -101,19 +102,38 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     assert (out / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["SFTTrainer", "MemoryGRPOTrainer"])
-def test_ctrl_c_while_a_stage_is_trained_ends_in_one_line(
-    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from transformers import TrainerCallback
+class CtrlC(TrainerCallback):
+    """Presses it when the first update is done."""
 
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def comparable(out: Path) -> dict[str, Any]:
+    found = json.loads((out / "summary.json").read_text())
+    return {name: value for name, value in found.items() if not name.startswith("seconds")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "told", "taken_up"),
+    [
+        ("SFTTrainer", "", "pretrained"),
+        ("MemoryGRPOTrainer", "\nSIGINT: saving a checkpoint, then stopping (again to exit at once)\n", "cold_start"),
+    ],
+)
+def test_a_demo_that_is_interrupted_in_a_stage_ends_in_one_line_and_goes_on(
+    stage: str,
+    told: str,
+    taken_up: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     from atommem.demo import run
 
-    class CtrlC(TrainerCallback):
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            signal.raise_signal(signal.SIGINT)
-
+    whole, out = tmp_path / "whole", tmp_path / "demo"
+    assert cli.main(["demo", "--quick", "--out", str(whole)]) == 0
     use_console = run.use_console
 
     def shown(trainer: Any, columns: Any) -> None:
@@ -121,7 +141,29 @@ def test_ctrl_c_while_a_stage_is_trained_ends_in_one_line(
         if stage in {base.__name__ for base in type(trainer).__mro__}:
             trainer.add_callback(CtrlC())
 
-    monkeypatch.setattr(run, "use_console", shown)
-    assert cli.main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 130
-    error = capfd.readouterr().err
-    assert error == "\natommem demo: interrupted\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "use_console", shown)
+        capfd.readouterr()
+        assert cli.main(["demo", "--quick", "--out", str(out)]) == 130
+    assert capfd.readouterr().err.endswith(f"{told}\natommem demo: interrupted\n")
+    kept = {name: (out / name / "model.safetensors").stat().st_mtime_ns for name in {"pretrained", taken_up}}
+    assert cli.main(["demo", "--quick", "--out", str(out)]) == 0
+    printed = capfd.readouterr().out
+    assert re.search(rf"taken up from an interrupted run: .*{taken_up}$", printed, re.MULTILINE)
+    assert ("of an interrupted run" in printed.partition("GRPO:")[2]) == (stage != "SFTTrainer")
+    assert kept == {name: (out / name / "model.safetensors").stat().st_mtime_ns for name in kept}
+    assert comparable(out) == comparable(whole)
+    assert (out / "grpo" / "model.safetensors").read_bytes() == (whole / "grpo" / "model.safetensors").read_bytes()
+    updates = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in updates if "reward" in entry] == [1, 2]
+    assert not list((out / "grpo").glob("checkpoint-*"))
+    assert not (out / "progress.json").exists()
+
+
+def test_of_another_seed_nothing_is_taken_up(tmp_path: Path) -> None:
+    from atommem.demo.progress import Progress
+
+    Progress(tmp_path, FULL, 0).add("pretrained", seconds=1.0)
+    assert Progress(tmp_path, FULL, 0).done == {"pretrained": {"seconds": 1.0}}
+    assert not Progress(tmp_path, FULL, 1).done
+    assert not Progress(tmp_path, LIMITED, 0).done
