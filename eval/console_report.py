@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from atommem.episode_stats import action_names
@@ -16,16 +18,30 @@ _SHARES_OF_TEXT = (("episodes with a cut text", "truncated"), ("text shown / epi
 """Of a method that cuts what does not fit."""
 
 
-def report_table(summary: Mapping[str, Any]) -> Table:
-    """`EvalResult.summary` as a table with one column for all tasks and one for each source.
+def report_tables(summary: Mapping[str, Any], console: Console) -> Iterator[Table]:
+    """`EvalResult.summary` with one column for all tasks and one for each source: as many to a table as have room."""
+    rest = list({"all": summary, **summary.get("by_source", {})}.items())
+    unlimited = console.options.update(max_width=1000)
+    while rest:
+        count = len(rest)
+        table = report_table(dict(rest))
+        while count > 1 and console.measure(table, options=unlimited).maximum > console.width:
+            count -= 1
+            table = report_table(dict(rest[:count]))
+        yield table
+        rest = rest[count:]
+
+
+def report_table(columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Summaries, by their headings, beside each other.
 
     Actions without effect and endings that never occurred are left out.
     """
-    columns = {"all": summary, **summary.get("by_source", {})}
     items = list(columns.values())
-    table = Table("", title="Evaluation", title_justify="left")
+    table = Table(title="Evaluation", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column(no_wrap=True)
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
 
     def add(heading: str, text: Callable[[Mapping[str, Any]], str]) -> None:
         table.add_row(heading, *map(text, items))
@@ -40,11 +56,11 @@ def report_table(summary: Mapping[str, Any]) -> Table:
     for place, name in enumerate(ordered(name for item in items for name in (item["metric"], *item["metrics"]))):
         add(label(name) + ("" if place else " [95% interval]"), partial(_interval, metric=name))
     table.add_section()
-    add("independent units / questions scored", _counts)
+    add("independent units / questions", _counts)
     add("episodes", lambda item: str(item["episodes"]))
     add("  of these failed (not scored)", lambda item: str(item["failed"]))
     if any(item["overflow"] for item in items):
-        add("  with a prompt that did not fit (not scored)", lambda item: str(item["overflow"]))
+        add("  prompt did not fit (not scored)", lambda item: str(item["overflow"]))
     table.add_section()
     for name in action_names(*(item["means"] for item in items)):
         add_means(f"{name} / step", f"actions/{name}", ",.3f")
@@ -68,16 +84,20 @@ def report_table(summary: Mapping[str, Any]) -> Table:
 def breakdown_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """`atommem.envs.scoring.breakdowns.breakdowns` as a table: a line for each value, a column for each score."""
     names = ordered(row["metric"] for row in rows)
-    table = Table("by", "", "questions", *map(label, names), title="Breakdowns", title_justify="left")
+    table = Table(
+        "by", "n", *map(label, names), title="Breakdowns (n questions)", title_justify="left", box=SIMPLE_HEAD
+    )
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
     lines: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         lines.setdefault((row["by"], row["value"]), {})[row["metric"]] = row
     last = ""
     for (by, value), scores in lines.items():
-        if last not in ("", by):
-            table.add_section()
+        if last != by:
+            table.add_row(by)
         cells = [_interval({"metrics": scores}, name) for name in names]
-        table.add_row("" if by == last else by, value, str(max(row["n"] for row in scores.values())), *cells)
+        table.add_row(f"  {value}", str(max(row["n"] for row in scores.values())), *cells)
         last = by
     return table
 

@@ -14,7 +14,7 @@ from atommem.command_line import check_writable
 from atommem.environment import find_environment
 from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.errors import BudgetSpentError
-from atommem.eval.console_report import breakdown_table, report_table
+from atommem.eval.console_report import breakdown_table, report_tables
 from atommem.eval.eval_config import Configs, parse_arguments
 from atommem.eval.output import EPISODES, SUMMARY, trace_path
 from atommem.eval.runner import evaluate
@@ -103,7 +103,8 @@ def _print_report(result: EvalResult, out: Path) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 160  # a log file need not wrap at 80 columns
-    console.print(report_table(summary))
+    for table in report_tables(summary, console):
+        console.print(table)
     if rows := breakdowns(result.records, [name for name in (summary["metric"], "f1") if name in summary["metrics"]]):
         console.print(breakdown_table(rows))
     for error, count in sorted(summary["errors"].items(), key=lambda item: -item[1]):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -81,24 +82,26 @@ def _print(
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
     name = label(comparison.metric)
-    table = Table("", title=f"{name} on the {len(comparison.changes)} tasks with a score in both", title_justify="left")
+    console.print(f"{name} on the {len(comparison.changes)} tasks with a score in both")
+    table = Table("", box=SIMPLE_HEAD)
     table.add_column(name, justify="right")
     table.add_column("failed", justify="right")
-    table.add_column("folder")
     # As the difference below: a question whose episodes failed in part counts as much as any other.
     one, two = (question_scores(side.records, comparison.metric) for side in (first, second))
     for letter, side, scores in (("A", first, one), ("B", second, two)):
         common = [fmean(scores[key][2]) for key in sorted(one.keys() & two.keys())]
         failed = sum(record.failed for record in side.records)
-        table.add_row(letter, f"{fmean(common):.3f}" if common else "-", str(failed), str(side.folder))
+        table.add_row(letter, f"{fmean(common):.3f}" if common else "-", str(failed))
     console.print(table)
+    for letter, side in (("A", first), ("B", second)):
+        console.print(f"{letter}: {side.folder}", markup=False)
     if comparison.difference is None:
         console.print("No task has a score in both: there is nothing to compare.")
         return
     gap = comparison.difference
     console.print(
-        f"B - A: {gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (95%, over {gap.questions} questions of "
-        f"{gap.units} independent units), p = {comparison.p_value:.2g} (two-sided sign-flip test of this difference)"
+        f"B - A: {gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (95%), p = {comparison.p_value:.2g} "
+        f"(sign-flip test)\nover {gap.questions} questions of {gap.units} independent units"
     )
     console.print(f"B is better on {comparison.wins} tasks, worse on {comparison.losses}, equal on {comparison.ties}")
     if comparison.left_out:

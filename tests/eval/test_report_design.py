@@ -61,9 +61,9 @@ def test_prompts_that_do_not_fit_are_no_score(capsys: pytest.CaptureFixture[str]
     )
     Console(width=200).print(main_table(results))
     assert "16 of 16 episodes overflow" in capsys.readouterr().out
-    cells = [str(cell) for column in report_table(none).columns for cell in column.cells]
+    cells = [str(cell) for column in report_table({"all": none}).columns for cell in column.cells]
     assert "no score" in cells
-    assert "  with a prompt that did not fit (not scored)" in cells
+    assert "  prompt did not fit (not scored)" in cells
 
 
 def test_a_prompt_that_does_not_fit_does_not_rename_the_score_of_those_that_do() -> None:
@@ -92,8 +92,10 @@ def test_the_unit_is_found_in_the_records() -> None:
         evaluation, records=tuple(replace(r, group=f"talk {int(r.task_id[1:]) % 2}") for r in evaluation.records)
     )
     (cell,) = results_of(talks)["cells"]
-    lines = dict(zip(*([str(value) for value in column.cells] for column in report_table(cell).columns), strict=True))
-    assert lines["independent units / questions scored"] == "2 / 20", "20 tasks, of two conversations"
+    lines = dict(
+        zip(*([str(value) for value in column.cells] for column in report_table({"all": cell}).columns), strict=True)
+    )
+    assert lines["independent units / questions"] == "2 / 20", "20 tasks, of two conversations"
     again = tuple(
         replace(record, questions=(replace(record.questions[0], id=f"q{number % 5}"),))
         for number, record in enumerate(evaluation.records)

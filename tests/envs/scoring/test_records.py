@@ -136,7 +136,7 @@ async def test_an_environment_without_exact_match_is_evaluated_compared_and_repo
         policy.wrong = set(wrong)
         result = await evaluate([make_task(name) for name in names], runner, tmp_path / folder, progress=False)
     assert result.mean("reward") == pytest.approx((7 + 0.5) / 8)
-    cells = [str(cell) for column in report_table(result.summary()).columns for cell in column.cells]
+    cells = [str(cell) for column in report_table({"all": result.summary()}).columns for cell in column.cells]
     assert "Reward [95% interval]" in cells
     assert "EM [95% interval]" not in cells
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(tmp_path / "c.json")]) == 0
