@@ -102,14 +102,14 @@ def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPat
         seeds=[0], tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None
     )
     sheet = experiment.run(arguments, lambda text: None, Journal())
-    assert len(heard) == 100
-    assert "1 of 100 answers had no number" in sheet.notes[0]
+    assert 20 <= len(heard) == len(set(heard)) < 100, "a greedy reply is asked for once"
+    assert "5 of 100 answers had no number" in sheet.notes[0]
     assert sheet.tables[0].rows[1][2] == 120
 
 
 @pytest.mark.slow
 def test_table_1_as_published() -> None:
-    runs = Runs(PAPER, [0, 1], None, lambda text: None, Journal())
+    runs = Runs(PAPER, [0, 1], None, lambda text: None)
     for name, row in PAPER["table1"].items():
         found = runs.of(runs.rules(name))
         assert abs(success(found) - row["success"]) <= 3, name
