@@ -209,6 +209,30 @@ def in_a_word(text: str) -> Broken:
 
 
 LONG = "x" * 5000
+NEITHER = (
+    *(
+        "more",
+        "",
+        "-",
+        "=",
+        "-=",
+        "..",
+        "~",
+        "*",
+        "%s",
+        "$(ls)",
+        "`ls`",
+        "@empty",
+        "{}",
+        "[1]",
+        "null",
+        "-0x1",
+        "\u202e",
+    ),
+    *("\udc80", "\x1b[2J", "\n\n\n", "\u0660", "a=b", "/proc/self/mem", "folder", LONG),
+)
+"""Words that are no flag, number or name of anything: they bring a command with few flags to its forty inputs."""
+ASKED = 40
 INPUTS: dict[str, Broken] = {
     "unknown flag": lambda leaf: leaf.call("--no_such_flag"),
     "unknown flag with a value": lambda leaf: leaf.call("--no_such_flag", "3"),
@@ -309,13 +333,16 @@ def sweep(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = []
     tried = 0
     for leaf in leaves(command):
-        for name, broken in INPUTS.items():
-            line = broken(leaf)
-            if line is not None:
-                tried += 1
-                wrong += [f"{' '.join(leaf.words)}: {name}: {fault}" for fault in faults(line, box, capfd)]
+        lines = {name: line for name, broken in INPUTS.items() if (line := broken(leaf)) is not None}
+        for word in NEITHER:
+            for name, line in (("a word", leaf.call(word)), ("a flag", leaf.call(f"--no_such_flag={word}"))):
+                if len(lines) < ASKED:
+                    lines[f"{name}, {word!r:.20}"] = line
+        assert len(lines) >= ASKED, leaf.words
+        tried += len(lines)
+        for name, line in lines.items():
+            wrong += [f"{' '.join(leaf.words)}: {name}: {fault}" for fault in faults(line, box, capfd)]
     assert not wrong, f"{len(wrong)} faults in {tried} calls:\n" + "\n".join(wrong)
-    assert tried >= 7
 
 
 @pytest.mark.parametrize("command", LIGHT)
