@@ -47,14 +47,25 @@ class Journal:
     def add(self, name: str, value: Any) -> Any:
         """Keep a value (None is no value); returns it as it will be read back: tuples are lists."""
         line = json.dumps([name, value])
-        self._known[name] = json.loads(line)[1]
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.write(line.encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+            self._append(self.path, line.encode() + b"\n")
+        self._known[name] = json.loads(line)[1]
         return self._known[name]
+
+    def _append(self, path: Path, line: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            length = file.tell()
+            try:
+                file.write(line)
+                os.fsync(file.fileno())
+            except BaseException as error:
+                file.truncate(length)
+                if not length:
+                    path.unlink()
+                if isinstance(error, OSError):
+                    raise type(error)(error.errno, error.strerror, str(path)) from error
+                raise
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class ToyPolicy:
         garbled: Names of the tasks on which it closes a tag that it never opened.
         refuse: The task for which every request is refused for good.
         hang: The task for which no request is ever answered; `hanging` is set when it is asked.
+        until: By task, what its requests wait for (10 seconds at most).
         asked: Names of the tasks of all requests.
     """
 
@@ -56,6 +58,7 @@ class ToyPolicy:
         self.refuse: str | None = None
         self.hang: str | None = None
         self.hanging = asyncio.Event()
+        self.until: dict[str, Callable[[], bool]] = {}
         self.asked: list[str] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -65,6 +68,9 @@ class ToyPolicy:
         assert found is not None
         name = found[1]
         self.asked.append(name)
+        waited_for, end = self.until.get(name), time.monotonic() + 10
+        while waited_for is not None and not waited_for() and time.monotonic() < end:
+            await asyncio.sleep(0.001)
         if self.refuse == name:
             raise PolicyError("refused")
         if self.hang == name:
