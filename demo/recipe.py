@@ -159,11 +159,12 @@ INJECTED = replace(
 
 def quick(recipe: Recipe) -> Recipe:
     """`recipe` cut down to seconds: runs every part and teaches nothing. For tests, and to see what the demo writes."""
-    cold_start = replace(recipe.cold_start, episodes=60, steps=20)
+    cold_start = replace(recipe.cold_start, episodes=60, steps=10)
     return replace(
         recipe,
-        copying=CopyingConfig(steps=20),
+        copying=CopyingConfig(steps=10),
         cold_start=cold_start,
         updates=2,
-        heldout=20,
+        heldout=8,
+        settings={**recipe.settings, "per_device_train_batch_size": ("64",)},
     )

@@ -52,7 +52,7 @@ from atommem.trace import read_trace
 from atommem.trace_view import main as show_trace
 
 BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique")
-TASKS, DOCUMENTS, QUESTIONS = 2, 6, 2
+TASKS, DOCUMENTS, QUESTIONS = 2, 8, 2
 CHUNK_TOKENS, MAX_TOKENS, MAX_READS = 600, 40, 1
 NOTE_TOKENS = 120
 """Longest completion of the methods that reply in JSON: a shorter one ends before its object does."""

@@ -73,7 +73,7 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     printed = capfd.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
     assert summary["seed"] == 1
-    assert summary["n"] == len(load_tasks(out / "heldout.parquet")) == 20
+    assert summary["n"] == len(load_tasks(out / "heldout.parquet")) == 8
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
     for name in ("summary.json", "training.png", "grpo", "cold_start", "heldout.parquet", "eval"):
         assert str(out / name) in printed
@@ -88,14 +88,14 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
         LocalPolicy.from_pretrained(out / stage)
     for name in ("before", "after", *recipe.ablations):
         traces = sorted((out / "eval" / name / "traces").iterdir())
-        assert len(traces) == 20
+        assert len(traces) == 8
         assert read_trace(traces[0]).complete
     draw(read_trace(traces[0]), tmp_path / "episode.svg")
     assert (tmp_path / "episode.svg").read_text().rstrip().endswith("</svg>")
-    for name, update in (("cold_start", 20), ("grpo", 2)):
+    for name, update in (("cold_start", 10), ("grpo", 2)):
         card = (out / name / "README.md").read_text()
         assert re.search(
-            rf"Held-out tasks, after update {update}:.*eval_em \| \S+ \(95%: .*eval_n \| 20 ", card, re.DOTALL
+            rf"Held-out tasks, after update {update}:.*eval_em \| \S+ \(95%: .*eval_n \| 8 ", card, re.DOTALL
         )
     updates = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in updates if "reward" in entry] == [1, 2]
