@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
-from atommem.serve.group_commit import EachCommit, GroupCommit, checkpoint
+from atommem.serve.group_commit import EachCommit, GroupCommit
 from atommem.serve.log_rows import (
     ENDS,
     About,
@@ -41,8 +40,6 @@ from atommem.serve.log_rows import (
 )
 from atommem.serve.schema import conversations, events, operations, requests, snapshots, vectors
 
-ERASURES = 200
-"""How often an erasure asks for the checkpoint that takes what it deleted out of the write-ahead log."""
 SNAPSHOT_EVERY = 256
 """Operations between two snapshots."""
 KINDS = ("item", "ask", "step", "answer", "stopped", "edit", "deleted", "moved", "fork", "feedback")
@@ -127,10 +124,11 @@ class ConversationLog:
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
         if self.engine.dialect.name == "sqlite":  # the deleted pages are still in the write-ahead log
-            for _ in range(ERASURES):
-                if checkpoint(self.engine, "TRUNCATE"):
-                    break
-                time.sleep(0.05)  # another is being made, and SQLite waits for none
+            raw = self.engine.raw_connection()
+            try:
+                raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                raw.close()
 
     def commit(self, *arguments: Any, **named: Any) -> None:
         """`commit_soon`, waited for.

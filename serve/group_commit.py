@@ -9,8 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import sqlalchemy as sa
 
 THREADS = 16
-CHECKPOINT_EVERY = 64
-"""Commits between two checkpoints, at which pages go from SQLite's write-ahead log to their places in the file."""
 Write = Callable[[sa.Connection], None]
 
 
@@ -47,9 +45,6 @@ class GroupCommit:
         self._guard = threading.Lock()
         self._waiting: list[tuple[Write, Future[None]]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="atommem-commit")
-        self._checkpoints = ThreadPoolExecutor(1, thread_name_prefix="atommem-checkpoint")
-        self._checkpoint: Future[bool] | None = None
-        self._since = 0
 
     def submit(self, write: Write) -> Future[None]:
         """As of `EachCommit`."""
@@ -83,25 +78,3 @@ class GroupCommit:
         with self._engine.begin() as connection:
             for write in batch:
                 write(connection)
-        self._since += 1
-        if self._since >= CHECKPOINT_EVERY and (self._checkpoint is None or self._checkpoint.done()):
-            # Beside the commits: in one of them, everybody who waits for it would wait for the pages as well.
-            self._since, self._checkpoint = 0, self._checkpoints.submit(checkpoint, self._engine, "PASSIVE")
-
-
-def checkpoint(engine: sa.Engine, mode: str) -> bool:
-    """Bring what is in SQLite's write-ahead log to its places in the file.
-
-    Args:
-        engine: Of the file.
-        mode: What to do about others that read or write: SQLite's ``PASSIVE``, ``FULL``, ``RESTART`` or ``TRUNCATE``.
-
-    Returns:
-        Whether it was done as `mode` says, and not kept from it by another checkpoint, or by others that read.
-    """
-    raw = engine.raw_connection()
-    try:
-        busy, _, _ = raw.cursor().execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-    finally:
-        raw.close()
-    return not busy

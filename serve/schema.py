@@ -117,8 +117,6 @@ api_keys = sa.Table(
 )
 
 MIGRATIONS = Path(__file__).with_name("migrations")
-WAL_PAGES = 16_384
-"""Most of SQLite's pages (4 kB) in its write-ahead log."""
 
 
 def open_database(url: str, *, pool_size: int = 8, make: bool = True) -> sa.Engine:
@@ -167,8 +165,6 @@ def _sqlite(address: sa.URL) -> sa.Engine:
         connection.isolation_level = None  # the driver would begin transactions by itself, too late
         for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
             connection.execute(f"PRAGMA {setting}")
-        # `GroupCommit` makes checkpoints beside its commits; where they fall behind, the commit that passes this does.
-        connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:

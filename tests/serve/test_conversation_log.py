@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Source
 from atommem.memory.operations import Operation, Outcome
 from atommem.memory.vectors import TextVectors, digests_of
-from atommem.serve import conversation_log, group_commit
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.log_rows import ConflictError, Event, NotFoundError
 from atommem.serve.schema import metadata, open_database
@@ -126,29 +124,3 @@ def test_writers_that_wait_share_a_commit_and_fail_by_themselves(log: Conversati
         list(threads.map(write, range(16)))
     assert sorted(outcomes) == ["lost"] * 4 + ["there"] * 12
     assert all(log.length(name) == 5 for name in names)
-
-
-def test_checkpoints_are_made_beside_the_commits(
-    log: ConversationLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    about = log.create("ann", {})
-    monkeypatch.setattr(group_commit, "CHECKPOINT_EVERY", 4)
-    for version in range(8):
-        log.commit(about.id, version, 0, [Event("item", {"text": "findme"})], **MADE)
-    ends = time.monotonic() + 30
-    while b"findme" not in (tmp_path / "log.db").read_bytes():
-        assert time.monotonic() < ends, "what was committed is in the write-ahead log alone"
-        time.sleep(0.02)
-
-
-def test_an_erasure_waits_for_a_checkpoint_that_is_being_made(
-    log: ConversationLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    about = log.create("ann", {})
-    log.commit(about.id, 0, 0, [Event("item", {"text": "findme"})], **MADE)
-    others, make = [False, False], group_commit.checkpoint
-    monkeypatch.setattr(conversation_log, "checkpoint", lambda *given: others.pop() if others else make(*given))
-    log.erase(about.id, "ann")
-    assert others == []
-    for path in tmp_path.iterdir():
-        assert b"findme" not in path.read_bytes()
