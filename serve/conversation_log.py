@@ -279,7 +279,7 @@ class ConversationLog:
 
         def work(connection: sa.Connection) -> About:
             nonlocal at
-            source = find_about(connection, conversation, owner)
+            source = find_about(connection, conversation, owner, lock=True)  # whoever commits to it waits
             length = log_length(connection, conversation)
             at = length if at is None else at
             about = new_conversation(connection, owner, source.metadata)
@@ -299,7 +299,11 @@ class ConversationLog:
             made = sa.select(events.c.checkpoint).where(events.c.conversation == about.id)
             checkpoint = connection.scalar(made.order_by(events.c.version.desc()).limit(1))
             if checkpoint is not None:
-                body = {"conversation": conversation, "at": at}
+                # One of a part of what was imported holds imported lines, and not the one that says so.
+                later = sa.select(events.c.body).where(events.c.conversation == conversation)
+                later = later.where(events.c.kind == "fork", events.c.version > version)
+                imported = not all(connection.scalars(later))
+                body = {} if imported else {"conversation": conversation, "at": at}
                 append_events(connection, about.id, [Event("fork", body, version=version + 1)], checkpoint)
             return about
 
@@ -319,8 +323,8 @@ class ConversationLog:
         def work(connection: sa.Connection) -> About:
             about = new_conversation(connection, owner, metadata)
             last = Event("fork", {}, version=len(past) + 1, checkpoint=past[-1].checkpoint if past else "")
-            for event in (*past, *([last] if past else ())):
-                append_events(connection, about.id, [event], event.checkpoint)
+            if past:
+                append_events(connection, about.id, [*past, last], "")
             rows = [
                 {**row_of(operation), "conversation": about.id, "seq": seq}
                 | {"version": version, "checkpoint": checkpoint, "embedder": embedder}

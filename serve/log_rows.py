@@ -44,7 +44,7 @@ ENDS = sa.select(
 _READ = (
     sa.select(events.c.version, events.c.kind, events.c.of, events.c.chunks)
     .where(events.c.conversation == sa.bindparam("conversation"))
-    .where(events.c.kind.in_(("item", "step", "stopped", "fork")))
+    .where(events.c.kind.in_(("item", "step", "stopped", "deleted", "fork")))
     .order_by(events.c.version)
 )
 
@@ -174,8 +174,12 @@ def new_conversation(connection: sa.Connection, owner: str, metadata: Mapping[st
 
 
 def append_events(connection: sa.Connection, conversation: str, new: Sequence[Event], checkpoint: str) -> None:
-    made, now = {"conversation": conversation, "checkpoint": checkpoint}, int(time.time())
-    rows = [{**vars(event), **made, "created_at": event.created_at or now} for event in new]
+    now = int(time.time())
+    rows = [
+        {**vars(event), "conversation": conversation}
+        | {"checkpoint": event.checkpoint or checkpoint, "created_at": event.created_at or now}
+        for event in new
+    ]
     connection.execute(events.insert(), rows)
 
 
@@ -236,7 +240,7 @@ def unread_items(connection: sa.Connection, conversation: str) -> list[tuple[int
             unread.clear()
         elif kind == "item":
             unread[version] = [0, chunks]
-        elif kind == "stopped":
+        elif kind in ("stopped", "deleted"):
             unread.pop(of, None)
         elif of in unread:
             unread[of][0] += 1

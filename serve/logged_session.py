@@ -178,7 +178,7 @@ class LoggedSession:
         unread = self.log.unread
         if event.kind == "item" and event.chunks:
             unread.append((event.version, 0))
-        elif event.kind == "stopped":
+        elif event.kind in ("stopped", "deleted"):
             unread[:] = [(of, done) for of, done in unread if of != event.of]
         elif event.kind == "fork":
             unread.clear()

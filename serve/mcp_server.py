@@ -94,7 +94,9 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         text: Annotated[Text, Field(description="What to read: a message, a page, a whole document.")],
         context: Context[Any, Any],
         conversation: Annotated[ConversationId, Field(description="Where; empty begins a new conversation.")] = "",
-        goal: Annotated[Text, Field(description="For a new one: what will be asked, as far as it is known.")] = "",
+        goal: Annotated[
+            Text, Field(max_length=4096, description="For a new one: what will be asked, as far as it is known.")
+        ] = "",
         name: Annotated[Name, Field(description="What sources call the text, and forget may be told.")] = "",
     ) -> Remembered:
         """Read a text into a memory: a policy decides what is kept. Returns when it has been read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -21,6 +21,7 @@ from atommem.session import Session
 router = APIRouter(prefix="/v1/conversations/{conversation}")
 imports = APIRouter(prefix="/v1")
 At = Annotated[Number | None, Query(description="After so many operations; unset is now.")]
+_EDIT = Event("edit")
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
@@ -121,9 +122,10 @@ async def delete_entry(conversation: ConversationId, entry: Number, owner: Owner
 
 
 @router.delete("/sources/{name:path}")
-async def delete_source(conversation: ConversationId, name: str, owner: Owner, served: Served) -> dict[str, Any]:
+async def delete_source(conversation: ConversationId, name: Text, owner: Owner, served: Served) -> dict[str, Any]:
     """Take out what was written while the text of this name (or item of this id) was read."""
-    return await _edited(served, conversation, owner, lambda session: _forget(session, name), whole=True)
+    event = Event("edit", {"forget": name})
+    return await _edited(served, conversation, owner, lambda session: _forget(session, name), event, whole=True)
 
 
 @router.delete("/items/{item}")
@@ -137,9 +139,9 @@ async def delete_item(conversation: ConversationId, item: str, owner: Owner, ser
 
     of, name = await served.in_thread(version)
     async with served.use(conversation, owner, whole=True) as held:
-        await held.change(Event("deleted", {"item": item}, of=of), lambda session: _forget(session, name))
-        if any(unread == of for unread, _ in held.log.unread):
-            await held.note(Event("stopped", {"reason": "deleted"}, of=of))
+        found = await served.in_thread(lambda: served.log.events(conversation, ("step",), after=of))
+        read = {event.step for event in found if event.of == of}  # another text may have its name
+        await held.change(Event("deleted", {"item": item}, of=of), lambda session: _forget(session, name, read))
         return conversation_object(held.log.about)
 
 
@@ -204,12 +206,13 @@ async def _edited(
     conversation: str,
     owner: str,
     work: Callable[[Session], Any],
+    event: Event = _EDIT,
     *,
     whole: bool = False,
     request: RequestKey | None = None,
 ) -> dict[str, Any]:
     async with served.use(conversation, owner, whole=whole) as held:
-        data = await held.change(Event("edit"), work, request)
+        data = await held.change(event, work, request)
     return {"object": "list", "data": data, "has_more": False}
 
 
@@ -217,5 +220,5 @@ async def _edit(session: Session, entry: int, text: str | None) -> Sequence[Oper
     return await session.memory.edit(entry, text, max(0, session.turns - 1))
 
 
-async def _forget(session: Session, name: str) -> Sequence[Operation]:
-    return await session.memory.forget(name, max(0, session.turns - 1))
+async def _forget(session: Session, name: str, read: Container[Any] | None = None) -> Sequence[Operation]:
+    return await session.memory.forget(name, max(0, session.turns - 1), read=read)

@@ -26,6 +26,7 @@ from atommem.serve.wire import (
     ConversationId,
     ConversationUpdate,
     Message,
+    Name,
     NewConversation,
     NewItems,
     conversation_object,
@@ -93,9 +94,10 @@ async def create_conversation(
     request: Request, body: NewConversation, owner: Owner, served: Served, once: Once
 ) -> dict[str, Any]:
     """Create a conversation: an empty memory. Items, if any, are read before this returns."""
+    new = _new_items(body.items or ())
     about = await served.in_thread(served.log.create, owner, body.metadata or {}, once)
-    if body.items:
-        await while_there(request, _read(served, about.id, owner, body.items, once and once.part("items")))
+    if new:
+        await while_there(request, _read(served, about.id, owner, new, once and once.part("items")))
     return conversation_object(about)
 
 
@@ -132,7 +134,7 @@ async def create_items(
     Should it not return, the items that had been taken are there (list them), and reading goes on with the next call:
     the same one with the same ``Idempotency-Key`` does not give them again.
     """
-    done = await while_there(request, _read(served, conversation, owner, body.items, once))
+    done = await while_there(request, _read(served, conversation, owner, _new_items(body.items), once))
     return page([item_object(event) for event in done], False)
 
 
@@ -196,7 +198,7 @@ async def create_response(request: Request, body: Ask, owner: Owner, served: Ser
 
 
 @router.get("/responses/{response}")
-async def retrieve_response(response: str, owner: Owner, served: Served) -> dict[str, Any]:
+async def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str, Any]:
     """An answer of a conversation. A question that was taken and is not being answered here is ``incomplete``."""
     conversation, ask, answer = await served.in_thread(served.log.response, response, owner)
     name, at = served.policy.name, ask.created_at
@@ -277,12 +279,16 @@ def _new_response(once: RequestKey | None) -> str:
     return f"resp_{secrets.token_hex(16) if once is None else once.key[:32]}"
 
 
-async def _read(
-    served: Conversations, conversation: str, owner: str, items: Sequence[Message], once: RequestKey | None
-) -> list[Event]:
-    new = [new_item(message) for message in items]
+def _new_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    new = [new_item(message) for message in messages]
     if not all(item["parts"] for item in new):
         raise DataError("an item is blank: there is nothing to read.")
+    return new
+
+
+async def _read(
+    served: Conversations, conversation: str, owner: str, new: Sequence[dict[str, Any]], once: RequestKey | None
+) -> list[Event]:
     async with served.use(conversation, owner) as memory:
         done = await memory.add(new, once)
         await memory.read()

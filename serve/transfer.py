@@ -17,7 +17,8 @@ from atommem.serve.wire import Metadata
 from atommem.untrusted import clean
 
 FORMAT = 1
-_Number = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
+_Number = Annotated[int, Field(ge=0, le=2**30, strict=True)]
+"""Half of what a column holds: what the conversation goes on with has room."""
 _Label = Annotated[str, Field(max_length=64)]
 _OPERATION = TypeAdapter(Operation)
 
@@ -46,7 +47,7 @@ class _Event(BaseModel):
     kind: _Label
     body: dict[str, Any]
     version: _Number
-    created_at: _Number
+    created_at: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
     checkpoint: _Label
     step: _Number | None = None
     of: _Number | None = None
@@ -82,7 +83,9 @@ def exported(log: ConversationLog, conversation: str, owner: str) -> list[dict[s
     about = log.about(conversation, owner)
     head = {"type": "conversation", "format": FORMAT, "created_at": about.created_at, "metadata": about.metadata}
     events = [{"type": "event", **vars(event)} for event in log.events(conversation)]
-    return [head, *events, *({"type": "operation", **row} for row in log.operations(conversation, 0))]
+    # It may go on meanwhile: operations of later events are not in it.
+    operations = [row for row in log.operations(conversation, 0) if row["version"] <= len(events)]
+    return [head, *events, *({"type": "operation", **row} for row in operations)]
 
 
 def imported(log: ConversationLog, owner: str, text: str, request: RequestKey | None = None) -> About:
@@ -93,7 +96,7 @@ def imported(log: ConversationLog, owner: str, text: str, request: RequestKey | 
     """
     try:
         head, *lines = [
-            _cleaned(json.loads(line, parse_constant=_refused)) for line in text.splitlines() if line.strip()
+            _cleaned(json.loads(line, parse_constant=_refused)) for line in text.split("\n") if line.strip()
         ]
         metadata = _Head.model_validate(head).metadata
         events = [_event(line) for line in lines if line["type"] == "event"]

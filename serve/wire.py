@@ -23,7 +23,7 @@ RETRY_AFTER = {429: "1", 503: "5"}
 _ENTRY = tuple(item.name for item in fields(Entry))
 Text = Annotated[str, AfterValidator(clean)]
 Name = Annotated[str, Field(max_length=200), AfterValidator(clean)]
-ConversationId = Annotated[str, Field(max_length=64)]
+ConversationId = Annotated[str, Field(max_length=64), AfterValidator(clean)]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Metadata = Annotated[
     dict[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Self
@@ -184,7 +184,9 @@ class WorkingMemory:
             operations = self._change(step, actor, Source(step)).edit(entry_id, cut, vector)
         return self._taken(operations)
 
-    async def forget(self, piece: str, step: int, actor: str = USER) -> tuple[Operation, ...]:
+    async def forget(
+        self, piece: str, step: int, actor: str = USER, *, read: Container[int] | None = None
+    ) -> tuple[Operation, ...]:
         """Take out what was written while `piece` was shown: after a page turns out to be wrong, or hostile.
 
         Entries go that had any text from there, also where it was rewritten since: what a policy rewrites, it has read.
@@ -196,13 +198,16 @@ class WorkingMemory:
             piece: A source's name (a URL, the name of a text); its parts (``URL, part 2/3``) are meant as well.
             step: The last step that was.
             actor: Who wants it.
+            read: The steps that showed it, where other texts have its name; unset, all.
 
         Returns:
             The operations; none where nothing came from there.
         """
 
         def is_meant(source: Source | None) -> bool:
-            name = None if source is None else source.piece
+            if source is None or (read is not None and source.step not in read):
+                return False
+            name = source.piece
             return name is not None and (name == piece or name.startswith(f"{piece}, "))
 
         contents = self._state.contents

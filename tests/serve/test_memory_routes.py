@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from atommem.serve.log_rows import Event
+from atommem.serve.transfer import exported, imported
+from atommem.serve.wire import Message, new_item
 from tests.serve.servers import Running, make_conversations, running, scripted
 
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
@@ -87,6 +92,60 @@ def test_what_came_from_a_source_is_taken_out(http: httpx.Client) -> None:
     assert item not in [found["id"] for found in http.get(f"{path}/items").json()["data"]]
     assert http.get(f"{path}/items/{item}").status_code == 404
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it until the conversation is deleted"
+
+
+def test_a_deleted_text_leaves_another_of_its_name_alone(http: httpx.Client) -> None:
+    path = made(http, PARTS[0], name="letter")
+    http.post(f"{path}/items", json={"items": [{"content": PARTS[1], "name": "letter"}]}).raise_for_status()
+    first = http.get(f"{path}/items", params={"order": "asc"}).json()["data"][0]["id"]
+    http.delete(f"{path}/items/{first}").raise_for_status()
+    assert entries(http, path) == {2: PARTS[1]}
+
+
+def test_an_item_is_deleted_and_not_read_on_in_one_commit(tmp_path: Path) -> None:
+    conversations = make_conversations(tmp_path / "log.db")
+    log = conversations.log
+
+    async def run() -> None:
+        about = log.create("local", {})
+        async with conversations.use(about.id, "local") as held:
+            (item,) = await held.add([new_item(Message(content="Ann lives in Rome."))])
+            await held.note(Event("deleted", of=item.version))
+            assert held.log.unread == []
+        assert log.load(about.id, "local", "none").unread == []
+        await conversations.close()
+
+    asyncio.run(run())
+
+
+def test_an_export_of_one_that_goes_on_meanwhile_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+        path, log = made(http), server.conversations.log
+        events = log.events
+
+        def and_then(conversation: str) -> list[Event]:
+            monkeypatch.undo()
+            found = events(conversation)
+            http.post(f"{path}/items", json={"items": [{"content": "Dan runs."}]}).raise_for_status()
+            return found
+
+        monkeypatch.setattr(log, "events", and_then)
+        lines = "".join(json.dumps(line) + "\n" for line in exported(log, path.rpartition("/")[2], "local"))
+        assert imported(log, "local", lines)
+
+
+def test_an_export_may_have_been_written_again_with_its_letters_as_they_are(http: httpx.Client) -> None:
+    lines = http.get(f"{made(http, 'Ann lives' + chr(0x2028) + 'in Rome.')}/export").text.splitlines()
+    text = "\n".join(json.dumps(json.loads(line), ensure_ascii=False) for line in lines)
+    assert chr(0x2028) in text
+    assert http.post("/v1/imports", content=text.encode()).status_code == 200
+
+
+def test_what_is_imported_leaves_room_to_go_on(http: httpx.Client) -> None:
+    lines = [json.loads(line) for line in http.get(f"{made(http)}/export").text.splitlines()]
+    steps = [line for line in lines if line.get("kind") == "step"]
+    steps[-1]["step"] = 2**31 - 1  # the next one has no place in the column
+    assert http.post("/v1/imports", content="\n".join(map(json.dumps, lines))).status_code == 400
 
 
 def test_an_export_is_imported_as_it_was(http: httpx.Client, server: Running) -> None:

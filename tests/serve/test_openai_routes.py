@@ -98,6 +98,21 @@ def test_a_chat_s_last_message_asks_and_the_rest_is_read_once(server: Running) -
     assert any(getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks)
 
 
+def test_what_is_refused_makes_no_conversation(server: Running) -> None:
+    with server.http() as http:
+        before = len(server.conversations.log.all())
+        assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
+        assert len(server.conversations.log.all()) == before
+
+
+@pytest.mark.parametrize("path", ["conversations/%00", "responses/%00", "conversations?after=%00"])
+def test_an_id_is_text_that_every_database_takes(server: Running, path: str) -> None:
+    with server.http() as http:
+        refused = http.get(f"/v1/{path}")
+        assert refused.status_code == 404
+        assert "\\x00" not in refused.text, "PostgreSQL takes none, and refuses to look for it"
+
+
 def test_what_is_wrong_is_told_as_openai_tells_it(server: Running) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["scripted"]
