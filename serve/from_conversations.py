@@ -74,6 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     check_writable("out", given.out, folder=True)
     log = ConversationLog(open_database(given.db, make=False))
     config = {} if given.policy is None else {"memory": load_config(given.policy)}
+    # What was taken before may have been deleted since, or its consent taken back.
+    for old in (given.out / "tasks.jsonl", *(given.out / "traces").glob("conv_*.jsonl")):
+        old.unlink(missing_ok=True)
     tasks, count, steps, traces = [], 0, 0, 0
     for count, conversation in enumerate(_conversations(log, given.owner), 1):  # noqa: B007  (counted)
         task, episode = taken_from(log, conversation)
@@ -109,6 +112,9 @@ def taken_from(log: ConversationLog, conversation: str) -> tuple[Task, Episode |
     """A conversation as a task, and as an episode; None where no answer may be used."""
     events, written = log.events(conversation), _operations(log, conversation)
     gone = {event.of for event in events if event.kind == "deleted"}
+    for event in events:
+        if (name := event.body.get("forget")) and event.kind == "edit":  # by source: then the texts of this name
+            gone |= {item.version for item in events[: event.version] if _is_called(item, name)}
     brought = max((event.version for event in events if event.kind == "fork" and not event.body), default=0)
     rated = _rated([event for event in events if event.version > brought])
     begins = max((event.version for event in events if _takes_out(event, written)), default=brought)
@@ -136,8 +142,18 @@ def taken_from(log: ConversationLog, conversation: str) -> tuple[Task, Episode |
 def _takes_out(event: Event, written: Mapping[int, Sequence[Mapping[str, Any]]]) -> bool:
     """Whether its owner wanted something gone."""
     return event.kind == "deleted" or (
-        event.kind == "edit" and any(operation["kind"] != "update" for operation in written.get(event.version, ()))
+        event.kind == "edit"
+        and (
+            "forget" in event.body or any(operation["kind"] != "update" for operation in written.get(event.version, ()))
+        )
     )
+
+
+def _is_called(event: Event, name: str) -> bool:
+    if event.kind != "item":
+        return False
+    piece = event.body["name"] or event.body["id"]
+    return bool(piece == name or piece.startswith(f"{name}, "))
 
 
 def _rated(events: Sequence[Event]) -> dict[int, Rated]:

@@ -19,7 +19,17 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import httpx
-from langgraph.store.base import BaseStore, GetOp, ListNamespacesOp, Op, PutOp, Result, SearchItem, SearchOp
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    InvalidNamespaceError,
+    ListNamespacesOp,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+)
 from langgraph.store.memory import InMemoryStore
 
 _TEXT = "text"
@@ -87,7 +97,10 @@ class AtomMemStore(BaseStore):
         for item in self._items():
             if item.get("name"):
                 namespace, key = _parts(item["name"])
-                held.put(namespace, key, _value("\n".join(part["text"] for part in item["content"])))
+                try:
+                    held.put(namespace, key, _value("\n".join(part["text"] for part in item["content"])))
+                except InvalidNamespaceError:  # a text that another client gave
+                    continue
                 kept = held.get(namespace, key)
                 assert kept is not None
                 kept.updated_at = datetime.fromtimestamp(item.get("created_at", 0), UTC)

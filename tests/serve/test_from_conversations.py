@@ -111,6 +111,49 @@ def test_an_import_brings_nothing_to_train_on(tmp_path: Path, conversations: Con
     assert run(tmp_path, "--owner", "ann") == 0
 
 
+def test_a_fork_of_a_part_of_an_import_brings_nothing_either(tmp_path: Path, conversations: Conversations) -> None:
+    log = conversations.log
+
+    async def forked() -> None:
+        first = await served(conversations, RIGHT)
+        lines = "".join(json.dumps(line) + "\n" for line in exported(log, first, "ann"))
+        brought = imported(log, "eve", lines).id
+        about = log.fork(brought, "eve", log.length(brought) - 1)
+        async with conversations.use(about.id, "eve") as memory:
+            await memory.ask("Where does Bob live?", "resp_eve")
+            await memory.note(Event("feedback", {"response": "resp_eve", **RIGHT}))
+        await conversations.close()
+
+    asyncio.run(forked())
+    assert run(tmp_path, "--owner", "eve") == 0
+    (file,) = (tmp_path / "out" / "traces").iterdir()
+    assert {step.observation.phase for step in read_trace(file).episode.steps} == {"answering"}, "nobody read here"
+
+
+def test_a_text_that_was_forgotten_by_its_source_is_left_out(tmp_path: Path, conversations: Conversations) -> None:
+    async def forgotten() -> None:
+        about = await served(conversations, RIGHT, RIGHT)
+        async with conversations.use(about, "ann", whole=True) as memory:
+            await memory.change(Event("edit", {"forget": "Ann"}), lambda session: session.memory.forget("Ann", 3))
+            await memory.ask("Where does Bob live?", "resp_later")
+            await memory.note(Event("feedback", {"response": "resp_later", **RIGHT}))
+        await conversations.close()
+
+    asyncio.run(forgotten())
+    assert run(tmp_path) == 0
+    (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
+    assert [document.text for document in task.documents] == [TEXTS[1]]
+
+
+def test_consent_that_was_taken_back_takes_back_what_was_written(tmp_path: Path, conversations: Conversations) -> None:
+    about = asyncio.run(served(conversations, RIGHT))
+    assert run(tmp_path) == 0
+    conversations.log.erase(about, "ann")
+    asyncio.run(conversations.close())
+    assert run(tmp_path) == 2
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
+
+
 def test_what_was_deleted_and_what_came_before_is_left_out(tmp_path: Path, conversations: Conversations) -> None:
     asyncio.run(served(conversations, RIGHT, RIGHT, deleted=True))
     asyncio.run(conversations.close())

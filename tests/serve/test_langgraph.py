@@ -87,6 +87,18 @@ def test_the_last_value_of_a_key_counts_and_what_is_deleted_is_gone_from_the_mem
     ours.delete(ANN, "home")  # as in theirs: nothing happens
 
 
+@pytest.mark.parametrize("name", ["letter", "https://x.test/a.txt", "langgraph/x"])
+def test_texts_of_other_clients_are_no_values_and_in_nobody_s_way(
+    stores: tuple[Any, Any], server: Running, name: str
+) -> None:
+    ours, _ = stores
+    with server.http() as http:
+        path = f"/v1/conversations/{ours.conversation}/items"
+        http.post(path, json={"items": [{"content": "Bob sings.", "name": name}]}).raise_for_status()
+    assert ours.get(ANN, "home").value == PUTS[0][2]
+    assert len(ours.search(())) == len(PUTS)
+
+
 async def test_operations_in_a_batch_see_those_before_them(server: Running) -> None:
     store = AtomMemStore(server.url)
     put = base.PutOp(ANN, "home", {"text": "Ann lives in Rome."})
