@@ -31,7 +31,7 @@ from atommem.train.resume.sharded import ALONE, MODEL_FOLDER, is_sharded
 
 _TRAINING = (
     *("optimizer*", "scheduler*", "scaler*", "rng_state*", "training_args*", TRAINER_STATE_NAME, MARKER, "README.md"),
-    *("rollout_state.json", "latest", "zero_to_fp32.py", "*.safetensors", "*.safetensors.index.json"),
+    *("rollout_*", "latest", "zero_to_fp32.py", "*.safetensors", "*.safetensors.index.json"),
 )
 """Files of a checkpoint that are not copied as they are."""
 

@@ -14,7 +14,7 @@ from atommem.train.resume.checkpoint_files import MARKER
 from atommem.train.resume.model_card import save_model_card, training_facts
 
 STATE_FILES = (
-    *("optimizer*", "scheduler*", "scaler*", "rng_state*", "rollout_state.json", "trainer_state.json", "latest"),
+    *("optimizer*", "scheduler*", "scaler*", "rng_state*", "rollout_*", "trainer_state.json", "latest"),
     *("training_args.*", "global_step*", "pytorch_model_fsdp_*", "zero_to_fp32.py", MARKER),
 )
 """What of a checkpoint is no part of the model."""

@@ -53,7 +53,7 @@ def make_checkpoint(folder: Path, in_parts: bool, tied: bool = False, facts: dic
         "log_history": [*HISTORY, {"step": 30, "eval_em": 0.75, "eval_em_low": 0.7, "eval_em_high": 0.8}],
     }
     (partial / "trainer_state.json").write_text(json.dumps(state))
-    for name in ("optimizer.pt", "rng_state_0.pth", "scheduler.pt", "training_args.bin"):
+    for name in ("optimizer.pt", "rng_state_0.pth", "rollout_0.pt", "scheduler.pt", "training_args.bin"):
         (partial / name).write_bytes(b"state")
     publish(partial, folder)
     return model

@@ -15,6 +15,7 @@ from huggingface_hub import HfApi
 from atommem.config import MemoryConfig, load_config, save_config
 from atommem.train.loops.launch import push
 from atommem.train.resume.checkpoint import save_final
+from atommem.train.resume.checkpoint_files import MARKER
 from atommem.train.resume.faults import CheckpointError
 from tests.loopback import Quiet, answering, listening
 from tests.train.harness import make_config, make_trainer
@@ -102,9 +103,9 @@ def test_checkpoints_go_as_the_strategy_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, kept: bool | None
 ) -> None:
     with hub(monkeypatch) as commits:
-        trainer = trained(
-            tmp_path, hub_strategy=strategy, save_strategy="steps", save_steps=1, max_steps=1, hub_always_push=True
-        )
+        # Between two updates on a rollout, so that its tokens, which are texts of the data, are in the checkpoint.
+        settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1, "steps_per_generation": 2}
+        trainer = trained(tmp_path, hub_strategy=strategy, hub_always_push=True, **settings)
         trainer._finish_current_push()
     by_title = dict(commits)
     if kept is None:
@@ -112,11 +113,12 @@ def test_checkpoints_go_as_the_strategy_says(
         return
     model = by_title.pop("Training in progress, step 1")
     assert model.keys() >= MODEL
-    assert not [name for name in model if name.startswith(("optimizer", "scheduler", "rng_state", "trainer_state"))]
+    state = ("optimizer", "scheduler", "rng_state", "rollout", "trainer_state")
+    assert not [name for name in model if name.startswith(state)]
     assert load_config(tmp_path / "checkpoint-1") == json.loads(model["atommem_config.json"])
     if kept:
         whole = by_title.pop("Training in progress, step 1, checkpoint")
-        assert {f"checkpoint-1/{name}" for name in (*MODEL, "optimizer.pt", "checkpoint_complete.json")} <= whole.keys()
+        assert {f"checkpoint-1/{name}" for name in (*MODEL, "optimizer.pt", "rollout_0.pt", MARKER)} <= whole.keys()
     assert not by_title
 
 
