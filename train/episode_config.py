@@ -107,6 +107,11 @@ class EpisodeConfig(WatchedConfig):
                 f"eval_strategy is {strategy!r} and eval_data is {self.eval_data!r}: evaluation needs both, a file of "
                 "held-out tasks and eval_strategy: steps with eval_steps."
             )
+        if self.temperature <= 0:  # type: ignore[attr-defined]  # TRL's
+            raise ConfigError(
+                "temperature is 0 or less: log-probabilities are divided by it, and the episodes of a group would be "
+                "alike. Give more (eval_temperature: 0 evaluates greedily)."
+            )
         check_choice("loss_type", self.loss_type, tuple(LOSS_TYPES))
         check_choice("importance_sampling_level", self.importance_sampling_level, ("token", "sequence"))
         self.normalization = self.normalization or LOSS_TYPES[self.loss_type]

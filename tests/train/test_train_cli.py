@@ -79,6 +79,7 @@ def test_what_is_missing_is_named() -> None:
         (["--top_p", "0.9"], "top_p is 0.9: only 1.0"),
         (["--normalization", "word"], "normalization is 'word': give one of token, step, trajectory, constant"),
         (["--num_generations", "1"], "num_generations is 1: a group needs at least 2"),
+        (["--temperature", "0"], "temperature is 0 or less"),
         (["--per_device_train_batch_size", "0"], "per_device_train_batch_size is 0"),
         (["--per_device_train_batch_size", "7"], "divisible by num_generations"),
         (["--router_aux_loss_coef", "0.1"], "router_aux_loss_coef is 0.1: only 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,11 @@ class EpisodeSize:
         """The size of `episode`; one that is not trained on (`is_trained`) has none.
 
         Raises:
-            DataError: Its task says of no answer whether it is right: there is nothing to learn from it.
+            DataError: Its task says of no answer whether it is right: there is nothing to learn from it. Or its score
+                is no number.
         """
+        if episode.reward is not None and not isfinite(episode.reward):
+            raise DataError(f"task {episode.task_id!r} was given the reward {episode.reward}: it has to be a number.")
         if episode.reward is None and not episode.failed:
             raise DataError(f"task {episode.task_id!r} has no gold answer, so no reward: train on others.")
         if not is_trained(episode, overlong_filtering):

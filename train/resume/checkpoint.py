@@ -162,6 +162,12 @@ def _check_batch(folder: Path, args: Any) -> None:
             f"{before['per_device_train_batch_size']} on {before['world_size']} processes), this run's {now}: resume "
             f"with per_device_train_batch_size x processes = {then}."
         )
+    for name in ("num_generations", "steps_per_generation", "num_iterations"):
+        if name in before and before[name] != (wanted := getattr(args, name, None)):
+            raise ConfigError(
+                f"{folder} was trained with {name} {before[name]!r}, this run has {wanted!r}: its updates would be of "
+                "other tasks. Resume with the same, or begin a run with it as --model_name_or_path."
+            )
     if before["world_size"] != args.world_size:
         PartialState().print(
             f"{folder} was written by {before['world_size']} processes: on {args.world_size}, tasks and sampling go on "

@@ -35,6 +35,13 @@ def test_an_episode_that_ended_without_a_reward_is_refused() -> None:
         EpisodeSize.of(unscored)
 
 
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
+    """It would pass for an outage, or make every advantage of its group NaN."""
+    with pytest.raises(DataError, match=f"task 'c' was given the reward {reward}"):
+        EpisodeSize.of(make_episode("c", 0, reward, [(5, 3)]))
+
+
 def test_rows_are_the_sampled_ids_of_every_step() -> None:
     rows = episode_rows(EPISODES, [0.5, -0.5, 0.0, 0.25], "token")
     assert [(row.episode, row.advantage) for row in rows] == [(0, 0.5), (0, 0.5), (1, -0.5), (3, 0.25), (3, 0.25)]

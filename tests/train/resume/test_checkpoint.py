@@ -121,6 +121,18 @@ def test_other_numbers_of_episodes_an_update_are_refused(tmp_path: Path, capsys:
     assert "written by 2 processes: on 1, tasks and sampling go on" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["num_generations", "steps_per_generation", "num_iterations"])
+def test_other_groups_or_updates_of_a_rollout_are_refused(tmp_path: Path, name: str) -> None:
+    """Which tasks an update is about follows from its number and these."""
+    partial = partial_folder(tmp_path) / checkpoint_name(3)
+    partial.mkdir(parents=True)
+    (partial / TRAINING_ARGS).write_text(json.dumps(make_config(tmp_path).to_dict() | {"world_size": 1}))
+    publish(partial, tmp_path)
+    assert resume_folder("auto", str(tmp_path), MemoryConfig())
+    with pytest.raises(ConfigError, match=f"trained with {name} [14], this run has 2: its updates would be of other"):
+        resume_folder("auto", str(tmp_path), MemoryConfig(), **{name: 2})
+
+
 def test_another_memory_is_refused(tmp_path: Path) -> None:
     make_checkpoints(tmp_path)
     with pytest.raises(ConfigError, match="trained with dialect 'released', this run has 'paper'"):
