@@ -64,6 +64,7 @@ class Run:
     optim: str
     beta: float
     share_prefixes: bool  # training computes what rows share once
+    sleeps: bool = True  # a colocated engine gives its memory back while the model is trained
 
     @property
     def has_second_model(self) -> bool:
@@ -103,6 +104,7 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
     kept, less = ("checkpointed", "lower micro_batch_tokens") if run.checkpointing else ("all", CHECKPOINT)
     training, updating = ("training",), ("reference", "training", "optimizer step")
     sampling = "vllm_gpu_memory_utilization" if run.rollout == "colocate" else "rollout_batch_tokens"
+    stays, wake = run.has_second_model or not run.sleeps, "" if run.sleeps else "set vllm_enable_sleep_mode: true, or "
     scored = round(load.scored_tokens / load.micro_batches)
     parts = [
         Part("weights", resident * weights * launch.share(WEIGHTS)),
@@ -119,7 +121,7 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
         Part("weights cast for autocast", is_cast * model.parameters * p.compute, training),
         Part("gathered reference model", has_reference * gathered_bytes(run, backward=False), ("reference",)),
         Part("sampling model", run.has_second_model * model.parameters * p.frozen, remedy=USE_VLLM),
-        Part("rollout", rollout, PHASES if run.has_second_model else ("rollout",), f"lower {sampling}"),
+        Part("rollout", rollout, PHASES if stays else ("rollout",), f"{wake}lower {sampling}"),
     ]
     return [part for part in parts if part.bytes]
 

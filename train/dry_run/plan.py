@@ -91,9 +91,10 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
     make_admission(memory.admission), make_retention(memory.retention)
     model = measure(model_config)
     dtype = getattr(model_config, "dtype", None) or getattr(args, "dtype", None) or "float32"
+    rollout = "none" if is_cold_start else getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
     run = Run(
         stage=stage,
-        rollout="none" if is_cold_start else getattr(args, "vllm_mode", "server") if args.use_vllm else "local",
+        rollout=rollout,
         model=model,
         launch=launch,
         device=device,
@@ -102,6 +103,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
         optim=str(getattr(args.optim, "value", args.optim)),
         beta=float(getattr(args, "beta", 0.0)),
         share_prefixes=stage == "async" or bool(getattr(args, "prefix_sharing", False)),
+        sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
     )
     tokenizer, counted_by = find_tokenizer(model.name)
     environments = make_environments(environment, tokenizer)
@@ -163,7 +165,8 @@ def _rollout_bytes(args: Any, run: Run, load: Workload) -> float:
     if run.rollout != "local":
         return 0.0
     row = min(load.sampled_row, run.model.context)
-    at_once = min(load.episodes, getattr(args, "max_in_flight", None) or load.episodes, args.rollout_batch_size)
+    episodes = load.episodes * load.sharing
+    at_once = min(episodes, getattr(args, "max_in_flight", None) or episodes, args.rollout_batch_size)
     return local_rollout_bytes(run, max(1, min(at_once, args.rollout_batch_tokens // row)), row)
 
 

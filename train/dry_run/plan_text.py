@@ -58,6 +58,8 @@ def _batch_rows(plan: Plan) -> Iterable[tuple[str, ...]]:
     load = plan.workload
     if load.episodes:
         tasks = f"{load.tasks:,} tasks on all processes, {load.group} episodes of a task here"
+        if (updates := load.sharing * load.iterations) > 1:
+            tasks += f"; {updates} updates on each rollout of {load.sharing * load.episodes:,}"
         yield "episodes", f"{load.episodes:,}", f"of {load.steps:.1f} steps; {tasks}"
     mean = f"{load.prompt_tokens:,.0f} prompt + {load.completion_tokens:,.0f} completion tokens"
     yield (
@@ -89,7 +91,7 @@ def _memory_table(plan: Plan) -> Table:
 def _timeline_table(plan: Plan) -> Table:
     rows = [(line.name, f"{line.seconds:,.0f}", f"{line.overlap:.0%}", f"{line.idle:.0%}") for line in plan.timelines]
     table = _table("Timeline, simulated", ["", "s an update", "sampling while training", "devices idle"], rows)
-    costs, running = plan.costs, plan.workload.episodes
+    costs, running = plan.costs, plan.workload.episodes * plan.workload.sharing
     speed = running / (costs.decode + running * costs.sequence)
     table.caption = (
         f"a device: {speed:,.0f} tokens/s sampled with {running} episodes at once; prompts {costs.prompts:.1f} s, "

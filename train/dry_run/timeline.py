@@ -25,7 +25,7 @@ SYNC_BANDWIDTH = 20e9
 WAKE_SECONDS = 2.0
 """For a colocated engine to wake and to go to sleep again, an update: supposed."""
 UPDATES, WITHOUT_VARIANCE = 12, 0.3
-"""Updates that are simulated; the share of groups that teach nothing, where such groups are replaced: supposed."""
+"""Rollouts that are simulated; the share of groups that teach nothing, where such groups are replaced: supposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
         sequence=max(cache / bandwidth, forward_flops(model, 1, 1, reached) / speed),
         training=passes * forward_flops(model, trained, load.scored_tokens, context) / speed,
         sync=0.0 if is_local else model.trainable * element / SYNC_BANDWIDTH,
-        switch=WAKE_SECONDS if run.rollout == "colocate" else 0.0,
+        switch=WAKE_SECONDS if run.rollout == "colocate" and run.sleeps else 0.0,
     )
 
 
@@ -121,15 +121,16 @@ def schedules(devices: int, ahead: int) -> list[Schedule]:
 
 
 def simulate(schedule: Schedule, costs: Costs, load: Workload, *, devices: int, processes: int) -> Timeline:
-    """Run `UPDATES` updates on so many devices; `costs` and `load` are of one of `processes`, which share the work.
+    """Train on `UPDATES` rollouts on so many devices; `costs` and `load` are of one of `processes` that share the work.
 
     What an episode samples is log-normal.
     """
     rng, wide = random.Random(0), sqrt(log(1 + load.spread**2))
     samplers = [_Sampler() for _ in range(schedule.samplers or devices)]
     alone, trainers = not schedule.samplers, devices - schedule.samplers
-    training = costs.training * processes / trainers + costs.sync + costs.switch * alone
-    groups, group, tokens = load.tasks, load.episodes * processes // load.tasks, load.steps * load.completion_tokens
+    updates, episodes = load.sharing * load.iterations, load.episodes * load.sharing * processes
+    training = updates * costs.training * processes / trainers + costs.sync + costs.switch * alone
+    groups, group, tokens = load.tasks, episodes // load.tasks, load.steps * load.completion_tokens
     prompt_seconds = costs.prompts / (load.episodes * tokens)
     left: dict[int, int] = {}
     started = done = ready = useless = released = 0
@@ -165,4 +166,4 @@ def simulate(schedule: Schedule, costs: Costs, load: Workload, *, devices: int, 
                     ready, useless = ready + (not is_useless), useless + is_useless
         if now >= until:
             done, until = done + 1, inf
-    return Timeline(schedule.name, now / UPDATES, both / now, 1 - busy / (now * devices))
+    return Timeline(schedule.name, now / UPDATES / updates, both / now, 1 - busy / (now * devices))

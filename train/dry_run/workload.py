@@ -122,7 +122,7 @@ class Workload:
     """One process, one update; expected values. Of a cold start, an episode is a demonstration, and none is sampled."""
 
     updates: int  # of the run
-    tasks: int  # groups of the global batch
+    tasks: int  # groups of a rollout of all processes
     episodes: int
     group: int  # how many episodes of this process have one task: they share prefixes
     steps: float  # of an episode
@@ -136,6 +136,8 @@ class Workload:
     unique_tokens: int  # where what a group shares counts once
     micro_batch: int  # tokens
     micro_batches: int
+    sharing: int = 1  # updates that share a rollout, each with episodes of its own
+    iterations: int = 1  # how often they go over it
 
     @property
     def scored_tokens(self) -> float:
@@ -162,14 +164,17 @@ def estimate_workload(
     `args` are the stage's settings. A batch of a cold start counts rows, steps of demonstrations, and not episodes.
 
     Raises:
-        ConfigError: The global batch is no whole number of groups, or there are fewer tasks than groups.
+        ConfigError: A rollout is no whole number of groups, or there are fewer tasks than groups.
     """
     batch, generations = args.per_device_train_batch_size, 1 if is_cold_start else args.num_generations
-    total, tasks = batch * processes, batch * processes // generations
-    if total % generations:
+    sharing = 1 if is_cold_start else getattr(args, "steps_per_generation", None) or 1
+    iterations = getattr(args, "updates_per_rollout", sharing) // sharing
+    total, tasks = batch * processes, batch * processes * sharing // generations
+    if total * sharing % generations:
+        times = f" x steps_per_generation {sharing}" if sharing > 1 else ""
         raise ConfigError(
-            f"{processes} processes x per_device_train_batch_size {batch} are {total} episodes: no multiple of "
-            f"num_generations {generations}."
+            f"{processes} processes x per_device_train_batch_size {batch}{times} are {total * sharing} episodes: no "
+            f"multiple of num_generations {generations}."
         )
     sampled, group = completion.mean, min(generations, batch)
     questions = data.questions * data.question_tokens
@@ -191,7 +196,8 @@ def estimate_workload(
         micro_batch = batch * (longest + sampled)
     else:
         budget = getattr(args, "micro_batch_tokens", 0) or args.token_budget
-        rows, epoch = batch * steps, TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch
+        rollouts = TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch
+        rows, epoch = batch * steps, rollouts * sharing * iterations
         counted = batch * (unique if share_prefixes else raw)
         micro_batches = max(1, ceil(counted / budget))
         # What a group reads in a step stays together.
@@ -213,4 +219,6 @@ def estimate_workload(
         unique_tokens=round(rows * unique / steps),
         micro_batch=ceil(micro_batch),
         micro_batches=micro_batches,
+        sharing=sharing,
+        iterations=iterations,
     )

@@ -12,6 +12,7 @@ from atommem.train.dry_run.architecture import ModelShape
 from atommem.train.dry_run.dry_run_config import DEVICES
 from atommem.train.dry_run.launcher import GRADIENTS, WEIGHTS, Launch
 from atommem.train.dry_run.memory_estimate import (
+    PHASES,
     Precision,
     Run,
     estimate_memory,
@@ -93,6 +94,14 @@ def test_shards() -> None:
     assert (kept["weights"], kept["gradients"], "gathered weights" in kept) == (4000, 1000, False)
     # DeepSpeed: master copy and two states in float32, shared by four.
     assert parts(launch=ZERO3, precision=Precision(2, 2, 2, 2, master=4))["optimizer"] == 1000 * 12 / 4
+
+
+def test_an_engine_that_does_not_sleep_is_there_while_the_model_is_trained() -> None:
+    def phases(**changes: Any) -> tuple[str, ...]:
+        found = estimate_memory(replace(RUN, **changes), LOAD, embedder=0.0, rollout=7.0)
+        return next(part.phases for part in found if part.name == "rollout")
+
+    assert (phases(), phases(sleeps=False)) == (("rollout",), PHASES)
 
 
 def test_sampling() -> None:

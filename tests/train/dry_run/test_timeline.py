@@ -35,6 +35,13 @@ def test_colocated_episodes_of_one_length_by_hand() -> None:
     assert (line.overlap, line.idle) == (0, pytest.approx(0, abs=1e-9))
 
 
+def test_updates_that_share_a_rollout_by_hand() -> None:
+    # As above, in four updates: two shares of its episodes, twice.
+    shared = replace(SAMPLED, tasks=8, sharing=2, iterations=2)
+    line = simulate(Schedule("s"), COSTS, shared, devices=4, processes=4)
+    assert line.seconds == pytest.approx((20 + 4 * 5 + 1 + 2) / 4)  # two groups of 5 on each device at once
+
+
 def test_samplers_apart_by_hand() -> None:
     # Two samplers with 2 groups each: 1,000 x (10 + 10 x 1) ms; two trainers: twice 5 s, and the weights.
     waiting = run(Schedule("s", samplers=2))

@@ -86,6 +86,16 @@ def test_limits() -> None:
         grpo(per_device_train_batch_size=400)
 
 
+def test_updates_that_share_a_rollout() -> None:
+    """The rollout is what has to hold whole groups, and a run has as many updates as are made on its rollouts."""
+    settings = {"steps_per_generation": 3, "updates_per_rollout": 6}
+    load = grpo(processes=1, per_device_train_batch_size=4, num_generations=6, **settings)
+    assert (load.tasks, load.episodes, load.sharing, load.iterations) == (2, 4, 3, 2)
+    assert load.updates == 2 * (100 // 2) * 6
+    with pytest.raises(ConfigError, match=r"1 processes x .* 4 x steps_per_generation 3 are 12 episodes: no multiple"):
+        grpo(processes=1, per_device_train_batch_size=4, num_generations=5, **settings)
+
+
 def test_a_cold_start() -> None:
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "num_train_epochs": 3}
     load = grpo(**settings, share_prefixes=False, is_cold_start=True)
