@@ -156,6 +156,8 @@ async def list_items(
         items = items if order == "asc" else items[::-1]
         objects = [item_object(event, unread) for event in items]
         first = next((place for place, item in enumerate(objects, 1) if item["id"] == after), 0)
+        if after and not first:
+            raise NotFoundError(f"there is no item {after!r} in this conversation.")
         return page(objects[first : first + limit], len(objects) > first + limit)
 
     return await served.in_thread(found)

@@ -113,6 +113,13 @@ def test_an_id_is_text_that_every_database_takes(server: Running, path: str) -> 
         assert "\\x00" not in refused.text, "PostgreSQL takes none, and refuses to look for it"
 
 
+def test_items_after_one_that_is_not_there(server: Running) -> None:
+    client = server.client()
+    conversation = client.conversations.create().id
+    with pytest.raises(openai.NotFoundError, match="there is no item 'item_9'"):
+        client.conversations.items.list(conversation, after="item_9")
+
+
 def test_what_is_wrong_is_told_as_openai_tells_it(server: Running) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["scripted"]
