@@ -202,7 +202,11 @@ class UpdateStep:
             if self._reference is not None:
                 return inputs.score(self._reference)[0]
             adapted = self.accelerator.unwrap_model(model)
+            trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
             with use_adapter(adapted, adapter_name="ref" if "ref" in adapted.peft_config else None):
+                # peft freezes them, and by what is trained FSDP2 chooses the dtypes of gradients, in this first pass.
+                for parameter in trained:
+                    parameter.requires_grad_(True)
                 return inputs.score(adapted)[0]
 
     def _accumulating(self, model: Any, last: bool) -> AbstractContextManager[Any]:

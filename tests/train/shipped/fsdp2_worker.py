@@ -1,6 +1,6 @@
 """Run by test_fsdp2.py under torchrun, or alone: one update with a KL term under configs/accelerate/fsdp2.yaml.
 
-Usage: fsdp2_worker.py FOLDER no|bf16|lora: all weights in this precision, or an adapter in float32.
+Usage: fsdp2_worker.py FOLDER no|bf16|lora|lora_bf16: mixed precision in bf16 or not, all weights or an adapter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ShardWatch(GradientRecorder):
 
 def main(folder: Path, kind: str) -> None:
     """Eight episodes in groups of four, micro-batches of 20 tokens; what came of it goes to a file of this rank's."""
-    ranks, mixed_precision = int(os.environ.get("WORLD_SIZE", "1")), "bf16" if kind == "bf16" else "no"
+    ranks, mixed_precision = int(os.environ.get("WORLD_SIZE", "1")), "bf16" if "bf16" in kind else "no"
     adapter = LoraConfig(r=2, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM")
     if ranks > 1:
         launch_as_fsdp2(mixed_precision)
@@ -61,7 +61,7 @@ def main(folder: Path, kind: str) -> None:
     )
     args.model_init_kwargs = {"dtype": "bfloat16" if mixed_precision == "bf16" else "float32"}
     trainer, _, _ = make_trainer(
-        str(folder / "model"), args, mixed_episode, peft_config=adapter if kind == "lora" else None
+        str(folder / "model"), args, mixed_episode, peft_config=adapter if "lora" in kind else None
     )
     watch = ShardWatch()
     trainer.add_callback(watch)

@@ -13,7 +13,7 @@ from tests.train.toys import make_model
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["no", "bf16", "lora"])
+@pytest.fixture(scope="module", params=["no", "bf16", "lora", "lora_bf16"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What one process found, then both of two."""
     folder = tmp_path_factory.mktemp("fsdp2")
