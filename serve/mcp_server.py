@@ -30,7 +30,7 @@ from atommem.serve.conversations import Conversations
 from atommem.serve.guard import LOGGER
 from atommem.serve.log_rows import Event, NotFoundError
 from atommem.serve.recall import recalled
-from atommem.serve.wire import ConversationId, Message, Name, Text, entry_object, new_item
+from atommem.serve.wire import ConversationId, Message, Name, Text, Words, entry_object, new_item
 from atommem.session import Session
 
 PATH = "/mcp"
@@ -159,7 +159,7 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
     @server.tool()
     async def ask(
         conversation: _Conversation,
-        question: Annotated[Text, Field(min_length=1)],
+        question: Words,
         context: Context[Any, Any],
     ) -> Answer:
         """Ask the memory. The policy looks things up in it before it answers."""

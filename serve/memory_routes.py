@@ -15,7 +15,7 @@ from atommem.memory.operations import Operation
 from atommem.serve.log_rows import Event, RequestKey
 from atommem.serve.openai_routes import Once, Owner, Served
 from atommem.serve.transfer import exported, imported
-from atommem.serve.wire import ConversationId, Name, Number, Text, conversation_object, entry_object
+from atommem.serve.wire import ConversationId, Name, Number, Text, Words, conversation_object, entry_object
 from atommem.session import Session
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
@@ -28,7 +28,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 class NewText(BaseModel):
     """``POST .../entries/{entry}``."""
 
-    text: Annotated[Text, Field(min_length=1)]
+    text: Words
 
 
 class Feedback(BaseModel):

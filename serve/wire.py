@@ -22,6 +22,8 @@ RETRY_AFTER = {429: "1", 503: "5"}
 """Seconds after which to try again, by status."""
 _ENTRY = tuple(item.name for item in fields(Entry))
 Text = Annotated[str, AfterValidator(clean)]
+Words = Annotated[str, Field(pattern=r"\S"), AfterValidator(clean)]
+"""A `Text` that is not blank."""
 Name = Annotated[str, Field(max_length=200), AfterValidator(clean)]
 ConversationId = Annotated[str, Field(max_length=64), AfterValidator(clean)]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]

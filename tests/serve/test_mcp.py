@@ -95,6 +95,7 @@ async def test_what_is_wrong_is_said_in_words_and_a_crash_says_nothing(
         conversation = (await called(client, "remember", text=FACTS))["conversation"]
         assert "blank" in await refused(client, "remember", text="  ")
         assert "at most 4096" in await refused(client, "remember", text=FACTS, goal="Who? " * 1000)
+        assert "question" in await refused(client, "ask", conversation=conversation, question=" ")
         assert "not both" in await refused(client, "forget", conversation=conversation)
         assert "no entry 7" in await refused(client, "forget", conversation=conversation, entry=7)
         assert "no conversation" in await refused(client, "ask", conversation="conv_1", question="Who?")

@@ -76,6 +76,7 @@ def test_its_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     http.delete(f"{path}/entries/1").raise_for_status()
     assert entries(http, path) == {2: "Bob lives in Bergen.", 3: PARTS[2]}
     assert http.delete(f"{path}/entries/1").status_code == 400
+    assert http.post(f"{path}/entries/2", json={"text": " \n"}).status_code == 400
     log = http.get(f"{path}/operations", params={"limit": 1000}).json()["data"]
     assert [line["seq"] for line in log] == list(range(len(log)))
     assert [line["kind"] for line in log if line.get("actor") == "user"] == ["update", "delete"]
