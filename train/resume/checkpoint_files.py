@@ -119,8 +119,12 @@ def is_complete(folder: str | Path) -> bool:
 
 
 def all_checkpoints(output_dir: str | Path) -> list[Path]:
-    """The checkpoint folders of a run, damaged ones too, in the order in which they were saved."""
-    return sorted(Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=_saved)
+    """The checkpoint folders of a run, damaged ones too, in the order in which they were saved.
+
+    A copy that somebody put aside under another name (``checkpoint-40-good``) is none: it would be pruned.
+    """
+    named = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    return sorted((path for path in named if path.name.partition("-")[2].isdecimal()), key=_saved)
 
 
 def complete_checkpoints(output_dir: str | Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,15 @@ def test_pruning_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-4"]
     prune(tmp_path, 1)
     assert names(tmp_path) == ["checkpoint-4"]
+
+
+def test_a_copy_under_another_name_is_no_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    shutil.copytree(tmp_path / "checkpoint-4", tmp_path / "checkpoint-4-good")
+    save(tmp_path, 5)
+    assert names(tmp_path) == ["checkpoint-4", "checkpoint-5"]
+    prune(tmp_path, 1)
+    assert (tmp_path / "checkpoint-4-good").is_dir()
 
 
 class Killed(BaseException):
