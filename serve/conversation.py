@@ -15,7 +15,7 @@ from atommem.memory.entries import Entry
 from atommem.memory.operations import Operation
 from atommem.memory.threads import offload
 from atommem.observation import Observation
-from atommem.serve.log_rows import About, ConflictError, Event, Loaded, RequestKey
+from atommem.serve.log_rows import About, ConflictError, Event, Loaded, RequestKey, called, is_called
 from atommem.serve.logged_session import LoggedSession, Shared
 from atommem.session import Session
 from atommem.trace import step_record
@@ -51,7 +51,7 @@ class Conversation(LoggedSession):
     async def add(self, items: Sequence[dict[str, Any]], request: RequestKey | None = None) -> list[Event]:
         """Take items to be read; `read` reads them. They stay, whatever becomes of this process."""
         policy = self._shared.policy
-        goal = self.log.about.metadata.get("goal", "")
+        goal = (await self._about()).metadata.get("goal", "")
         questions = [line for line in goal.splitlines() if line.strip()]
         new = []
         for item in items:
@@ -159,18 +159,39 @@ class Conversation(LoggedSession):
         event: Event,
         work: Callable[[Session], Awaitable[Sequence[Operation]]],
         request: RequestKey | None = None,
+        *,
+        stop: str | None = None,
     ) -> list[Mapping[str, Any]]:
-        """What the owner does to the memory: an event with its operations, which are returned as the log has them."""
+        """What the owner does to the memory: an event with its operations, which are returned as the log has them.
+
+        Args:
+            event: What was done.
+            work: Does it.
+            request: See `ask`.
+            stop: Texts of this name are not read any further.
+        """
 
         async def once() -> list[Event]:
             if before := await self._before(request):
                 return before
+            stopped = [
+                Event("stopped", {"reason": "taken out by its owner"}, of=of)
+                for of, _ in self.log.unread
+                if stop is not None and is_called(await self._item(of), stop)
+            ]
             written = await work(self.session)
-            return await self._commit([event], written, request=request)
+            return await self._commit([event, *stopped], written, request=request)
 
-        (done,) = await self._again(once)
+        done = (await self._again(once))[0]
         log = self._shared.log
         return await self._shared.in_thread(lambda: log.operations(self.id, 0, version=done.version))
+
+    async def forget(self, name: str) -> list[Mapping[str, Any]]:
+        """Take out what was written while texts of this name were read, and read no more of them; see `change`."""
+        event = Event("edit", {"forget": name})
+        return await self.change(
+            event, lambda session: session.memory.forget(name, max(0, session.turns - 1)), stop=name
+        )
 
     async def move(self) -> bool:
         """Go on under this server's checkpoint and embedder; whether they are others. The session was opened so."""
@@ -207,9 +228,12 @@ class Conversation(LoggedSession):
             shared = self._shared
             item = await self._item(of)
             observations = await offload(shared.policy.reading, item.body["parts"], item.body["questions"])
-            name = item.body["name"] or item.body["id"]
-            self._shown = of, [replace(shown, origin=f"{name}, {shown.origin}") for shown in observations]
+            self._shown = of, [replace(shown, origin=f"{called(item)}, {shown.origin}") for shown in observations]
         return self._shown[1]
+
+    async def _about(self) -> About:
+        """What it is now: another gateway may have changed it."""
+        return await self._shared.in_thread(self._shared.log.about, self.id, self.owner)
 
     async def _item(self, of: int) -> Event:
         (item,) = await self._shared.in_thread(
@@ -244,6 +268,9 @@ class PassingConversation(Conversation):
 
     def drop(self) -> None:
         """There is no log to take it up from."""
+
+    async def _about(self) -> About:
+        return self.log.about
 
     async def _item(self, of: int) -> Event:
         return self._items[of]

@@ -34,7 +34,7 @@ from atommem.errors import DataError
 from atommem.memory.operations import Operation
 from atommem.observation import StopReason
 from atommem.serve.conversation_log import ConversationLog
-from atommem.serve.log_rows import Event
+from atommem.serve.log_rows import Event, is_called
 from atommem.serve.schema import conversations, open_database
 from atommem.trace import step_of, write_trace
 
@@ -114,7 +114,7 @@ def taken_from(log: ConversationLog, conversation: str) -> tuple[Task, Episode |
     gone = {event.of for event in events if event.kind == "deleted"}
     for event in events:
         if (name := event.body.get("forget")) and event.kind == "edit":  # by source: then the texts of this name
-            gone |= {item.version for item in events[: event.version] if _is_called(item, name)}
+            gone |= {item.version for item in events[: event.version] if item.kind == "item" and is_called(item, name)}
     brought = max((event.version for event in events if event.kind == "fork" and not event.body), default=0)
     rated = _rated([event for event in events if event.version > brought])
     begins = max((event.version for event in events if _takes_out(event, written)), default=brought)
@@ -147,13 +147,6 @@ def _takes_out(event: Event, written: Mapping[int, Sequence[Mapping[str, Any]]])
             "forget" in event.body or any(operation["kind"] != "update" for operation in written.get(event.version, ()))
         )
     )
-
-
-def _is_called(event: Event, name: str) -> bool:
-    if event.kind != "item":
-        return False
-    piece = event.body["name"] or event.body["id"]
-    return bool(piece == name or piece.startswith(f"{name}, "))
 
 
 def _rated(events: Sequence[Event]) -> dict[int, Rated]:

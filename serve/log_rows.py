@@ -159,6 +159,17 @@ def event_of(row: sa.RowMapping) -> Event:
     return Event(**{str(name): value for name, value in row.items() if name != "conversation"})
 
 
+def called(item: Event) -> str:
+    """What sources call an item."""
+    name: str = item.body["name"] or item.body["id"]
+    return name
+
+
+def is_called(item: Event, name: str) -> bool:
+    """Whether what came from an item came from `name`; its parts (``name, part 2/3``) are meant as well."""
+    return called(item) == name or called(item).startswith(f"{name}, ")
+
+
 def find_about(connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False) -> About:
     query = sa.select(conversations).where(conversations.c.id == conversation, conversations.c.owner == owner)
     row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()

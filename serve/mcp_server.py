@@ -10,7 +10,7 @@ import json
 import logging
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -24,14 +24,12 @@ from starlette.routing import BaseRoute
 
 from atommem.episode import Step
 from atommem.errors import AtomMemError
-from atommem.memory.operations import Operation
 from atommem.serve.api_keys import LOCAL
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import LOGGER
 from atommem.serve.log_rows import Event, NotFoundError
 from atommem.serve.recall import recalled
 from atommem.serve.wire import ConversationId, Message, Name, Text, Words, entry_object, new_item
-from atommem.session import Session
 
 PATH = "/mcp"
 _INSTRUCTIONS = (
@@ -145,15 +143,14 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
 
-        async def work(session: Session) -> Sequence[Operation]:
-            step = max(0, session.turns - 1)
-            if entry is not None:
-                return await session.memory.edit(entry, None, step)
-            return await session.memory.forget(source, step)
-
         async with _told(), served.use(conversation, owner_of(context), whole=bool(source)) as memory:
-            body = {"entry": entry, "text": None} if entry is not None else {"forget": source}
-            done = await memory.change(Event("edit", body), work)
+            if entry is None:
+                done = await memory.forget(source)
+            else:
+                done = await memory.change(
+                    Event("edit", {"entry": entry, "text": None}),
+                    lambda session: session.memory.edit(entry, None, max(0, session.turns - 1)),
+                )
             return Forgotten(entries=[item["entry_id"] for item in done if item["kind"] == "delete"])
 
     @server.tool()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from atommem.errors import DataError
 from atommem.memory.operations import Operation
-from atommem.serve.log_rows import Event, RequestKey
+from atommem.serve.log_rows import Event, RequestKey, called
 from atommem.serve.openai_routes import Once, Owner, Served
 from atommem.serve.transfer import exported, imported
 from atommem.serve.wire import ConversationId, Name, Number, Text, Words, conversation_object, entry_object
@@ -21,7 +21,6 @@ from atommem.session import Session
 router = APIRouter(prefix="/v1/conversations/{conversation}")
 imports = APIRouter(prefix="/v1")
 At = Annotated[Number | None, Query(description="After so many operations; unset is now.")]
-_EDIT = Event("edit")
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
@@ -112,7 +111,7 @@ async def edit_entry(
     conversation: ConversationId, entry: Number, body: NewText, owner: Owner, served: Served, request: Once
 ) -> dict[str, Any]:
     """Replace the text of an entry: an operation of the actor ``user``."""
-    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, body.text), request=request)
+    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, body.text), request)
 
 
 @router.delete("/entries/{entry}")
@@ -123,25 +122,29 @@ async def delete_entry(conversation: ConversationId, entry: Number, owner: Owner
 
 @router.delete("/sources/{name:path}")
 async def delete_source(conversation: ConversationId, name: Text, owner: Owner, served: Served) -> dict[str, Any]:
-    """Take out what was written while the text of this name (or item of this id) was read."""
-    event = Event("edit", {"forget": name})
-    return await _edited(served, conversation, owner, lambda session: _forget(session, name), event, whole=True)
+    """Take out what came from texts of this name (or the item of this id), and read no more of them."""
+    async with served.use(conversation, owner, whole=True) as held:
+        return _changed(await held.forget(name))
 
 
 @router.delete("/items/{item}")
 async def delete_item(conversation: ConversationId, item: str, owner: Owner, served: Served) -> dict[str, Any]:
     """Delete a text: what was written while it was read goes too, and it is listed no more."""
 
-    def version() -> tuple[int, str]:
+    def found_item() -> Event:
         served.log.about(conversation, owner)
-        event = served.log.item(conversation, item)
-        return event.version, event.body["name"] or item
+        return served.log.item(conversation, item)
 
-    of, name = await served.in_thread(version)
+    text = await served.in_thread(found_item)
+    of = text.version
     async with served.use(conversation, owner, whole=True) as held:
         found = await served.in_thread(lambda: served.log.events(conversation, ("step",), after=of))
-        read = {event.step for event in found if event.of == of}  # another text may have its name
-        await held.change(Event("deleted", {"item": item}, of=of), lambda session: _forget(session, name, read))
+        # Another text may have its name: only the steps that read this one.
+        read = [event.step for event in found if event.of == of and event.step is not None]
+        await held.change(
+            Event("deleted", {"item": item}, of=of),
+            lambda session: session.memory.forget(called(text), max(0, session.turns - 1), read=read),
+        )
         return conversation_object(held.log.about)
 
 
@@ -206,19 +209,15 @@ async def _edited(
     conversation: str,
     owner: str,
     work: Callable[[Session], Any],
-    event: Event = _EDIT,
-    *,
-    whole: bool = False,
     request: RequestKey | None = None,
 ) -> dict[str, Any]:
-    async with served.use(conversation, owner, whole=whole) as held:
-        data = await held.change(event, work, request)
+    async with served.use(conversation, owner) as held:
+        return _changed(await held.change(Event("edit"), work, request))
+
+
+def _changed(data: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"object": "list", "data": data, "has_more": False}
 
 
 async def _edit(session: Session, entry: int, text: str | None) -> Sequence[Operation]:
     return await session.memory.edit(entry, text, max(0, session.turns - 1))
-
-
-async def _forget(session: Session, name: str, read: Container[Any] | None = None) -> Sequence[Operation]:
-    return await session.memory.forget(name, max(0, session.turns - 1), read=read)

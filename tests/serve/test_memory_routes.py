@@ -119,6 +119,39 @@ def test_an_item_is_deleted_and_not_read_on_in_one_commit(tmp_path: Path) -> Non
     asyncio.run(run())
 
 
+def test_an_unread_text_of_a_forgotten_name_is_not_read(tmp_path: Path) -> None:
+    conversations = make_conversations(tmp_path / "log.db")
+    log = conversations.log
+
+    async def run() -> None:
+        about = log.create("local", {})
+        async with conversations.use(about.id, "local", whole=True) as held:
+            await held.add([new_item(Message(content=text, name=text[:3])) for text in PARTS[:2]])
+            await held.forget("Ann")
+            await held.read()
+            assert [entry.text for entry in held.session.memory.contents.entries.values()] == [PARTS[1]]
+        assert log.load(about.id, "local", "none").unread == []
+        await conversations.close()
+
+    asyncio.run(run())
+
+
+def test_a_goal_that_another_gateway_set_holds_for_the_next_item(tmp_path: Path) -> None:
+    conversations = make_conversations(tmp_path / "log.db")
+    log = conversations.log
+
+    async def run() -> None:
+        about = log.create("local", {"goal": "Where is Ann?"})
+        for goal in ("Where is Ann?", "Where is Bob?"):
+            log.update(about.id, "local", {"goal": goal})
+            async with conversations.use(about.id, "local") as held:
+                (item,) = await held.add([new_item(Message(content=PARTS[0]))])
+                assert item.body["questions"] == [goal]
+        await conversations.close()
+
+    asyncio.run(run())
+
+
 def test_an_export_of_one_that_goes_on_meanwhile_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
         path, log = made(http), server.conversations.log
