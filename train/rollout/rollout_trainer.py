@@ -102,15 +102,18 @@ class RolloutTrainer(ResumableTrainer):
         broken: Exception | None = None
         done: Result | None = None
         gc.collect()  # here, where the last update's episodes are gone
-        with (
-            self.backend.rollout(self),
-            self.progress.rollout(count, name) as on_episode,
-            clock.busy(EPISODES),
-        ):
-            try:
-                done = self.run_async(self.stop_request.guard(work(on_episode)))
-            except Exception as error:  # whatever an engine dies of: the weights before this update are good
-                broken = error
+        try:
+            with (
+                self.backend.rollout(self),
+                self.progress.rollout(count, name) as on_episode,
+                clock.busy(EPISODES),
+            ):
+                try:
+                    done = self.run_async(self.stop_request.guard(work(on_episode)))
+                except Exception as error:  # whatever an engine dies of: the weights before this update are good
+                    broken = error
+        except Exception as error:  # or as it wakes, or goes to sleep
+            broken = error
         with clock.busy(WAIT):
             self.meet(broken)
         assert done is not None, "a rank that gave up its rollout made all of them stop"

@@ -236,6 +236,22 @@ def test_an_engine_that_dies_in_a_rollout_ends_the_run(tmp_path: Path, whole: An
     resume_and_compare(tmp_path, whole)
 
 
+def test_an_engine_that_does_not_wake_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(tmp_path, max_steps=2, save_strategy="steps", save_steps=100)
+    trainer, _, _ = make_trainer(make_model(), config, mixed_episode)
+    awake = trainer.backend.rollout
+
+    def out_of_memory(of: Any) -> Any:
+        if of.state.global_step == 1:
+            raise RuntimeError("out of memory")
+        return awake(of)
+
+    monkeypatch.setattr(trainer.backend, "rollout", out_of_memory)
+    with pytest.raises(RolloutFailedError, match=r"update 2 cannot be sampled: RuntimeError\('out of memory'\)"):
+        trainer.train()
+    assert names(tmp_path) == ["checkpoint-1"]
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
