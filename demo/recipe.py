@@ -166,5 +166,5 @@ def quick(recipe: Recipe) -> Recipe:
         cold_start=cold_start,
         updates=2,
         heldout=8,
-        settings={**recipe.settings, "per_device_train_batch_size": ("64",)},
+        settings={**recipe.settings, "per_device_train_batch_size": ("64",), "max_completion_length": ("12",)},
     )

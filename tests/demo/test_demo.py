@@ -79,11 +79,7 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
         assert str(out / name) in printed
     for stage in ("cold_start", "grpo"):
         saved = json.loads((out / stage / CONFIG_FILE).read_text())
-        assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == (
-            "compact",
-            "hashing",
-            40 if recipe in (WEB, INJECTED) else 48,
-        )
+        assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == ("compact", "hashing", 12)
         assert (saved["capacity"], saved["retention"]) == (recipe.capacity, "reject")
         LocalPolicy.from_pretrained(out / stage)
     for name in ("before", "after", *recipe.ablations):
