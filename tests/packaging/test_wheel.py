@@ -181,11 +181,48 @@ def test_shipped_files_by_name(python: Path, folder: Path) -> None:
     assert "Scratchpad" in run([python, "-c", code], folder)
 
 
-def test_a_policy_is_trained_evaluated_traced_compared_and_reported(python: Path, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def demo(python: Path, folder: Path) -> Path:
+    """What the demo leaves."""
+    run([python.with_name("atommem"), "demo", "--quick"], folder, timeout=300)
+    return folder / "runs" / "demo"
+
+
+PAGES = """
+import sys
+sys.path.insert(0, {pages!r})
+from pathlib import Path
+from tests.pages import Reader, blocks
+import atommem
+assert Path(atommem.__file__).is_relative_to(sys.prefix)
+with Reader(Path({folder!r})) as reader:
+    ten_lines, known = blocks("README.md", "python")[0], {{}}
+    reader.do(*ten_lines, known, "README.md")
+    names = reader.follow("docs/tutorials/own_environment.md")
+print(known["answer"].text, names["answer"].status)
+"""
+
+
+def test_the_pages_are_true_of_the_wheel_alone(python: Path, demo: Path, tmp_path: Path) -> None:
+    """The README's ten lines; an environment of one's own, trained, evaluated and served."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "pages.py", tmp_path / "tests")
+    for name in ("README.md", "docs", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    reader = tmp_path / "reader"
+    shutil.copytree(demo, reader / "runs" / "demo")
+    (reader / "book.txt").write_text("Ann lives in Rome. Bo lives with Ann.")
+    code = PAGES.format(pages=str(tmp_path), folder=str(reader))
+    told = run([python, "-c", code], reader, timeout=600)
+    assert told.splitlines()[-1].endswith(("completed", "incomplete"))
+    assert (reader / "runs" / "atlas" / "grpo" / "model.safetensors").is_file()
+    assert (reader / "runs" / "atlas" / "after" / "summary.json").is_file()
+
+
+def test_a_policy_is_trained_evaluated_traced_compared_and_reported(python: Path, folder: Path, demo: Path) -> None:
     atommem: list[str | Path] = [python.with_name("atommem")]
     run([*atommem, "data", "synthetic", "--n", "4", "--prose", "compact", "--out", "tasks.jsonl"], folder)
     assert "synthetic" in run([*atommem, "data", "show", "tasks.jsonl"], folder)
-    run([*atommem, "demo", "--quick"], folder, timeout=300)
     smoke = ["eval", "--suite", "smoke", "--policy", "runs/demo/grpo", "--out", "runs/smoke", "--limit", "2"]
     run([*atommem, *smoke], folder, timeout=300)
     assert (folder / "runs/smoke/report/report.html").read_text().count("<script") >= 1
