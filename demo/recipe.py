@@ -23,6 +23,7 @@ class PolicySize:
     width: int = 64
     layers: int = 3
     heads: int = 4
+    head_width: int = 16
     max_positions: int = 256
 
 
@@ -112,10 +113,13 @@ class Recipe:
 
 
 FULL = Recipe(
+    size=PolicySize(head_width=32),
     copying=CopyingConfig(steps=800, until=0.3, cooldown=100, warmup=50),
     cold_start=ColdStart(steps=900),
 )
-"""What it saves of the pretraining, the web's policy needs: with this one its EM was .75 instead of .84 (seed 0)."""
+"""What it saves of the pretraining, the web's policy needs: with this one its EM was .75 instead of .84 (seed 0).
+
+With heads of 32, which vLLM on CPU takes, copying is learned in 350 updates instead of 460 with heads of 16."""
 LIMITED = Recipe(
     world=replace(FULL.world, distractors=4, early=0.8, capacity=3),
     cold_start=ColdStart(faults=replace(FULL.cold_start.faults, delete=0.3)),

@@ -74,7 +74,7 @@ def make_model(size: PolicySize, tokenizer: Any) -> Any:
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         num_key_value_heads=size.heads,
-        head_dim=size.width // size.heads,
+        head_dim=size.head_width,
         max_position_embeddings=size.max_positions,
         tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id,

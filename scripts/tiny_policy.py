@@ -15,8 +15,8 @@ from rich.console import Console
 from atommem.demo.recipe import FULL, ColdStart, CopyingConfig, PolicySize, Recipe
 from atommem.demo.run import Demo
 
-RECIPE: Recipe = replace(FULL, size=PolicySize(heads=2), copying=CopyingConfig(), cold_start=ColdStart())
-"""The demo's, but with heads of 32: vLLM's attention on CPU takes no smaller ones."""
+RECIPE: Recipe = replace(FULL, size=PolicySize(heads=2, head_width=32), copying=CopyingConfig(), cold_start=ColdStart())
+"""The demo's with two heads instead of four and more of both lessons: what the figures of those benches are of."""
 
 
 def cold_start(out: Path, seed: int, recipe: Recipe = RECIPE) -> Path:

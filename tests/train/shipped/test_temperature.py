@@ -53,7 +53,7 @@ def test_ratios_are_one_on_policy(tmp_path: Path, mode: str) -> None:
     world = WorldConfig(prose="compact", names=16, facts_per_document=2)
     tokenizer = make_tokenizer(world, MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2))
     torch.manual_seed(0)
-    model = make_model(PolicySize(heads=2), tokenizer)  # vLLM on CPU has no heads of 16
+    model = make_model(PolicySize(head_width=32), tokenizer)  # vLLM on CPU has no heads of 16
     with torch.no_grad():
         model.lm_head.weight.mul_(30)  # far from uniform: else the temperature would hardly matter
     model.save_pretrained(tmp_path / "model")
