@@ -7,6 +7,7 @@ the gateway's own process, so that what is measured is the gateway: no HTTP to a
 from __future__ import annotations
 
 import asyncio
+import gc
 import glob
 import multiprocessing
 import os
@@ -79,6 +80,7 @@ def run_gateway(url: str, port: int, latency: float, bounds: dict[str, Any]) -> 
     policy = ServedPolicy.of(engine, "secretary", "script")
     conversations = Conversations(policy, ConversationLog(open_database(url)), Metrics(), **bounds)
     app = make_app(conversations, Limits(requests_per_minute=None))
+    gc.unfreeze()  # what a bench froze before the fork; `run` freezes all that is loaded, as in `atommem serve`
     run(app, host="127.0.0.1", port=port, log_level="error")
 
 
