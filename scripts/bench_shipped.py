@@ -57,7 +57,8 @@ FILES = ("model.safetensors", "adapter_model.safetensors")
 GRPO = {"max_completion_length": 6, "num_generations": 4, "micro_batch_tokens": 2000, "embedder_model": "embedder"}
 ASYNC = {**GRPO, "token_budget": 2000, "max_staleness": 0}
 del ASYNC["micro_batch_tokens"]
-SIZES: dict[str, dict[str, Any]] = {"grpo": GRPO, "async": ASYNC, "sft": {"max_length": 4096, "logging_steps": 1}}
+SFT = {"max_length": 4096, "max_completion_length": 1024, "logging_steps": 1}
+SIZES: dict[str, dict[str, Any]] = {"grpo": GRPO, "async": ASYNC, "sft": SFT}
 EPISODES = {"grpo": 16, "async": 16, "sft": 4}
 """Of one process's batch; two have half each."""
 
@@ -253,7 +254,7 @@ def _difference(first: dict[str, Any], second: dict[str, Any]) -> float:
 
 def _tail(log: Path) -> str:
     """The end of what a failed run wrote, without what the launcher says of it."""
-    text = log.read_text(errors="replace").split("Sending process")[0]
+    text = re.split(r"^.*(?:Sending process|torch/distributed/elastic)", log.read_text(errors="replace"), flags=re.M)[0]
     return "\n".join(text.splitlines()[-12:])
 
 
