@@ -37,6 +37,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 CONFIGS = ROOT / "configs"
 LIMIT, MOVED = 1e-5, 1e-3
+WEB = "qwen3_8b_web"
 QUICK = "fsdp2 qwen3_8b_hotpotqa"
 UNNAMED = ("deepspeed_zero3", "multi_node")
 FILES = ("model.safetensors", "adapter_model.safetensors")
@@ -124,19 +126,48 @@ def server_settings(pair: Pair) -> tuple[dict[str, str], list[str]]:
 
 
 @contextmanager
-def server(pair: Pair, folder: Path) -> Iterator[str]:
-    """What the recipe samples from, if that is a server: one on CPU, with the flags of the header. Gives its URL."""
-    if pair.stage != "async":
-        yield ""
-        return
-    from vllm_process import vllm_server
+def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
+    """What the recipe asks, started on CPU, as settings of it: vLLM with the flags of the header, or corpus and judge."""
+    if pair.stage == "async":
+        from vllm_process import vllm_server
 
-    variables, flags = server_settings(pair)
-    with vllm_server(folder / "model", folder / "server.log", *flags, env=variables) as url:
-        yield url
+        variables, flags = server_settings(pair)
+        with vllm_server(folder / "model", folder / "server.log", *flags, env=variables) as url:
+            yield {"vllm_server_base_url": url}
+    elif pair.recipe == WEB:
+        from tests.loopback import serving
+
+        with corpus_server(folder) as url, serving(lambda question: "INCORRECT") as judge:
+            yield {"search_url": url, "reader_url": url, "judge_url": judge}
+    else:
+        yield {}
 
 
-def commands(pair: Pair, processes: int, out: str, resume: bool, url: str = "") -> list[list[str]]:
+@contextmanager
+def corpus_server(folder: Path) -> Iterator[str]:
+    """`atommem corpus serve` on pages of the tiny world; its URL."""
+    pages = [{"title": f"page {i}", "text": " ".join([f"c{i % 2} city a fact"] * 40)} for i in range(6)]
+    (folder / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
+    command = [sys.executable, "-m", "atommem.cli", "corpus"]
+    build = [*command, "build", "--input", "pages.jsonl", "--out", "corpus"]
+    subprocess.run(build, cwd=folder, env=environment(), check=True, capture_output=True, timeout=300)
+    port = _free_port()
+    with (folder / "corpus.log").open("wb") as log:
+        serve = [*command, "serve", "corpus", "--port", str(port)]
+        process = subprocess.Popen(serve, cwd=folder, env=environment(), stdout=log, stderr=log)
+    try:
+        for _ in range(600):
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def commands(pair: Pair, processes: int, out: str, resume: bool, asks: dict[str, str]) -> list[list[str]]:
     """What is started, one command for each machine; with one process the part after the launcher."""
     flags = {
         **SIZES[pair.stage],
@@ -149,8 +180,7 @@ def commands(pair: Pair, processes: int, out: str, resume: bool, url: str = "") 
         "save_steps": 1,
         "dtype": "float32",
     }
-    if url:
-        flags["vllm_server_base_url"] = url
+    flags |= asks
     given = ["--use_cpu", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
     given += ["--resume"] if resume else []
     words = shlex.split(re.sub(r"\$\(atommem configs (\w+)\)", rf"{CONFIGS}/accelerate/\1.yaml", pair.command))
@@ -167,24 +197,29 @@ def commands(pair: Pair, processes: int, out: str, resume: bool, url: str = "") 
     return [[*launch, "--main_process_port", "0", *train[1:]]]
 
 
-def run(pair: Pair, folder: Path, processes: int, out: str, url: str, resume: bool = False) -> None:
-    """Start the processes in `folder` and wait for their end.
-
-    Raises:
-        RuntimeError: One failed; the end of what it wrote is in the message.
-    """
-    environment = {
+def environment() -> dict[str, str]:
+    """Of the processes: this tree, the doubles, one thread each, no hub and no W&B server."""
+    given = {
         **os.environ,
         **{"ATOMMEM_STAND_INS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
         **{"PYTHONPATH": os.pathsep.join([str(ROOT / "tests/train/shipped/site"), str(ROOT), *sys.path[2:]])},
         **{"WANDB_MODE": "offline", "WANDB_SILENT": "true", "DS_ACCELERATOR": "cpu"},
     }
-    environment.pop("WORLD_SIZE", None)
+    given.pop("WORLD_SIZE", None)
+    return given
+
+
+def run(pair: Pair, folder: Path, processes: int, out: str, asks: dict[str, str], resume: bool = False) -> None:
+    """Start the processes in `folder` and wait for their end.
+
+    Raises:
+        RuntimeError: One failed; the end of what it wrote is in the message.
+    """
     log = folder / f"{out.replace('/', '-')}.log"
     with log.open("ab") as stream:
         started = [
-            subprocess.Popen(command, cwd=folder, env=environment, stdout=stream, stderr=stream)
-            for command in commands(pair, processes, out, resume, url)
+            subprocess.Popen(command, cwd=folder, env=environment(), stdout=stream, stderr=stream)
+            for command in commands(pair, processes, out, resume, asks)
         ]
         try:
             failed = [process.wait(900) for process in started]
@@ -195,21 +230,21 @@ def run(pair: Pair, folder: Path, processes: int, out: str, url: str, resume: bo
         raise RuntimeError(f"{pair.name} on {processes} processes failed:\n{_tail(log)}")
 
 
-def compare(pair: Pair, folder: Path, url: str) -> dict[str, Any]:
+def compare(pair: Pair, folder: Path, asks: dict[str, str]) -> dict[str, Any]:
     """Alone, together, and together after a stop; the differences."""
     start = load_file(folder / "model" / FILES[0])
     several = pair.processes
-    run(pair, folder, several, "together", url)
+    run(pair, folder, several, "together", asks)
     together = _weights(folder / "together")
     shutil.rmtree(folder / "together" / "checkpoint-3")
-    run(pair, folder, several, "together", url, resume=True)
+    run(pair, folder, several, "together", asks, resume=True)
     result: dict[str, Any] = {"resumed": _difference(together, _weights(folder / "together"))}
     # An adapter's B begins at 0.
     began = {name: start.get(name, weight.new_zeros(weight.shape)) for name, weight in together.items()}
     trained = {name for name in together if "lora_A" not in name}
     result["moved"] = _difference({n: together[n] for n in trained}, {n: began[n] for n in trained})
     if several > 1:
-        run(pair, folder, 1, "alone", url)
+        run(pair, folder, 1, "alone", asks)
         result["difference"] = _difference(together, _weights(folder / "alone"))
         result["adam"] = adam(folder / "together", folder / "alone")
     lines = [json.loads(line) for line in (folder / "together" / "metrics.jsonl").read_text().splitlines()]
@@ -302,12 +337,13 @@ def main(argv: list[str] | None = None) -> int:
                 folder = Path(name)
                 # vLLM on CPU has no heads of 8. The main process samples all rows, and rows that share half of their
                 # tokens stay together: without text of their own, the other process would train on none.
-                make_world(folder, **({"head_dim": 32, "words": 150} if pair.stage == "async" else {}))
+                sizes = {"head_dim": 32, "words": 150} if pair.stage == "async" else {}
+                make_world(folder, web=pair.recipe == WEB, **sizes)
                 if pair.stage == "sft":
                     make_traces(folder)
                 try:
-                    with server(pair, folder) as url:
-                        results[pair.name] = compare(pair, folder, url)
+                    with servers(pair, folder) as asks:
+                        results[pair.name] = compare(pair, folder, asks)
                 except (RuntimeError, subprocess.SubprocessError) as error:
                     results[pair.name] = {"holds": False, "error": str(error)}
         print(f"{pair.name:40} {results[pair.name]}", flush=True)

@@ -6,8 +6,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from tests.fakes import load_script
+from tests.train.shipped.tiny import DATA, WEB_DATA
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,3 +31,9 @@ def test_every_recipe_and_launcher_has_its_pair(bench: ModuleType, monkeypatch: 
     assert left_out == {"ddp async_qwen3_8b_lora", "none smollm2_cpu"}
     monkeypatch.setenv("VLLM_PYTHON", "python")
     assert not any(bench.why_not(pair) for pair in pairs if pair.stage == "async")
+
+
+def test_every_recipe_finds_its_data_in_the_tiny_world() -> None:
+    recipes = [yaml.safe_load(path.read_text()) for path in (ROOT / "configs" / "train").glob("*.yaml")]
+    made = {f"data/{name}" for name in (*DATA, WEB_DATA)}
+    assert {recipe["data"] for recipe in recipes if recipe["data"].startswith("data/")} == made

@@ -20,23 +20,30 @@ ELEMENTS = [
     *("<update_scratchpad>c0</update_scratchpad>", "<delete_memory>Memory 1</delete_memory>"),
     *("<update_memory>Memory 1: c1 city</update_memory>", "<create_memory>", "\\boxed{c0}"),
 ]
+CALLS = [
+    '<tool_call>{"name": "search", "arguments": {"query": "city"}}</tool_call>',
+    '<tool_call>{"name": "visit", "arguments": {"page": "page 1"}}</tool_call>',
+    "<tool_call>",
+]
+"""For policies of the web."""
 WORDS = ["c0", "c1", "city", "fact", "town", "which", "a", "Memory", "1:", "2:", "memory", "scratchpad", "question"]
 DATA = ["hotpotqa_train.parquet", "2wiki_train.parquet", "musique_train.parquet", "mixed_train.jsonl"]
 DATA += ["hotpotqa_small.parquet"]
+WEB_DATA = "asearcher_train.parquet"
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(web: bool = False) -> PreTrainedTokenizerFast:
     """A token is a whole element, so that a random policy acts and answers."""
-    words = ["<unk>", *ELEMENTS, *WORDS, "<eos>", "<pad>"]
+    words = ["<unk>", *ELEMENTS, *(CALLS if web else ()), *WORDS, "<eos>", "<pad>"]
     return word_level(words, unk_token="<unk>", model_max_length=4096)
 
 
-def make_world(folder: Path, head_dim: int = 8, words: int = 0) -> None:
+def make_world(folder: Path, head_dim: int = 8, words: int = 0, web: bool = False) -> None:
     """``model``, ``embedder``, and under ``data`` the task files that recipes name, in `folder`.
 
-    Documents have so many further `words` of their own.
+    Documents have so many further `words` of their own; a `web` policy calls tools.
     """
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(web)
     model = make_model(vocabulary=len(tokenizer), spread=0.1, positions=4096, head_dim=head_dim)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -44,6 +51,8 @@ def make_world(folder: Path, head_dim: int = 8, words: int = 0) -> None:
     (folder / "data").mkdir()
     for name in DATA:
         save_tasks(make_tasks(words=words), folder / "data" / name)
+    asked = [Task(task.id, task.questions[:1], source="asearcher") for task in make_tasks()]
+    save_tasks(asked, folder / "data" / WEB_DATA)
 
 
 def make_tasks(count: int = 12, words: int = 0) -> list[Task]:
