@@ -190,5 +190,8 @@ def test_ctrl_c_keeps_what_was_read_and_the_same_command_goes_on(book: Path) -> 
     assert 3 <= len(reading["steps"]) < reading["chunks"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout)
-    assert found["steps"] == reading["chunks"] + 1
-    assert found["readings"][0]["steps"] == list(range(reading["chunks"]))
+    read = found["readings"][0]["steps"]
+    # A turn that is cut off while its actions are applied leaves the memory as it was, and its number is not used again.
+    assert read == sorted(set(read))
+    assert len(read) == reading["chunks"]
+    assert found["steps"] == read[-1] + 2 <= reading["chunks"] + 2
