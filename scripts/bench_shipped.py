@@ -127,7 +127,7 @@ def server_settings(pair: Pair) -> tuple[dict[str, str], list[str]]:
 
 @contextmanager
 def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
-    """What the recipe asks, started on CPU, as settings of it: vLLM with the flags of the header, or corpus and judge."""
+    """What the recipe asks, on CPU, as its settings: vLLM with the flags of the header, or corpus and judge."""
     if pair.stage == "async":
         from vllm_process import vllm_server
 

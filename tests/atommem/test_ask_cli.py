@@ -191,7 +191,7 @@ def test_ctrl_c_keeps_what_was_read_and_the_same_command_goes_on(book: Path) -> 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout)
     read = found["readings"][0]["steps"]
-    # A turn that is cut off while its actions are applied leaves the memory as it was, and its number is not used again.
+    # A turn that is cut off while it is applied leaves the memory as it was, and its number is not used again.
     assert read == sorted(set(read))
     assert len(read) == reading["chunks"]
     assert found["steps"] == read[-1] + 2 <= reading["chunks"] + 2
