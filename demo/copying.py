@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -45,7 +46,9 @@ def copying_rows(
     return rows, predictable
 
 
-def pretrain_copying(model: Any, config: CopyingConfig, seed: int, progress: bool = True) -> float:
+def pretrain_copying(
+    model: Any, config: CopyingConfig, seed: int, progress: bool = True, begins: Callable[[], None] = lambda: None
+) -> float:
     """Train `model` in place, and return the mean loss of the last ten updates, in nats a token.
 
     Args:
@@ -53,6 +56,7 @@ def pretrain_copying(model: Any, config: CopyingConfig, seed: int, progress: boo
         config: Sizes, learning rate, and when it has learned.
         seed: Of the sequences.
         progress: Show a bar on standard error; where that is no terminal, a line every fifty updates.
+        begins: Called before every update.
     """
     import torch
 
@@ -64,6 +68,7 @@ def pretrain_copying(model: Any, config: CopyingConfig, seed: int, progress: boo
     mean, done, learned = float("nan"), 0, 0
     with tqdm(desc="copying", unit="update", disable=None if progress else True) as bar:
         while not learned or done < learned + config.cooldown:
+            begins()
             rest = 1 - (done - learned) / config.cooldown if learned else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * min(rest, (done + 1) / config.warmup)

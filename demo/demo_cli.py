@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 import time
 from dataclasses import replace
@@ -31,8 +30,6 @@ def main(argv: list[str] | None = None) -> int:
     # Redirected to a file, the output should still come line by line.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    # Torch's threads spin while they wait for each other; with another busy process beside them that costs threefold.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Torch and TRL take seconds to import: not for --help.
     from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB, quick
     from atommem.demo.run import run_demo

@@ -31,6 +31,7 @@ from atommem.demo.results import (
     summarize,
     write_summary,
 )
+from atommem.demo.threads import Threads, ThreadsCallback
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.demo.worlds import World, bounded_world, world_of
 from atommem.dialects import get_dialect
@@ -141,6 +142,9 @@ class Demo:
         self.seconds: dict[str, float] = {}
         self._card: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
         self.progress = progress
+        # Rollouts and updates of GRPO have a thread each: with more, either waits for the other's.
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         out.mkdir(parents=True, exist_ok=True)
         if progress is not None and progress.done:
             console.print(f"{out}: taken up from an interrupted run: {', '.join(progress.done)}", soft_wrap=True)
@@ -193,7 +197,7 @@ class Demo:
         if self._taken_up("pretrained"):
             return
         with _Phase(self, "pretrain", "Pretraining on copying (a policy that cannot copy cannot use a memory)"):
-            loss = pretrain_copying(self.model, self.recipe.copying, self.seed)
+            loss = pretrain_copying(self.model, self.recipe.copying, self.seed, begins=Threads(self._threads).update)
             self.console.print(f"loss {loss:.3f} nats a token")
         if self.progress is not None:
             self.model.save_pretrained(self.out / "pretrained")
@@ -225,6 +229,7 @@ class Demo:
                 seed=self.seed,
             )
             trainer = make_sft_trainer(self.model, args, sft_dataset(rows), self.tokenizer)
+            trainer.add_callback(ThreadsCallback(Threads(self._threads)))
             use_console(trainer, SFT_COLUMNS)
             trainer.train()
             self._save(trainer)
@@ -341,6 +346,7 @@ class _Phase:
 
     def __exit__(self, *exception: object) -> None:
         seconds = self._demo.seconds[self._name] = time.perf_counter() - self._started
+        torch.set_num_threads(1)
         if self._title and exception[0] is None:
             self._demo.console.print(f"({seconds:.0f} s)")
 
