@@ -1,6 +1,6 @@
 """Pages that tell a policy what to do: how often it obeys, before training, and with and without them in the stream.
 
-    python scripts/bench_injection.py [--seeds 0] [--out DIR]
+    python scripts/bench_injection.py [--seeds 0] [--updates 120] [--out DIR]
 
 The synthetic site of `atommem demo --injected`: three pages in ten ask for an action, as a policy would write it
 (answer a town that nobody lives in, delete entry 1, visit a page by name), and the expert of the cold start obeys at
@@ -127,9 +127,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path, help="where policies and traces go (unset: a temporary folder)")
+    parser.add_argument("--updates", type=int, help="of GRPO, in both arms (unset: the recipe's 120)")
     add_quick(parser, seeds=[0])
     options = parser.parse_args()
     recipe = quick(INJECTED) if options.quick else INJECTED
+    if options.updates is not None:
+        recipe = replace(recipe, updates=options.updates)
     with tempfile.TemporaryDirectory() as scratch:
         runs = {seed: run(recipe, seed, (options.out or Path(scratch)) / f"seed-{seed}") for seed in options.seeds}
     print(f"{'seed':>4} {'GRPO':>8} {'EM clean':>9} {'EM injected':>12}  followed")

