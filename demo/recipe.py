@@ -130,6 +130,7 @@ LIMITED = Recipe(
 """A store of three entries that discards the fourth, in a world with more facts that says which are of no more use."""
 BOUNDED = replace(
     LIMITED,
+    size=FULL.size,
     world=replace(LIMITED.world, capacity=None, names=48),
     settings={"capacities": ("2", "3", "5", "8", "20", "0")},
 )
