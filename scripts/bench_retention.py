@@ -26,11 +26,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,6 +168,17 @@ def continued(first: Path, folder: Path, seed: int, recipe: Recipe) -> Path:
     return folder
 
 
+def each(processes: int, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
+    """Make these calls side by side, in so many processes."""
+    if processes == 1:
+        for call in calls:
+            function(*call)
+        return
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for made in [pool.submit(function, *call) for call in calls]:
+            made.result()
+
+
 def worlds(args: argparse.Namespace) -> dict[str, Any]:
     """Train, fit, run the suite for every seed, and test the claims; what is there already is not done again."""
     out: Path = args.out
@@ -176,16 +190,21 @@ def worlds(args: argparse.Namespace) -> dict[str, Any]:
     columns = [column.name for column in suite.columns if int(column.name.split()[1]) in args.capacities]
     recipe = quick(BOUNDED) if args.quick else BOUNDED
     first = demonstrated(out, args.quick)
-    policies = [first]
-    policies += [continued(first, out / f"policy_{seed}", seed, recipe) for seed in range(1, args.seeds)]
-    comparison = Comparison(suite.select(columns), [folder / "grpo" for folder in policies], out, args.n // 3)
+    trained = {out / f"policy_{seed}": (seed, recipe) for seed in range(1, args.seeds)}
+    special = {capacity: out / f"specialist_{capacity}" for capacity in args.capacities if args.specialists}
+    for capacity, folder in special.items():
+        trained[folder] = (0, replace(recipe, settings={"capacities": (str(capacity),)}))
+    each(args.processes, continued, [(first, folder, seed, of) for folder, (seed, of) in trained.items()])
+    policies = [out / f"policy_{seed}" / "grpo" for seed in range(args.seeds)]
+    comparison = Comparison(suite.select(columns), policies, out, args.n // 3)
     comparison.prepare()
-    comparison.run_all()
-    for capacity in args.capacities if args.specialists else ():
-        only = replace(recipe, settings={"capacities": (str(capacity),)})
-        special = continued(first, out / f"specialist_{capacity}", 0, only) / "grpo"
-        comparison.run(special, out / "special", [OWN_ROW], [f"announced {capacity}"])
-    page = comparison.page(PAGE, policies[0] / "grpo")
+    runs: list[tuple[Any, ...]] = [(policy, out / f"seed_{seed}") for seed, policy in enumerate(policies)]
+    runs += [
+        (folder / "grpo", out / "special", [OWN_ROW], [f"announced {capacity}"]) for capacity, folder in special.items()
+    ]
+    each(args.processes, comparison.run, [*runs])
+    comparison.run_scripted()
+    page = comparison.page(PAGE, policies[0])
     found = comparison.claims()
     (out / "claims.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(table_of(found))
@@ -239,7 +258,8 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=300, help="Tasks of a column; the first third chooses the best rule.")
     parser.add_argument("--capacities", type=int, nargs="+", default=[2, 3, 5, 8, 20])
     parser.add_argument("--no_specialists", dest="specialists", action="store_false")
-    add_quick(parser, seeds=1, n=6, capacities=[2])
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="That train and evaluate side by side.")
+    add_quick(parser, seeds=1, n=6, capacities=[2], processes=1)
     args = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*no turn of the conversation")
     result: dict[str, Any] = {"quick": bool(args.quick)}

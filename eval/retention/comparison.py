@@ -53,14 +53,10 @@ class Comparison:
         policies: A checkpoint for each training seed.
         out: Folder for everything.
         chosen: The first so many tasks of each column choose the best rule, and are in no figure.
-        console: For progress.
     """
 
-    def __init__(
-        self, suite: Suite, policies: Sequence[Path], out: Path, chosen: int, console: Console | None = None
-    ) -> None:
+    def __init__(self, suite: Suite, policies: Sequence[Path], out: Path, chosen: int) -> None:
         self.suite, self.policies, self.out, self.chosen = suite, policies, out, chosen
-        self._console = console or Console(stderr=True, highlight=False)
         environment = str(suite.settings.get("environment", DEFAULT_ENVIRONMENT))
         self._tasks = TaskCache(out / "data", None).load(suite.columns, environment)
 
@@ -83,12 +79,10 @@ class Comparison:
         suite = self.suite.select(columns, rows).with_policies({})
         cells = self._cells(suite, policy, out)
         budget = cells[0].configs[0].make_budget()
-        asyncio.run(SuiteRun(cells, self._tasks, budget, Board(cells, self._console)).run())
+        asyncio.run(SuiteRun(cells, self._tasks, budget, Board(cells, Console(stderr=True, highlight=False))).run())
 
-    def run_all(self) -> None:
-        """Every policy through the suite, and the scripted writer."""
-        for seed, policy in enumerate(self.policies):
-            self.run(policy, self.out / f"seed_{seed}")
+    def run_scripted(self) -> None:
+        """The scripted writer through the suite."""
         asyncio.run(self._scripted())
 
     async def _scripted(self) -> None:
