@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from atommem.actions import MEMORY_KINDS
-from atommem.command_line import one_line
 from atommem.errors import ConfigError
+from atommem.hub import hub_name, only_here
 
 CONFIG_FILE = "atommem_config.json"
 LAYOUTS = ("prefix", "paper")
@@ -166,7 +166,7 @@ def _of_hub(name: str) -> Path | None:
         from huggingface_hub import hf_hub_download
 
         model, revision = hub_name(name)
-        return Path(hf_hub_download(model, CONFIG_FILE, revision=revision))
+        return Path(hf_hub_download(model, CONFIG_FILE, revision=revision, local_files_only=only_here(model)))
     except (ImportError, OSError, ValueError):
         return None
 
@@ -190,27 +190,6 @@ def is_loopback(url: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def hub_name(name: str) -> tuple[str, str | None]:
-    """Name and revision of ``Qwen/Qwen3-8B@REVISION``, as the hub's own paths (``hf://``) write it; a folder as it is.
-
-    Raises:
-        ConfigError: Nothing follows the ``@``.
-    """
-    model, at, revision = name.partition("@")
-    if not at or Path(name).exists():
-        return name, None
-    if not revision:
-        raise ConfigError(f"{name!r} names no revision after its @: give a commit, branch or tag.")
-    return model, revision
-
-
-def not_loaded(name: str, error: Exception) -> str:
-    """Why transformers could not load `name`, in one line: it writes a page where neither folder nor hub has it."""
-    if Path(name).exists():
-        return one_line(error)
-    return "there is no such folder here, and the hub has no such model or cannot be reached. Check the name."
 
 
 def fields_of(config_class: type, values: dict[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from atommem.config import hub_name
 from atommem.embedding.counted import EmbeddingCounts, unit_rows
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError
+from atommem.hub import hub_name, not_loaded, only_here
 from atommem.untrusted import clean
 
 
@@ -42,12 +42,16 @@ class SentenceTransformerEmbedder:
         name, revision = hub_name(str(model))
         try:
             self._model: Any = SentenceTransformer(
-                name, device=device, revision=revision, model_kwargs={"dtype": dtype}
+                name,
+                device=device,
+                revision=revision,
+                model_kwargs={"dtype": dtype},
+                local_files_only=only_here(name),
             )
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"No sentence-transformers model could be loaded from {str(model)!r} ({error}): "
-                "give embedder_model a folder or a hub name that can be reached from here."
+                f"No sentence-transformers model could be loaded from {str(model)!r}: {not_loaded(name, error)} "
+                "embedder_model takes a folder too, and --embedder hashing needs no model."
             ) from error
         # A folder's name, not its path: the same model lies elsewhere on another machine.
         self.model = Path(model).name if Path(model).is_dir() else str(model)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from atommem.config import not_loaded
 from atommem.errors import PolicyError
+from atommem.hub import not_loaded, only_here
 from atommem.micro_batching import RequestBatcher, Waiting
 from atommem.policy.completions import check_request, make_completion
 from atommem.policy.contract import Completion, Sampling
@@ -87,8 +87,9 @@ class LocalPolicy:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or ("float32" if device.type == "cpu" else "auto")
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, revision=revision)
-            tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+            found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
+            tokenizer = AutoTokenizer.from_pretrained(path, **found)
         except (OSError, ValueError) as error:
             raise PolicyError(
                 f"No causal language model could be loaded from {str(path)!r}: {not_loaded(str(path), error)}"

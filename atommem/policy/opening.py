@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from atommem.command_line import close_match
-from atommem.config import check_choice, hub_name, not_loaded
+from atommem.config import check_choice
 from atommem.errors import ConfigError, PolicyError
+from atommem.hub import hub_name, not_loaded, only_here
 
 if TYPE_CHECKING:
     from atommem.policy.chat import ChatPolicy
@@ -160,7 +161,7 @@ def load_tokenizer(name: str) -> Any:
 
     model, revision = hub_name(name)
     try:
-        return AutoTokenizer.from_pretrained(model, revision=revision)
+        return AutoTokenizer.from_pretrained(model, revision=revision, local_files_only=only_here(model))
     except (OSError, ValueError) as error:
         raise PolicyError(f"No tokenizer could be loaded from {name!r}: {not_loaded(model, error)}") from error
 

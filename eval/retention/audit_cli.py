@@ -14,6 +14,7 @@ from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError
 from atommem.eval.retention.audit import Audit, agreed, audit
 from atommem.eval.retention.stores import Store, read_store
+from atommem.memory.retention import make_retention
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ServerClient
 from atommem.untrusted import guard_text
@@ -73,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
 async def _audit(store: Store, args: argparse.Namespace) -> Audit:
     if args.budget is not None and args.budget < 1:
         raise ConfigError(f"--budget is {args.budget}: at least 1 entry has to stay.")
+    if not -1 <= args.same <= 1:
+        raise ConfigError(f"--same is {args.same:g}: a cosine is at most 1.")
+    # Before a model is loaded for the vectors.
+    for rule in args.rules:
+        make_retention(rule)
     if (args.judge_url is None) != (args.judge_model is None):
         raise ConfigError("--judge_url and --judge_model go together: give both, or neither.")
     embedder = EmbedderConfig(**{name: getattr(args, name) for name in ("embedder", "embedder_model", "embedder_url")})

@@ -43,7 +43,7 @@ def test_connections_raise_the_limit_of_open_files_where_they_may(monkeypatch: p
 
 async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, revision: WordTokenizer())
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: WordTokenizer())
     one = policies.open_policy(Settings(["http://a"]))
     assert isinstance(one, ServerPolicy)
     several = policies.open_policy(Settings(["http://a", "http://b/v1"], model="m"))

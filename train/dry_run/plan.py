@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atommem.config import EmbedderConfig, MemoryConfig, hub_name
+from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, make_environments
 from atommem.errors import ConfigError
+from atommem.hub import hub_name
 from atommem.memory.admission import make_admission
 from atommem.memory.retention import make_retention
 from atommem.train.dry_run.architecture import measure, parameters_of
