@@ -12,6 +12,7 @@ from atommem.config import check_choice
 from atommem.envs.checkpoint_settings import json_object
 from atommem.errors import ConfigError
 from atommem.train.episode_config import BF16_HELP, CHECKPOINTING_HELP, EpisodeConfig
+from atommem.train.objective.credit import CREDIT
 from atommem.train.watch.reporters import WatchedConfig
 
 _DISTRIBUTION = "what is sampled must be the distribution that is trained"
@@ -99,6 +100,24 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
             "go on in the next update, under its weights (partial rollouts), and have to end there."
         },
     )
+    credit: str = field(
+        default="trajectory",
+        metadata={
+            "help": "What a step is credited with: its episode's advantage (trajectory), or also how its episode ended "
+            "beside those of the group that came to the same prompt (steps; GiGPO's)."
+        },
+    )
+    rerolls: int = field(
+        default=0,
+        metadata={
+            "help": "From a random step of one episode of each group so many more episodes go on, which are compared "
+            "among themselves (Memory-R2's local rerolls); 1 or more."
+        },
+    )
+    compression_reward: float = field(
+        default=0.0,
+        metadata={"help": "Added to the reward, times the part of what was read that the store does not hold at last."},
+    )
     max_in_flight: int | None = field(
         default=None, metadata={"help": "Most episodes at the same time per process; unset runs all at once."}
     )
@@ -158,11 +177,13 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     def __post_init__(self) -> None:
         hardware_defaults(self)
         check_group(self.num_generations, self.per_device_train_batch_size)
-        for name in ("dynamic_sampling", "carried_groups"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give 0 or more.")
+        check_choice("credit", self.credit, CREDIT)
+        for name in ("dynamic_sampling", "carried_groups", "rerolls", "credit"):
+            value = self.credit == "steps" if name == "credit" else getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"{name} is {value}: give 0 or more.")
             on_each = self.per_device_train_batch_size * (self.steps_per_generation or 1)
-            if getattr(self, name) and on_each % (self.num_generations or 1):
+            if value and on_each % (self.num_generations or 1):
                 raise ConfigError(
                     f"per_device_train_batch_size is {self.per_device_train_batch_size}, and num_generations "
                     f"{self.num_generations}: with {name} make it a multiple, for each group has to be on one process."
@@ -177,6 +198,11 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
         self._check_engine()
         self.check_episode_settings()
+        if self.rerolls and ((self.steps_per_generation or 1) > 1 or self.carried_groups):
+            raise ConfigError(
+                f"rerolls is {self.rerolls}: give steps_per_generation 1 and carried_groups 0, because a group's are "
+                "made when it has ended, and trained on with it."
+            )
         if self.updates_per_rollout < 1:
             given = f"steps_per_generation is {self.steps_per_generation} and num_iterations {self.num_iterations}"
             raise ConfigError(f"{given}: give at least 1 of each.")

@@ -39,8 +39,10 @@ def test_a_hub_that_answers_is_asked_once_and_one_that_is_gone_not_again(
     server = HTTPServer(("127.0.0.1", 0), _Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    assert hub.only_here(tmp_path) and _Hub.asked == 0
-    assert not hub.only_here("somebody/model") and not hub.only_here("somebody/another")
+    assert hub.only_here(tmp_path)
+    assert _Hub.asked == 0
+    assert not hub.only_here("somebody/model")
+    assert not hub.only_here("somebody/another")
     assert _Hub.asked == 1
     server.shutdown()
     server.server_close()

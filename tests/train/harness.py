@@ -96,7 +96,7 @@ def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int
 def reference_gradients(
     model: Any,
     episodes: Sequence[Episode],
-    advantages: Sequence[float],
+    advantages: Sequence[float | Sequence[float]],
     normalization: str,
     *,
     temperature: float = 1.0,
@@ -119,11 +119,12 @@ def reference_gradients(
     }
     model.zero_grad()
     total = torch.zeros(())
-    for episode, advantage in zip(episodes, advantages, strict=True):
+    for episode, credit in zip(episodes, advantages, strict=True):
         if episode.reward is None:
             continue
         tokens = sum(len(step.token_ids) for step in episode.steps)
-        for step in episode.steps:
+        each = credit if isinstance(credit, Sequence) else [credit] * len(episode.steps)
+        for step, advantage in zip(episode.steps, each, strict=True):
             logps = completion_logps(model, step.prompt_ids, step.token_ids, temperature)
             before = completion_logps(old or model, step.prompt_ids, step.token_ids, temperature).detach()
             ratio = torch.exp(logps - before)

@@ -210,6 +210,8 @@ def replay(
         arguments = ["--config", str(scratch / "config.yaml"), *arguments]
     processes = PartialState().num_processes
     args, *others = parse(arguments)
+    if args.rerolls:
+        raise ConfigError(f"the run had rerolls {args.rerolls}, which no record has: it cannot be repeated.")
     if args.carried_groups:
         raise ConfigError(
             f"the run had carried_groups {args.carried_groups}: the update trained on groups that the one before it "

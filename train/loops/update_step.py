@@ -61,7 +61,7 @@ class Batch:
         cls,
         args: EpisodeConfig,
         episodes: Sequence[Episode],
-        advantages: Sequence[float],
+        advantages: Sequence[float | Sequence[float]],
         sizes: Sequence[EpisodeSize],
         on_policy: bool = False,
     ) -> Batch:

@@ -149,34 +149,35 @@ def token_weight(length: int, size: EpisodeSize, normalization: str) -> float:
 
 def episode_rows(
     episodes: Sequence[Episode],
-    advantages: Sequence[float],
+    advantages: Sequence[float | Sequence[float]],
     normalization: str,
     overlong_filtering: bool = False,
     with_kl: bool = False,
 ) -> list[Row]:
     """One row per step of every episode with an advantage, in order.
 
-    Left out: failed episodes, steps without a single sampled token, and, where the loss has no KL term, episodes whose
+    Left out: failed episodes, steps without a single sampled token, and, where the loss has no KL term, steps whose
     advantage is exactly 0, as all of a group with equal rewards are: their policy gradient is 0, so they cost no
     forward or backward pass.
 
     Args:
         episodes: A rank's episodes.
-        advantages: One per episode.
+        advantages: One per episode, or one for each of its steps.
         normalization: Decides the weights.
         overlong_filtering: Leave out episodes that a limit cut short.
         with_kl: The loss has a KL term, to which episodes without an advantage belong as well.
     """
     rows: list[Row] = []
     for index, (episode, advantage) in enumerate(zip(episodes, advantages, strict=True)):
-        if (advantage == 0.0 and not with_kl) or not is_trained(episode, overlong_filtering):
+        if not is_trained(episode, overlong_filtering):
             continue
         size = EpisodeSize.of(episode)
-        for step in episode.steps:
+        each = advantage if isinstance(advantage, Sequence) else [advantage] * len(episode.steps)
+        for step, of in zip(episode.steps, each, strict=True):
             length = len(step.token_ids)
-            if length:
+            if length and (of or with_kl):
                 weight = token_weight(length, size, normalization)
-                rows.append(Row(step.prompt_ids, step.token_ids, step.logprobs, index, advantage, weight))
+                rows.append(Row(step.prompt_ids, step.token_ids, step.logprobs, index, of, weight))
     return rows
 
 

@@ -7,14 +7,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, groupby, islice
+from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 
 from atommem.episode import Episode
 from atommem.episode_runner import Kept
 from atommem.train.objective.advantages import group_advantages, has_variance
+from atommem.train.objective.credit import by_state, reward_of
 from atommem.train.objective.sequences import EpisodeSize
 from atommem.train.rollout.dynamic_sampling import GroupPart, replacement_tasks, run_parts
+from atommem.train.rollout.rerolls import moments, reroll
 from atommem.train.rollout.rollout_trainer import RolloutTrainer
 from atommem.train.rollout.task_order import TaskOrder
 
@@ -25,12 +29,12 @@ class Collected:
 
     Attributes:
         episodes: Of this rank.
-        advantages: One for each of them.
+        advantages: One for each of them, or one for each of its steps.
         sizes: Of all ranks' episodes: what the loss is divided by.
     """
 
     episodes: list[Episode]
-    advantages: list[float]
+    advantages: list[float | Sequence[float]]
     sizes: list[EpisodeSize]
 
 
@@ -70,8 +74,48 @@ def collect(trainer: RolloutTrainer, order: TaskOrder) -> Collected:
         trainer.log_with_update({"dynamic_sampling/replaced_groups": float(sum(replaced[i] for i in starts))})
     everything = episodes + [episode for part in parts for episode in part.replaced]
     trainer.end_rollout(everything, rewards, time.perf_counter() - started)
-    advantages = group_advantages(rewards, group_size, str(args.scale_rewards))[own.start : own.stop]
-    return Collected(episodes, advantages, sizes)
+    advantages: list[float | Sequence[float]] = [
+        *group_advantages(rewards, group_size, str(args.scale_rewards))[own.start : own.stop]
+    ]
+    if args.credit == "steps":
+        advantages = _with_states(episodes, rewards[own.start : own.stop], advantages, group_size)
+    collected = Collected(episodes, advantages, sizes)
+    return _rerolled(trainer, parts, collected) if args.rerolls else collected
+
+
+def _with_states(
+    episodes: Sequence[Episode], rewards: Sequence[float | None], advantages: Sequence[Any], group_size: int
+) -> list[float | Sequence[float]]:
+    """For each step the advantage of its episode, and that of its state."""
+    found: list[float | Sequence[float]] = []
+    for start in range(0, len(episodes), group_size):
+        end = start + group_size
+        states = by_state(episodes[start:end], rewards[start:end])
+        found += [[whole + of for of in each] for whole, each in zip(advantages[start:end], states, strict=True)]
+    return found
+
+
+def _rerolled(trainer: RolloutTrainer, parts: Sequence[GroupPart], collected: Collected) -> Collected:
+    """`collected`, and what came after one moment of each group, compared among themselves. All ranks together."""
+    args = trainer.args
+    begun = moments(parts, f"{args.seed}/{trainer.state.global_step}")
+    samples = range(args.num_generations, args.num_generations + args.rerolls)
+    groups = trainer.sample(
+        lambda on_episode: reroll(trainer.backend.runner, begun, samples, on_episode),
+        len(begun) * len(samples),
+        "rerolls",
+    )
+    episodes, advantages = list(collected.episodes), list(collected.advantages)
+    flat = []
+    for moment, group in zip(begun, groups, strict=True):
+        rewards = [reward_of(episode, args.compression_reward) for episode in group]
+        advantages += group_advantages(rewards, len(group), str(args.scale_rewards))
+        episodes += [replace(episode, steps=episode.steps[moment.begin :]) for episode in group]
+        flat.append(float(not has_variance(rewards)))
+    tails = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes[len(collected.episodes) :]]
+    flat, tails = gather_object(flat), gather_object(tails)
+    trainer.log_with_update({"rerolls/groups": len(flat), "rerolls/zero_std": sum(flat) / max(len(flat), 1)})
+    return Collected(episodes, advantages, collected.sizes + tails)
 
 
 def _parts(trainer: RolloutTrainer, order: TaskOrder, update: int, own: range) -> Iterator[GroupPart]:
@@ -94,7 +138,8 @@ def _gather_outcomes(
     for part in parts:
         for episode in part.episodes:
             size = EpisodeSize.of(episode, trainer.args.overlong_filtering)
-            reward = math.nan if episode.reward is None else episode.reward
+            reward = reward_of(episode, trainer.args.compression_reward)
+            reward = math.nan if reward is None else reward
             rows.append([reward, len(part.replaced) // len(part.samples), size.tokens, size.steps])
     table = torch.tensor(rows, dtype=torch.float32, device=trainer.accelerator.device)
     outcomes = trainer.accelerator.gather(table).tolist()

@@ -137,7 +137,7 @@ def test_a_model_on_the_hub_has_its_settings(tmp_path: Path, monkeypatch: pytest
     file = save_config(tmp_path, MemoryConfig(dialect="released"))
     asked: list[tuple[str, str, str | None]] = []
 
-    def download(repo: str, name: str, revision: str | None = None) -> str:
+    def download(repo: str, name: str, revision: str | None = None, local_files_only: bool = False) -> str:
         asked.append((repo, name, revision))
         return str(file)
 
