@@ -17,7 +17,7 @@ from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.web.site.expert import BrowsingExpert
-from atommem.envs.web.site.world import DIRECTORY, HOME, SiteConfig, generate_sites
+from atommem.envs.web.site.world import DIRECTORY, HOME, OLD, REGISTERS, SiteConfig, generate_sites
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,11 @@ def _document_words(config: WorldConfig, memory: MemoryConfig) -> list[str]:
 
 
 def _site_words(config: SiteConfig, memory: MemoryConfig) -> list[str]:
-    most = max(10, config.catalogues * config.works + 1)  # links, calls left, handles
+    most = max(10, config.catalogues * config.works + config.doubles + 1)  # links, calls left, handles
     lists = (f"list{number}" for number in range(1, config.catalogues + 1))
     refusal = "There is no page: Write a tool (search, visit) and what it is given."
-    return [*map(str, range(most)), "visit", HOME, DIRECTORY, *lists, *refusal.split()]
+    others = [*[*REGISTERS.values()][4 - config.hops :], *([OLD] if config.doubles else [])]
+    return [*map(str, range(most)), "visit", HOME, DIRECTORY, *lists, *others, *refusal.split()]
 
 
 def _prose_words(prose: Prose) -> list[str]:
@@ -94,6 +95,11 @@ _UNLIMITED = 8
 _WORLDS: dict[type, World] = {
     WorldConfig: World("longdoc", GRPO_CONFIG, generate, Expert, lambda config: config.hops[1], _document_words),
     SiteConfig: World(
-        "web", GRPO_CONFIG.with_name("grpo_web.yaml"), generate_sites, BrowsingExpert, lambda config: 2, _site_words
+        "web",
+        GRPO_CONFIG.with_name("grpo_web.yaml"),
+        generate_sites,
+        BrowsingExpert,
+        lambda config: config.hops,
+        _site_words,
     ),
 }

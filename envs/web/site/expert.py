@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atommem.dialects import Dialect
-from atommem.envs.synthetic.prose import Prose
-from atommem.envs.web.site.world import DIRECTORY, HOME, ORDERS
+from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
+from atommem.envs.web.site.world import DIRECTORY, HOME, OLD, ORDERS, REGISTERS
 from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation
@@ -38,7 +39,7 @@ class BrowsingExpert:
     """Writes the completion of a step on the synthetic site, in the compact form of calls.
 
     It sees only what a policy sees: the page, the links, the memory. Without faults it answers every question within
-    ``catalogues + 2`` calls, if the embedder ranks by shared words and the scratchpad holds a statement.
+    ``catalogues + hops`` calls, if the embedder ranks by shared words and the scratchpad holds a statement.
     """
 
     def __init__(self, prose: Prose, dialect: Dialect, faults: BrowsingFaults | None = None) -> None:
@@ -50,7 +51,7 @@ class BrowsingExpert:
         """The completion for one step; `draw` numbers its random draw of faults, None draws anew."""
         rng = random.Random(draw)
         (question,) = observation.values("questions")
-        work, _ = self._prose.asked(str(question))
+        begin, hops = self._prose.asked(str(question))
         text = " ".join(map(str, observation.values("text")))
         ordered = _ORDER.search(text)
         if ordered is not None and rng.random() < self._faults.obey:
@@ -58,19 +59,20 @@ class BrowsingExpert:
         told = self._prose.statements(text)
         noted = self._prose.statements(view.scratchpad)
         shown = [statement for item in view.retrieved for statement in self._prose.statements(item.text)]
-        made = next((one for one in (*told, *noted) if (one.relation, one.subject) == ("made", work)), None)
-        maker = None if made is None else made.value
+        here = str(next(iter(observation.values("title")), HOME))
+        known, relation = _known(RELATIONS[-hops:], begin, noted, told)
+        maker = known.value if known is not None and relation == "home" else None
         home = next((one for one in told if one.relation == "home" and one.kind == "fact"), None)
-        if home is not None and home.subject == maker:
+        if home is not None and home.subject == maker and not here.endswith(f" {OLD}"):
             moved = next((one for one in shown if one.kind == "correction" and one.subject == maker), None)
             return self._element("answer", self._prose.answer(moved or home))
         if observation.phase == "answering":
             return self._element("answer", self._prose.answer(home))
         elements = []
-        if made is not None and made not in noted and rng.random() >= self._faults.scratchpad:
-            elements.append(self._element("scratchpad", self._prose.sentence(made)))
+        if known is not None and known not in noted and rng.random() >= self._faults.scratchpad:
+            elements.append(self._element("scratchpad", self._prose.sentence(known)))
         links = dict(zip(observation.values("name"), observation.values("number"), strict=True))
-        wanted = self._next_page(observation, links, maker)
+        wanted = self._next_page(here, links, maker, relation)
         if wanted == maker and maker is not None and rng.random() >= self._faults.read:
             elements.append(self._element("read", maker))
         elements += [
@@ -84,13 +86,30 @@ class BrowsingExpert:
         elements.append(self._element("call", f"visit {HOME if target is None else target}"))
         return " ".join(elements)
 
-    def _next_page(self, observation: Observation, links: dict[str, int], maker: str | None) -> str:
+    def _next_page(self, here: str, links: dict[str, int], maker: str | None, relation: str) -> str:
         if maker is not None:
             return maker if maker in links else DIRECTORY
-        here = str(next(iter(observation.values("title")), HOME))
+        if relation in REGISTERS:
+            return REGISTERS[relation] if REGISTERS[relation] in links else HOME
         lists = sorted(title for title in links if title.startswith("list"))
         after = [title for title in lists if title > here] if here.startswith("list") else lists
         return next(iter(after or lists), HOME)
 
     def _element(self, kind: str, body: str) -> str:
         return f"<{self._tags[kind]}> {body} </{self._tags[kind]}>"
+
+
+def _known(
+    chain: Sequence[str], begin: str, noted: Sequence[Statement], told: Sequence[Statement]
+) -> tuple[Statement | None, str]:
+    """The last statement that is known of the way from `begin`, and the relation that is looked for after it."""
+    known, at, name = None, 0, begin
+    for one in noted:
+        if one.relation in chain[:-1]:
+            known, at, name = one, chain.index(one.relation) + 1, one.value
+    while at < len(chain) - 1:
+        found = next((one for one in told if (one.relation, one.subject) == (chain[at], name)), None)
+        if found is None:
+            break
+        known, at, name = found, at + 1, found.value
+    return known, chain[at]

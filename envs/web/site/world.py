@@ -6,7 +6,10 @@ news says so, and they stand on the home page, where a visit begins and nobody y
 
 - store: what the news say of several persons, until one of them is asked for (create, then read);
 - scratchpad: the maker's name, which a catalogue tells, for the directory, where links say nothing but names;
-- links: which catalogue has the work is not said; a catalogue's other works, and dead links, lead nowhere.
+- links: which catalogue has the work is not said; a catalogue's other works, dead links, and pages nearly like a
+  person's that are out of date, lead nowhere.
+
+With more `hops` the question begins at a prize that a work won, or at the guild that gave it: a page more for each.
 
 Where `injected` says so, strangers have written on pages what a reader should do: answer a town that nobody lives in,
 delete an entry, or visit a page. The compact prose says nothing but that action, as a policy would write it.
@@ -25,6 +28,9 @@ from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 
 HOME, DIRECTORY = "home", "people"
+REGISTERS = {"gave": "guilds", "won": "prizes"}
+"""The page that has all statements of a relation."""
+OLD = "old"
 ORDERS = ("final_answer", "delete_memory", "tool_call")
 """Tags of what strangers ask for: the same in all dialects."""
 
@@ -39,6 +45,10 @@ class SiteConfig:
     news: int = field(default=3, metadata={"help": "Persons whom the home page says to have moved."})
     moved: float = field(default=0.5, metadata={"help": "Chance that the person who is asked about is one of them."})
     dead: int = field(default=1, metadata={"help": "Persons whose link is dead; never the one that is asked for."})
+    hops: int = field(default=2, metadata={"help": "Links from what is asked about to the answer: 2, 3 or 4."})
+    doubles: int = field(
+        default=0, metadata={"help": "Persons with a second page, which says where they lived long ago."}
+    )
     names: int = field(default=16, metadata={"help": f"Names in use of each kind, at most {MOST_NAMES}."})
     injected: float = field(
         default=0.0, metadata={"help": "Chance of a page to hold an instruction that nobody should follow."}
@@ -48,18 +58,21 @@ class SiteConfig:
         if self.prose not in PROSES:
             raise ConfigError(f"prose is {self.prose!r}: give one of {', '.join(PROSES)}.")
         persons = self.catalogues * self.works
-        for name, least in (("catalogues", 1), ("works", 1), ("news", 0), ("dead", 0)):
+        if self.hops not in (2, 3, 4):
+            raise ConfigError(f"hops is {self.hops}: give 2, 3 or 4.")
+        for name, least in (("catalogues", 1), ("works", 1), ("news", 0), ("dead", 0), ("doubles", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least {least}.")
         for name in ("moved", "injected"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give a probability between 0 and 1.")
-        towns = persons + self.news + (self.injected > 0)
-        if max(self.news, self.dead) >= persons or not towns <= self.names <= MOST_NAMES:
+        towns = persons + self.news + self.doubles + (self.injected > 0)
+        if max(self.news, self.dead) >= persons or self.doubles > persons or not towns <= self.names <= MOST_NAMES:
             raise ConfigError(
                 f"{persons} persons ({self.catalogues} catalogues of {self.works} works), news {self.news}, dead "
-                f"{self.dead} and names {self.names} do not fit: fewer news and dead links than persons, and a town "
-                f"for each person, each piece of news and what is injected, of at most {MOST_NAMES} names."
+                f"{self.dead}, doubles {self.doubles} and names {self.names} do not fit: fewer news and dead links "
+                "than persons, no more doubles, and a town for each person, piece of news, double and injected one, "
+                f"of at most {MOST_NAMES} names."
             )
 
 
@@ -89,25 +102,61 @@ def make_site(config: SiteConfig, seed: int, index: int) -> Task:
     made = [Statement("fact", work, "made", person) for work, person in zip(works, persons, strict=True)]
     lists = [f"list{number}" for number in range(1, config.catalogues + 1)]
     shelves = [made[start : start + config.works] for start in range(0, count, config.works)]
-    pages = {HOME: news} | dict(zip(lists, shelves, strict=True)) | {DIRECTORY: []}
-    links = {HOME: [*lists, DIRECTORY], DIRECTORY: rng.sample(persons, count)}
-    links |= {name: [*(other for other in lists if other != name), DIRECTORY] for name in lists}
+    begin, registers = _registers(config, random.Random(f"chain:{seed}:{index}"), works, asked)
+    catalogues = dict(zip(lists, shelves, strict=True)) | registers
+    pages = {HOME: news} | catalogues | {DIRECTORY: []}
+    links = {HOME: [*catalogues, DIRECTORY], DIRECTORY: rng.sample(persons, count)}
+    links |= {name: [*(other for other in catalogues if other != name), DIRECTORY] for name in catalogues}
     for person, town in zip(persons, towns, strict=False):
         if person not in dead:
             pages[person], links[person] = [Statement("fact", person, "home", town)], [HOME, DIRECTORY]
+    _add_doubles(config, random.Random(f"doubles:{seed}:{index}"), persons, asked, towns, pages, links)
     answer = next((told.value for told in news if told.subject == persons[asked]), towns[asked])
-    needed = {HOME, lists[asked // config.works], persons[asked]}
+    needed = {HOME, lists[asked // config.works], persons[asked], *registers}
     said = {title: [prose.sentence(one, rng) for one in told] for title, told in pages.items()}
     injected = _inject(config, random.Random(f"injected:{seed}:{index}"), said, towns, persons)
     return Task(
         id=f"site-{seed}-{index}",
         questions=(
-            Question(prose.question(works[asked], 2), (answer,), f"{seed}-{index}", {"moved": answer != towns[asked]}),
+            Question(
+                prose.question(begin, config.hops), (answer,), f"{seed}-{index}", {"moved": answer != towns[asked]}
+            ),
         ),
         documents=tuple(Document(title, " ".join(sentences), title in needed) for title, sentences in said.items()),
         source="site",
         metadata={"prose": config.prose, "start": HOME, "links": links, **injected},
     )
+
+
+def _registers(
+    config: SiteConfig, rng: random.Random, works: list[str], asked: int
+) -> tuple[str, dict[str, list[Statement]]]:
+    """What the question begins with, and the pages between it and the work: of the prizes, and of the guilds."""
+    known, begin, registers = works, works[asked], {}
+    for relation, kind in (("won", "prize"), ("gave", "guild"))[: config.hops - 2]:
+        givers = rng.sample(names_of(kind, config.names), len(works))
+        told = [Statement("fact", giver, relation, value) for giver, value in zip(givers, known, strict=True)]
+        registers[REGISTERS[relation]] = rng.sample(told, len(told))
+        known, begin = givers, givers[asked]
+    return begin, registers
+
+
+def _add_doubles(
+    config: SiteConfig,
+    rng: random.Random,
+    persons: list[str],
+    asked: int,
+    towns: list[str],
+    pages: dict[str, list[Statement]],
+    links: dict[str, list[str]],
+) -> None:
+    """Second pages, of the person who is asked about first: nearly the same, and out of date."""
+    others = rng.sample([name for name in persons if name != persons[asked]], max(config.doubles - 1, 0))
+    free = rng.sample([name for name in names_of("town", config.names) if name not in towns], config.doubles)
+    for person, town in zip([persons[asked], *others], free, strict=False):
+        title = f"{person} {OLD}"
+        pages[title], links[title] = [Statement("fact", person, "home", town)], [HOME, DIRECTORY]
+        links[DIRECTORY].insert(rng.randint(0, len(links[DIRECTORY])), title)
 
 
 def _inject(

@@ -32,7 +32,9 @@ def play(
     config = config or SiteConfig()
     tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose(config.prose), get_dialect("paper", "compact"), faults)
-    settings = environment_config("web", calls="compact", max_calls=config.catalogues + 3, chunk_tokens=400)
+    settings = environment_config(
+        "web", calls="compact", max_calls=config.catalogues + config.hops + 1, chunk_tokens=400
+    )
     runner = make_episode_runner(
         policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
@@ -60,6 +62,9 @@ def em(episodes: list[Episode]) -> float:
         SiteConfig(catalogues=4, works=5, news=10, dead=6, names=40),
         SiteConfig(news=0, dead=0),
         SiteConfig(moved=1.0),
+        SiteConfig(hops=3),
+        SiteConfig(hops=4, doubles=2, prose="plain"),
+        SiteConfig(doubles=6, names=20),
         SiteConfig(injected=1.0),
         SiteConfig(prose="plain", injected=0.5),
     ],
@@ -68,7 +73,7 @@ def test_the_faultless_expert_answers_every_question(config: SiteConfig) -> None
     episodes = play(config)
     assert em(episodes) == 1.0
     assert not any(step.problems for episode in episodes for step in episode.steps)
-    assert max(len(episode.steps) for episode in episodes) <= config.catalogues + 3
+    assert max(len(episode.steps) for episode in episodes) <= config.catalogues + config.hops + 1
 
 
 def test_store_and_scratchpad_are_needed_where_the_site_asks_for_them() -> None:
@@ -76,6 +81,20 @@ def test_store_and_scratchpad_are_needed_where_the_site_asks_for_them() -> None:
     assert em(play(moved, disabled=("create",))) == 0.0, "only the store still knows the news"
     assert em(play(SiteConfig(moved=0.0), disabled=("create",))) == 1.0
     assert em(play(disabled=("scratchpad",))) <= 0.5, "the directory says nothing but names"
+
+
+def test_longer_ways_and_doubles_mislead_who_does_not_look() -> None:
+    for task in sites(SiteConfig(hops=4, doubles=1)):
+        pages = {document.title: document for document in task.documents}
+        (double,) = (title for title in pages if title.endswith(" old"))
+        person = double.removesuffix(" old")
+        assert pages[person].gold
+        assert not pages[double].gold
+        assert task.questions[0].answers[0] not in pages[double].text
+        assert {double, person} <= {*task.metadata["links"]["people"]}
+        assert pages["guilds"].gold
+        assert pages["prizes"].gold
+    assert em(play(SiteConfig(hops=4), disabled=("scratchpad",))) <= 0.3
 
 
 @pytest.mark.parametrize("fault", ["create", "read", "scratchpad", "wander"])
@@ -114,6 +133,8 @@ def test_who_follows_instructions_is_found_out(obey: float) -> None:
         ({"prose": "verse"}, "prose is 'verse'"),
         ({"moved": 1.5}, "moved is 1.5"),
         ({"injected": 0.1, "names": 9}, "do not fit"),
+        ({"doubles": 7, "names": 40}, "do not fit"),
+        ({"hops": 5}, "hops is 5"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, object], message: str) -> None:
