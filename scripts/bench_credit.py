@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--updates", type=int, default=BOUNDED.updates)
     parser.add_argument("--out", type=Path, default=Path("runs/credit"))
-    add_quick(parser, updates=1)
+    add_quick(parser, updates=1, arms=["rerolls"])
     options = parser.parse_args()
     recipe = replace(quick(BOUNDED) if options.quick else BOUNDED, updates=options.updates)
     start = (options.start or options.out / "demo") / "cold_start"
