@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "store",
         type=Path,
-        help="A session's file or an experience bank, the folder of mem0's local store, or JSON Lines with text.",
+        help="A session's file, a trace, an experience bank, the folder of mem0's local store, or JSON Lines.",
     )
     parser.add_argument("--budget", type=int, help="Entries that may stay: reports what each rule would drop.")
     parser.add_argument("--rules", nargs="+", default=RULES, help="By name, with options: linear(weights=FILE).")

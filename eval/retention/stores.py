@@ -18,6 +18,7 @@ from atommem.memory.contents import replay
 from atommem.memory.entries import Entry
 from atommem.memory.operations import operation_from_json
 from atommem.session_state import SessionState
+from atommem.trace import read_trace
 
 _TEXT = ("text", "memory", "content", "data", "query")
 
@@ -38,7 +39,8 @@ class Store:
 
 
 def read_store(path: str | Path) -> Store:
-    """A session's file or an experience bank of ours, a folder or file of mem0's local Qdrant, or JSON Lines.
+    """A session's file, an episode's trace (its memory at the end) or an experience bank of ours, a folder or file of
+    mem0's local Qdrant, or JSON Lines.
 
     Rows of JSON Lines have a ``text`` (or memory, content, data, query); ``shown`` counts uses where it is there.
 
@@ -59,6 +61,9 @@ def read_store(path: str | Path) -> Store:
             state = SessionState.load(path)
             entries = replay(state.operations, state.memory).entries.values()
             return Store("session of AtomMem", tuple(entries), True)
+        if kind == "episode":
+            log = [operation for step in read_trace(path).episode.steps for operation in step.operations]
+            return Store("episode of AtomMem", tuple(replay(log).entries.values()), True)
         if kind == "experience bank" and first.get("format") == FORMAT:
             lines = path.read_text(encoding="utf-8").splitlines()[1:]
             log = [operation_from_json(record) for line in lines for record in json.loads(line)]

@@ -7,6 +7,7 @@ import pickle
 import sqlite3
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from atommem.eval.retention.audit_cli import main
 from atommem.eval.retention.stores import read_store
 from atommem.experience import Bank, Experience
 from atommem.session_state import SessionState
+from atommem.trace import write_trace
 from tests.atommem.memory.toys import CREATE, READ, memory
+from tests.train.toys import make_episode, make_step
 
 TEXTS = ["Ann lives in Brent", "Ann lives in Brent", "Bob likes tea", "Ann lives in Lorne now", "It rains"]
 
@@ -53,6 +56,9 @@ async def test_our_own_logs(tmp_path: Path) -> None:
     SessionState("k", 1, 0, m.start, operations).save(tmp_path / "s.jsonl")
     store = read_store(tmp_path / "s.jsonl")
     assert (store.kind, [entry.shown for entry in store.entries]) == ("session of AtomMem", [0, 1])
+    step = replace(make_step([1], [2]), operations=operations)
+    write_trace(tmp_path / "t.jsonl", replace(make_episode("t", 0, 1.0, []), steps=[step]), {})
+    assert read_store(tmp_path / "t.jsonl").entries == store.entries
     bank = await Bank(HashingEmbedder(64)).open(tmp_path / "b.jsonl")
     await bank.fill([Experience("egg", "boil"), Experience("plum", "cut")])
     await bank.retrieve("egg", 1)
