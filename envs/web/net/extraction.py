@@ -93,7 +93,10 @@ class Extraction:
     def _start(self) -> subprocess.Popen[bytes]:
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         pipe = subprocess.PIPE
-        return subprocess.Popen(self._command, env=kept, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        # In a group of its own: Ctrl-C is ours, and a page whose worker it ended would count as unreadable.
+        return subprocess.Popen(
+            self._command, env=kept, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, process_group=0
+        )
 
 
 def _exchange(worker: subprocess.Popen[bytes], request: bytes, body: bytes) -> dict[str, Any] | None:

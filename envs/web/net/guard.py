@@ -99,7 +99,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         has_way: Callable[[Address], bool] | None = None,
     ) -> None:
         self._rule = rule
-        self._private = frozenset(private)
+        self._private = frozenset(place.casefold().replace("[", "").replace("]", "") for place in private)
         self._resolve = resolve
         self._leads_to = has_way or _has_way
         self._backend = backend or httpcore.AnyIOBackend()

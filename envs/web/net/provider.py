@@ -11,11 +11,11 @@ from atommem.envs.web.net.page_error import PageError
 from atommem.envs.web.tools import Run, ToolResult
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.client import RefusedError, ServerClient
-from atommem.servers.keys import Service, key_variable
+from atommem.servers.keys import Service, is_loopback, key_variable
 from atommem.servers.transport import tls_context
 
 _HEALTH_SECONDS = 10.0
-_OF_THE_CALL = (400, 409, 413, 415, 422, 451)
+_OF_THE_CALL = (400, 409, 413, 414, 415, 422, 431, 451)
 """Statuses that a provider has for a query that it does not take, or a page that it cannot get."""
 
 
@@ -90,7 +90,9 @@ def served(config: NetConfig, service: Service, url: str) -> str:
         import httpx
 
         try:
-            answer = httpx.get(f"{url.rstrip('/').removesuffix('/v1')}/health", timeout=_HEALTH_SECONDS)
+            # As its other requests: to this machine by no proxy, whatever the environment says.
+            place, proxied = f"{url.rstrip('/').removesuffix('/v1')}/health", not is_loopback(url)
+            answer = httpx.get(place, timeout=_HEALTH_SECONDS, trust_env=proxied)
             return str(answer.json()["version"]) if answer.is_success else ""
         except httpx.TransportError as error:
             raise ConfigError(f"{url} is out of reach ({error!r}): start it, or correct the URL.") from error

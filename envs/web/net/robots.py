@@ -11,7 +11,10 @@ from atommem.envs.web.net.fetcher import Fetcher
 from atommem.envs.web.net.page_error import PageError
 
 _SECONDS = 3600.0
-_KEPT = 1024
+_KEPT = 64_000_000
+"""Bytes of the rules that are kept, of all sites together."""
+_OF_A_SITE = 1000
+"""Bytes that a site without rules is counted as."""
 _LONGEST = 500_000
 """Bytes that are read, as the RFC has it."""
 
@@ -30,6 +33,7 @@ class Robots:
         self._extraction = extraction
         self._agent = agent
         self._known: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._size = 0
 
     async def check(self, url: str) -> None:
         """Return if `url` may be read.
@@ -55,7 +59,12 @@ class Robots:
             if error.status is None or not 400 <= error.status < 500:
                 raise
             rules = b""
+        self._forget(self._known.pop(site, None))
         self._known[site] = (time.monotonic() + _SECONDS, rules)
-        if len(self._known) > _KEPT:
-            self._known.popitem(last=False)
+        self._size += len(rules) + _OF_A_SITE
+        while self._size > _KEPT:
+            self._forget(self._known.popitem(last=False)[1])
         return rules
+
+    def _forget(self, known: tuple[float, bytes] | None) -> None:
+        self._size -= 0 if known is None else len(known[1]) + _OF_A_SITE

@@ -59,7 +59,7 @@ def site() -> Iterator[str]:
 
 
 def browse(completions: list[str], **settings: Any) -> Episode:
-    limits = {"tool_retries": 1, "page_seconds": 0.5, "page_megabytes": 1.0, "parse_workers": 1}
+    limits = {"tool_retries": 1, "page_seconds": 1.0, "page_megabytes": 1.0, "parse_workers": 1}
     return play(completions, **limits, **settings)
 
 
@@ -73,7 +73,7 @@ PAGE_FAULTS = {
     "http://nowhere.test/": "no host",
     "http://127.0.0.2:9/": "cannot be had",
     "/breaking": "cannot be had",
-    "/slow": "longer than 0.5 seconds",
+    "/slow": "longer than 1 seconds",
     "/large": "larger than 1 MB",
     "/image": "not a text",
     "/empty": "no text",
@@ -87,14 +87,14 @@ PAGE_FAULTS = {
 
 @pytest.fixture(scope="module")
 def visits(site: str) -> Episode:
-    """An episode that visits them all, and then a page that is there."""
-    pages = [site + page if page.startswith("/") else page for page in PAGE_FAULTS]
-    return browse([*(call("visit", page=page) for page in [*pages, f"{site}/fine"]), ANSWER], tools=[DIRECT])
+    """An episode that visits them all, and before and after them a page that is there (the first starts a reader)."""
+    pages = [site + page if page.startswith("/") else page for page in ["/fine", *PAGE_FAULTS, "/fine"]]
+    return browse([*(call("visit", page=page) for page in pages), ANSWER], tools=[DIRECT])
 
 
 @pytest.mark.parametrize("page", PAGE_FAULTS)
 def test_a_pages_fault_is_an_observation(visits: Episode, page: str) -> None:
-    observation = visits.steps[1 + list(PAGE_FAULTS).index(page)].observation
+    observation = visits.steps[2 + list(PAGE_FAULTS).index(page)].observation
     assert PAGE_FAULTS[page] in observation.values("text")[0]
     assert observation.stream[0].name == "failure"
 
@@ -169,14 +169,14 @@ def test_a_provider_that_is_gone_is_an_outage(tool: str) -> None:
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
 
 
-@pytest.mark.parametrize("tool", ["serper", "jina"])
-def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(tool: str) -> None:
-    route = answering({"message": "cannot do this"}, "application/json", 422)
+@pytest.mark.parametrize(("tool", "status"), [("serper", 422), ("jina", 422), ("searxng", 414)])
+def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(tool: str, status: int) -> None:
+    route = answering({"message": "cannot do this"}, "application/json", status)
     with serving({"/search": route, "/": route}, "127.0.0.1") as (host, _):
         written = call("visit", page="https://a.test/") if tool == "jina" else call("search", query="Ann")
         episode = browse([written, ANSWER], tools=[tool], search_url=f"http://{host}", reader_url=f"http://{host}")
     assert episode.stop_reason is StopReason.ANSWERED
-    assert episode.steps[1].observation.values("text") == ["cannot do this (422)"]
+    assert episode.steps[1].observation.values("text") == [f"cannot do this ({status})"]
 
 
 def test_a_page_that_a_reader_stumbles_over_while_it_reads_others_is_an_observation() -> None:

@@ -119,6 +119,9 @@ def test_redirects_are_held_to_all_rules() -> None:
 def test_a_private_host_that_is_named_with_its_port_may_be_visited() -> None:
     with serving({"/": answering("mine")}, "127.0.0.1") as (host, _):
         assert fetch(f"http://{host}/", private=[host]).body == b"mine"
+        port = host.partition(":")[2]
+        with pytest.raises(PageError, match="cannot be had"):  # it does not listen there, but was asked
+            fetch(f"http://[::1]:{port}/", private=[f"[::1]:{port}"])
         with pytest.raises(PageError, match="not on the public web"):
             fetch(f"http://{host}/", private=["127.0.0.1:1"])
 
@@ -182,6 +185,13 @@ def test_the_deadline_is_over_all_of_it() -> None:
         with pytest.raises(PageError, match=r"longer than 0\.4 seconds"):
             fetch(f"http://{host}/drip", seconds=0.4)
         assert time.perf_counter() - began < 2
+
+
+def test_a_type_that_is_made_to_be_read_slowly_takes_no_time() -> None:
+    with serving({"/": answering("x", 'text/html; x="' + ";" * 60_000)}) as (host, _):
+        began = time.process_time()
+        assert fetch(f"http://{host}/").content_type == "text/html"
+        assert time.process_time() - began < 2
 
 
 def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no_network_is_not() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from atommem.environment import environment_config
+from atommem.envs.web.net.fetcher import Fetched
 from atommem.envs.web.net.reader_tools import Access, Direct, Jina, ReaderSource
+from atommem.envs.web.net.robots import Robots
 from atommem.envs.web.tools import Link, ToolResult
 from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
@@ -125,7 +128,23 @@ def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_g
         assert "robots.txt answers 503" in read(direct(obey_robots=True), f"http://{host}/open")[0].text
 
 
-def test_workers_have_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_many_sites_take_a_bounded_part_of_memory() -> None:
+    class Hostile:
+        async def fetch(self, url: str) -> Fetched:
+            return Fetched(url, "text/plain", "", bytes(600_000))
+
+    robots = Robots(Hostile(), None, "tests")  # type: ignore[arg-type]
+
+    async def run() -> None:
+        for number in range(200):
+            await robots._rules(f"http://{number % 150}.test")
+
+    asyncio.run(run())
+    assert 120 < len(robots._known) < 128
+    assert robots._size == 501_000 * len(robots._known)
+
+
+def test_workers_have_no_keys_and_are_not_ended_by_our_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "secret")
     source = direct()
     with serving({"/ann": answering(PAGE)}) as (host, _):
@@ -135,6 +154,7 @@ def test_workers_have_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
             worker = source._extraction._idle.get()
             source._extraction._idle.put(worker)
             assert worker is not None
+            assert os.getpgid(worker.pid) == worker.pid
             with open(f"/proc/{worker.pid}/environ") as environment:
                 return environment.read()
 
