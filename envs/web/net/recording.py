@@ -117,10 +117,23 @@ class RecordedSource(ToolSource):
     def _recorded(self, tool: Tool) -> Run:
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
             assert self._source.backend is not None
+            asked = str(arguments.get(tool.follows or "", ""))
+            if not self._hosts.allows_name(asked):  # by the lists of today: nothing to record, or to pay for
+                return ToolResult(f"{asked} may not be visited.", is_error=True)
             call = RecordedCall.of(tool.name, self._source.backend, arguments)
-            result = await self._recorder.call(call, lambda: tool.run(arguments, task))
-            if not self._hosts.allows_name(result.origin):  # recorded when it was not denied yet
-                return ToolResult(f"{result.origin} may not be visited.", is_error=True)
-            return result
+            return self._allowed(await self._recorder.call(call, lambda: tool.run(arguments, task)))
 
         return run
+
+    def _allowed(self, result: ToolResult) -> ToolResult:
+        """A result without what was not denied yet when it was recorded: a page, or lines of a search."""
+        if not self._hosts.allows_name(result.origin):
+            return ToolResult(f"{result.origin} may not be visited.", is_error=True)
+        lines = result.text.split("\n")
+        if result.title or len(lines) != len(result.links):
+            return result
+        found = zip(lines, result.links, strict=True)
+        kept = [(line, link) for line, link in found if self._hosts.allows_name(link.target)]
+        if not kept:
+            return ToolResult("All that was found may not be visited.", is_error=True)
+        return replace(result, text="\n".join(line for line, _ in kept), links=tuple(link for _, link in kept))

@@ -143,4 +143,5 @@ def _passage(document: Mapping[str, Any]) -> tuple[str, str, str]:
     if text is None:
         first, _, rest = str(document["contents"]).partition("\n")
         title, text = (title or first.strip('" '), rest) if rest else (title, first)
-    return str(title or "-"), str(document.get("url") or title or ""), " ".join(str(text).split())[:_LONGEST_PASSAGE]
+    url, said = str(document.get("url") or title or ""), " ".join(str(text).split())
+    return " ".join(str(title or "-").split()), url, said[:_LONGEST_PASSAGE]

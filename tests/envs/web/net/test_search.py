@@ -110,8 +110,35 @@ def test_servers_must_be_named_and_tools_are_found_by_name(monkeypatch: pytest.M
         Serper(environment_config("web", search_url="http://search.test"))
 
 
-def test_what_a_server_serves_in_another_version_is_recorded_anew(tmp_path: Path) -> None:
+def test_what_is_recorded_is_held_to_the_lists_of_today(tmp_path: Path) -> None:
+    found = [{"title": f"{name}\n", "text": "x", "url": f"https://{name}.test/"} for name in "ab"]
+
+    def use_both(url: str, **lists: Any) -> list[str]:
+        config = {"tools": ["retrieve", "access"], "search_url": url, "cassette": str(tmp_path / "c"), **lists}
+        search, visit = make_sources(["retrieve", "access"], environment_config("web", **config))
+        (read,) = use(visit, ("visit", {"page": "https://a.test/"}))
+        search, _ = make_sources(["retrieve", "access"], environment_config("web", **config))
+        return [read.text, use(search, ("search", {"query": "x"}))[0].text]
+
+    pages = {"/retrieve": {"result": [found]}, "/access": {"result": [{"contents": "of a", "url": "https://a.test/"}]}}
+    routes = {path: answering(answer, "application/json") for path, answer in pages.items()}
+    with serving(routes, "127.0.0.1") as (host, asked):
+        denied = "https://a.test/ may not be visited."
+        assert use_both(f"http://{host}", allow_hosts=["b.test"]) == [denied, "b: https://b.test/ x"]
+        assert use_both(f"http://{host}")[0] == "of a", "what is not allowed is not recorded as missing"
+        (tmp_path / "c").unlink()
+        assert use_both(f"http://{host}")[1] == "a: https://a.test/ x\nb: https://b.test/ x"
+        assert use_both(f"http://{host}", deny_hosts=["a.test"]) == [denied, "b: https://b.test/ x"]
+        both = use_both(f"http://{host}", deny_hosts=["a.test", "b.test"])
+        assert both == [denied, "All that was found may not be visited."]
+    assert [line for line, *_ in asked if "health" not in line].count("POST /retrieve") == 2
+
+
+def test_what_a_server_serves_in_another_version_is_recorded_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     version = ["1"]
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # of a cluster's nodes, say
 
     def health(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
         answering({"version": version[0]}, "application/json")(handler, sent)
