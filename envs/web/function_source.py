@@ -7,16 +7,17 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atommem.envs.web.tools import Tool, ToolResult, ToolSource
-from atommem.errors import AtomMemError, ConfigError
+from atommem.envs.web.tools import LONGEST_TEXT, Tool, ToolResult, ToolSource
+from atommem.errors import AtomMemError, ConfigError, OutageError
 
 
 class FunctionSource(ToolSource):
     """A typed Python function, plain or async, as a tool: its docstring describes it, its annotations are the schema.
 
     As at an MCP server, what it raises is what the policy is shown, but for our own errors: `OutageError` where its
-    provider is out of reach. A plain one runs in a thread, and several calls of it may run at a time. With a cassette
-    its calls are recorded as a server's are: whether it asks one, or the clock, only its author knows.
+    provider is out of reach; one that is silent for ``tool_seconds`` has an outage too. A plain one runs in a thread,
+    and several calls of it may run at a time. With a cassette its calls are recorded as a server's are: whether it asks
+    one, or the clock, only its author knows.
 
     Raises:
         ConfigError: The function lacks a docstring or annotations.
@@ -35,14 +36,18 @@ class FunctionSource(ToolSource):
         is_async = inspect.iscoroutinefunction(function)
 
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+            limit = asyncio.timeout(config.tool_seconds)
             try:
-                result = function(**arguments) if is_async else await asyncio.to_thread(lambda: function(**arguments))
-                text = await result if inspect.isawaitable(result) else result
+                async with limit:
+                    result = function(**arguments) if is_async else await asyncio.to_thread(function, **arguments)
+                    text = await result if inspect.isawaitable(result) else result
             except AtomMemError:
                 raise
             except Exception as error:
-                return ToolResult(f"{type(error).__name__}: {error}", is_error=True)
-            return text if isinstance(text, ToolResult) else ToolResult(str(text))
+                if limit.expired():
+                    raise OutageError(f"{self.backend} is silent for {config.tool_seconds:g} seconds.") from error
+                return ToolResult(f"{type(error).__name__}: {error}"[:LONGEST_TEXT], is_error=True)
+            return text if isinstance(text, ToolResult) else ToolResult(str(text)[:LONGEST_TEXT])
 
         schema = {**described["parameters"], "additionalProperties": False}
         self._tool = Tool(described["name"], described["description"], schema, run)

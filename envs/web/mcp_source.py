@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from atommem.actions import OUR_KINDS
-from atommem.envs.web.net.reader_tools import LONGEST_TEXT
-from atommem.envs.web.tools import Tool, ToolResult, ToolSource
+from atommem.envs.web.tools import LONGEST_TEXT, Tool, ToolResult, ToolSource
 from atommem.errors import ConfigError, OutageError
 
 _NAMED_KEY = re.compile(r"\$\{(\w+)\}")

@@ -14,6 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+LONGEST_TEXT = 500_000
+"""Characters of a page, or of another result from outside: some thirty steps of 4,000 tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

@@ -15,7 +15,7 @@ from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, public, re
 from atommem.envs.web.net.page_error import PageError
 from atommem.envs.web.net.provider import Provider, host_lists, observed, served
 from atommem.envs.web.net.robots import Robots
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.envs.web.tools import LONGEST_TEXT, Link, Tool, ToolResult, ToolSource
 from atommem.errors import ConfigError, OutageError
 
 JINA = "https://r.jina.ai"
@@ -28,8 +28,6 @@ SCHEMA = {
     "required": ["page"],
     "additionalProperties": False,
 }
-LONGEST_TEXT = 500_000
-"""Characters of a page: some thirty steps of 4,000 tokens."""
 _TEXT_BYTES = 1_000_000
 _MOST_LINKS = 100
 _MOST_PDF_PAGES = 200
