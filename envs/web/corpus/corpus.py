@@ -65,6 +65,7 @@ class Corpus:
             raise DataError(f"{self.folder}: has an index and no pages.sqlite: build the corpus anew.")
         self._pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
         self._lexical = LexicalIndex(self.folder / "lexical")
+        self._digest: tuple[tuple[int, ...], str] | None = None
         self._dense: DenseIndex | None = None
         if manifest["embedder"] is not None:
             given = {name: value for name, value in (embedder or {}).items() if value is not None}
@@ -96,8 +97,11 @@ class Corpus:
 
     @property
     def version(self) -> str:
-        """A digest of all that its pages say."""
-        return self._pages.digest()
+        """A digest of all that its pages say: a second for a million of them, and kept until pages are added."""
+        counts = self._pages.counts()
+        if self._digest is None or self._digest[0] != counts:
+            self._digest = counts, self._pages.digest()
+        return self._digest[1]
 
     async def add(self, pages: Iterable[Page]) -> int:
         """Add pages and index what is new; a page under an id that is there replaces it. Returns how many were new.

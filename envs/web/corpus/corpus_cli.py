@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from atommem.command_line import CommandParser, check_writable
-from atommem.config import EMBEDDERS, EmbedderConfig
+from atommem.config import EMBEDDERS, EmbedderConfig, check_choice
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
 from atommem.envs.web.corpus.corpus_input import Page, benchmark_pages, read_pages
@@ -98,6 +98,7 @@ def _corpus(args: argparse.Namespace) -> Corpus:
     if args.results < 1:
         raise ConfigError(f"results is {args.results}: give at least 1.")
     corpus = Corpus(args.folder, _embedder(args))
+    check_choice("mode", args.mode or corpus.modes[-1], corpus.modes)
     if not corpus.complete:
         print(f"{args.folder}: not all pages can be found yet: build it again to its end.", file=sys.stderr)
     return corpus

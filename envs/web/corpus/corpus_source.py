@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atommem.config import check_choice
 from atommem.envs.web.corpus.corpus import Corpus
 from atommem.envs.web.page_texts import schema, snippet
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
@@ -16,7 +17,7 @@ class CorpusSource(ToolSource):
     """The corpus in the folder ``corpus``. Titles that a page names are its links.
 
     Raises:
-        ConfigError: ``corpus`` is not set, or is no corpus.
+        ConfigError: ``corpus`` is not set, is no corpus, or cannot be searched by ``corpus_search``.
     """
 
     def __init__(self, config: Any) -> None:
@@ -24,6 +25,7 @@ class CorpusSource(ToolSource):
         if config.corpus is None:
             raise ConfigError("tools name corpus, and corpus is not set: give the folder of atommem corpus build.")
         self._corpus = Corpus(config.corpus, {"embedder_model": config.corpus_embedder})
+        check_choice("corpus_search", config.corpus_search or self._corpus.modes[-1], self._corpus.modes)
 
     @property
     def identity(self) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,8 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
     async def health(request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        return JSONResponse({**corpus.counts, "version": corpus.version, "mode": mode or corpus.modes[-1]})
+        version = await asyncio.to_thread(lambda: corpus.version)
+        return JSONResponse({**corpus.counts, "version": version, "mode": mode or corpus.modes[-1]})
 
     server.custom_route("/retrieve", ["POST"])(_answering(retrieve))
     server.custom_route("/access", ["POST"])(_answering(access))

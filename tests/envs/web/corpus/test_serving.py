@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,9 @@ def test_an_embedder_that_is_gone_is_an_outage(corpus: Corpus, monkeypatch: pyte
 def test_health_tells_the_version(corpus: Corpus) -> None:
     told = ask(corpus, "/health", None).json()
     assert told == {"pages": 2, "passages": 2, "version": corpus.version, "mode": "lexical"}
+    build_corpus([replace(PAGES[1], text="Brent was a town.")], corpus.folder)
+    assert ask(corpus, "/health", None).json() == {**told, "version": Corpus(corpus.folder).version}
+    assert corpus.version != told["version"]
 
 
 def test_mcp_offers_search_and_get_document(corpus: Corpus) -> None:
@@ -169,11 +173,13 @@ def test_an_evaluation_goes_by_what_a_corpus_says(corpus: Corpus, tmp_path: Path
     assert identity(corpus.folder) != before
 
 
-def test_the_tool_source_wants_a_corpus(tmp_path: Path) -> None:
+def test_the_tool_source_wants_a_corpus(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="corpus is not set"):
         CorpusSource(settings(None))
     with pytest.raises(ConfigError, match="is no corpus"):
         CorpusSource(settings(tmp_path))
+    with pytest.raises(ConfigError, match="corpus_search is 'dense': give one of lexical"):
+        CorpusSource(replace(settings(corpus.folder), corpus_search="dense"))
 
 
 def test_the_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +202,8 @@ def test_an_address_that_cannot_be_listened_at_is_said(corpus: Corpus, capsys: p
         for more in (["--port", "99999"], ["--port", str(taken.getsockname()[1])], ["--host", "nowhere.invalid"]):
             assert main(["serve", str(corpus.folder), *more]) == 2
             assert "cannot listen at" in capsys.readouterr().err
+    assert main(["serve", str(corpus.folder), "--port", "0", "--mode", "dense"]) == 2
+    assert "mode is 'dense': give one of lexical" in capsys.readouterr().err
 
 
 def test_paragraphs_of_a_benchmark_are_pages(tmp_path: Path) -> None:
