@@ -76,14 +76,20 @@ class WebEnvironments(QAEnvironments):
         return main(argv) if is_asked_for(argv) else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
-        """Of the episode, at each question: calls that were written, and those of them that could not be read; and of
-        the documents that it needs, where its benchmark names them, the part that was shown (``evidence_shown``); and
-        where pages ask for an action, whether it was taken (`atommem.envs.web.injections`).
+        """Of the episode, at each question: calls that were written, and those of them that were not carried out (which
+        could not be read, a second one of a step, one beside an answer or when none is left); and of the documents that
+        it needs, where its benchmark names them, the part that was shown (``evidence_shown``); and where pages ask for
+        an action, whether it was taken (`atommem.envs.web.injections`).
         """
-        written = [call for step in episode.steps for call in self.calls(step.actions, step.problems)]
-        refused = sum(not isinstance(call, Action) for call in written)
+        written = [(step, self.calls(step.actions, step.problems)) for step in episode.steps]
+        count = sum(len(calls) for _, calls in written)
+        made = sum(
+            isinstance(calls[0], Action) and step.observation.phase == "acting" and first(step.actions, ANSWER) is None
+            for step, calls in written
+            if calls
+        )
         shown = shown_pages(episode)
-        counts = {"calls": float(len(written)), "calls_refused": float(refused), **injection_followed(task, episode)}
+        counts = {"calls": float(count), "calls_refused": float(count - made), **injection_followed(task, episode)}
         return [counts | _evidence(question.metadata.get("evidence"), shown) for question in task.questions]
 
     def calls(self, actions: Sequence[Action], problems: Sequence[object]) -> list[Call]:
@@ -129,11 +135,11 @@ def _fitting(links: Sequence[Link]) -> tuple[Link, ...]:
     """The first links, as many as a prompt has room for whatever they are called: it shows them beside each part."""
     fitting, left = [], _LINK_BYTES
     for link in links:
-        name = link.title[:_LONGEST_NAME]
-        left -= len(clean(name).encode())
+        name = clean(link.title[:_LONGEST_NAME])
+        left -= len(name.encode())
         if left < 0:
             break
-        fitting.append(Link(name, link.target))
+        fitting.append(Link(name, clean(link.target)))
     return tuple(fitting)
 
 
@@ -289,7 +295,8 @@ class WebEnvironment:
         # A token has at least a byte; what may be longer than a part is cut off the loop.
         if len(text.encode()) > shared.config.chunk_tokens:
             parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, shared.config.chunk_tokens, True)
-        result = replace(result, title=result.title[:_LONGEST_NAME], links=_fitting(result.links))
+        title, origin = clean(result.title[:_LONGEST_NAME]), clean(result.origin)
+        result = replace(result, title=title, links=_fitting(result.links), origin=origin)
         self._shown = _Shown(call[:_LONGEST_NAME], result, parts or [""])
 
     def _observation(self) -> Observation:

@@ -13,6 +13,7 @@ from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.environment import EnvironmentFactory, Turn, environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
+from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
@@ -135,7 +136,7 @@ class Flood(ToolSource):
 
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
             links = tuple(Link("\U00012000" * 100_000, f"p{number}") for number in range(1000))
-            return ToolResult("\U00012000" * 30, title="t" * 100_000, links=links)
+            return ToolResult("\U00012000" * 30, title="\ud800" + "t" * 100_000, links=links, origin="a\ud800")
 
         schema = {"type": "object", "properties": {"page": {"type": "string"}}}
         return [Tool("visit", "Shows a page.", schema, run, follows="page")]
@@ -149,6 +150,7 @@ def test_titles_links_and_calls_take_a_bounded_part_of_a_prompt() -> None:
     assert sum(len(name.encode()) for name in step.observation.values("name")) <= 8000
     assert len(step.observation.values("name")) == 10
     assert len(step.observation.values("call")[0]) == 200
+    assert (step.observation.values("title")[0][:2], step.observation.origin) == ("\ufffdt", "a\ufffd")
 
 
 def test_characters_of_several_tokens_are_cut_into_parts_too() -> None:
@@ -168,7 +170,7 @@ def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so(
     assert texts(episode)[1] == [PAGES[0].text]
     assert [piece.name for piece in episode.steps[1].observation.stream] == ["page", "links", "ignored"]
     assert episode.question_metrics[0].keys() >= {"em"}
-    assert web().diagnose(make_task(), episode) == [{"calls": 2.0, "calls_refused": 0.0}]
+    assert web().diagnose(make_task(), episode) == [{"calls": 2.0, "calls_refused": 1.0}]
 
 
 def test_a_long_page_goes_on_by_itself_until_another_call_is_made() -> None:
@@ -244,7 +246,7 @@ def stalling(place: str) -> str:
         place: Where.
     """
     time.sleep(0.3)
-    return "calm"
+    return "calm" * 200_000
 
 
 def test_a_function_that_fails_says_so_and_one_that_waits_holds_up_nobody() -> None:
@@ -252,6 +254,11 @@ def test_a_function_that_fails_says_so_and_one_that_waits_holds_up_nobody() -> N
     episode = play([call("failing", place="x"), ANSWER], tools=tools)
     assert texts(episode)[1] == ["KeyError: 'x'"]
     assert play([call("failing", place="out")], tools=tools).stop_reason is StopReason.FAILED
+    waited = play([call("stalling", place="x")], tools=tools, tool_seconds=0.1)
+    assert waited.error is not None
+    assert "stalling is silent for 0.1 seconds" in waited.error
+    (result,) = use(make_sources(tools[1:], environment_config("web"))[0], ("stalling", {"place": "x"}))
+    assert len(result.text) == 500_000
 
     async def run() -> int:
         runner, ticks = make_runner([call("stalling", place="x"), ANSWER], tools=tools), 0
@@ -259,7 +266,7 @@ def test_a_function_that_fails_says_so_and_one_that_waits_holds_up_nobody() -> N
         while not playing.done():
             await asyncio.sleep(0.01)
             ticks += 1
-        assert texts(playing.result())[1] == ["calm"]
+        assert playing.result().steps[1].observation.values("text")[0].startswith("calm")
         return ticks
 
     assert asyncio.run(run()) > 10
