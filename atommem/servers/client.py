@@ -126,7 +126,7 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
+        if not _is_address(base_url):
             raise ConfigError(f"The server's URL is {base_url!r}: give one that begins with http:// or https://.")
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._headers = {**(headers or {}), **key_header(service, api_key(service, self.base_url))}
@@ -225,6 +225,14 @@ class ServerClient:
         from atommem.servers.transport import SHARDS, ShardedTransport
 
         return None if _behind_proxy(self.base_url) else ShardedTransport(min(SHARDS, self._max_in_flight))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is none
+        return False
 
 
 async def _send(client: httpx.AsyncClient, method: str, url: str, content: bytes | None) -> httpx.Response:

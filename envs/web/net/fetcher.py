@@ -20,6 +20,7 @@ from atommem.servers.transport import tls_context
 
 _MAX_URL = 4096
 _MOST_OF_A_TYPE = 200
+_MOST_PARTS, _PARTS_AT_A_TIME = 100_000, 100
 _HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-f:.]+")
 """What some readers unquote or fold is no name: they would visit another host than the one that was checked."""
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -141,11 +142,17 @@ class Fetcher:
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > most:
             raise PageError(f"{url} is larger than {most / 1e6:g} MB.")
-        raw = bytearray()
+        raw, parts = bytearray(), 0
         async for part in response.aiter_stream():
             raw += part
             if len(raw) > most:
                 raise PageError(f"{url} is larger than {most / 1e6:g} MB.")
+            # What has come already is given without a pause, and may be chunks of a byte each.
+            parts += 1
+            if parts > _MOST_PARTS:
+                raise PageError(f"{url} comes in more than {_MOST_PARTS:,} parts.")
+            if parts % _PARTS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
         return bytes(raw)
 
     async def _decoded(self, url: httpx.URL, raw: bytes, encoding: str) -> bytes:

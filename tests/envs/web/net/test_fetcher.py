@@ -187,6 +187,14 @@ def test_the_deadline_is_over_all_of_it() -> None:
         assert time.perf_counter() - began < 2
 
 
+def test_a_page_in_a_million_parts_is_refused() -> None:
+    def crumbs(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 1_000_000)
+
+    with serving({"/": crumbs}) as (host, _), pytest.raises(PageError, match="more than 100,000 parts"):
+        fetch(f"http://{host}/", seconds=60.0)
+
+
 def test_a_type_that_is_made_to_be_read_slowly_takes_no_time() -> None:
     with serving({"/": answering("x", 'text/html; x="' + ";" * 60_000)}) as (host, _):
         began = time.process_time()

@@ -105,6 +105,9 @@ def test_servers_must_be_named_and_tools_are_found_by_name(monkeypatch: pytest.M
         tool.name for source in make_sources(["serper", "jina"], environment_config("web")) for tool in source.tools
     ]
     assert names == ["search", "visit"]
+    for url in ("http://[", "http://a:99999", "http://", "ftp://a"):
+        with pytest.raises(ConfigError, match=r"The server's URL is"):
+            Retrieve(environment_config("web", search_url=url))
     monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
     with pytest.raises(ConfigError, match="plain http to another machine"):
         Serper(environment_config("web", search_url="http://search.test"))
