@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from atommem.config import EmbedderConfig
-from atommem.envs.task_files import write_text
 from atommem.envs.web.corpus.corpus import PASSAGE_CHARACTERS, build_corpus
 from atommem.envs.web.corpus.corpus_input import Page
 from atommem.envs.web.net.cassette import Cassette
 from atommem.errors import ConfigError
 from atommem.untrusted import clean
-
-PAGES = "pages.jsonl"
 
 
 def recorded_pages(cassette: Cassette) -> Iterator[Page]:
@@ -38,9 +33,7 @@ def freeze(
     embedder: EmbedderConfig | None = None,
     passage_characters: int = PASSAGE_CHARACTERS,
 ) -> dict[str, int]:
-    """Make a corpus of the cassette's pages in `folder`, which then also has them as ``pages.jsonl``.
-
-    A corpus that is there already grows; pages that it holds are brought up to date.
+    """Make a corpus of the cassette's pages in `folder`; one that is there grows, and its pages are brought up to date.
 
     Returns:
         ``pages``: in the corpus; ``unread``: pages that searches found and nobody read, which are not in it.
@@ -52,9 +45,7 @@ def freeze(
     pages = list(recorded_pages(cassette))
     if not pages:
         raise ConfigError(f"no page was read on {cassette.path}: there is nothing to freeze.")
-    folder = Path(folder)
     done = build_corpus(pages, folder, embedder, passage_characters)
-    write_text(folder / PAGES, "".join(f"{json.dumps(asdict(page))}\n" for page in pages))
     read = {name for page in pages for name in (page.url, page.id)}
     found = {link.target for _, result in cassette.results() if not result.title for link in result.links}
     return {"pages": done["pages"], "unread": len(found - read)}
