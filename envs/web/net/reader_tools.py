@@ -79,12 +79,15 @@ class Direct(ReaderSource):
         guard = GuardedBackend(rule, config.private_hosts, resolve)
         self._fetcher = Fetcher(guard, host_lists(config), limits, config.user_agent)
         self._extraction = Extraction(config.parse_workers, config.parse_seconds, config.parse_megabytes)
-        self._robots = Robots(self._fetcher, self._extraction, config.user_agent) if config.obey_robots else None
+        # Of their own: rules are read within a page's time, in which it must not wait for others to be read.
+        self._rules = Extraction(1, config.parse_seconds, config.parse_megabytes)
+        self._robots = Robots(self._fetcher, self._rules, config.user_agent) if config.obey_robots else None
         self.backend = f"direct trafilatura-{version('trafilatura')} pypdf-{version('pypdf')}"
 
     async def close(self) -> None:
         """End the processes."""
-        await asyncio.to_thread(self._extraction.close)
+        for extraction in (self._extraction, self._rules):
+            await asyncio.to_thread(extraction.close)
 
     async def _read(self, url: str) -> ToolResult:
         page = await self._fetcher.fetch(url, None if self._robots is None else self._robots.check)

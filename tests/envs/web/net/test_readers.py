@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -126,6 +127,16 @@ def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_g
         assert not read(direct(obey_robots=True), f"http://{host}/open")[0].is_error, "no rules: all is allowed"
     with serving({"/open": routes["/open"], "/robots.txt": answering("", status=503)}) as (host, _):
         assert "robots.txt answers 503" in read(direct(obey_robots=True), f"http://{host}/open")[0].text
+
+
+def test_a_sites_rules_are_read_while_all_pages_wait() -> None:
+    source, done = direct(obey_robots=True), threading.Event()
+    source._extraction._threads.submit(done.wait, 60.0)
+    assert source._robots is not None
+    with serving({"/robots.txt": answering("User-agent: *\nDisallow: /no", "text/plain")}) as (host, _):
+        asyncio.run(source._robots.check(f"http://{host}/a"))
+    done.set()
+    asyncio.run(source.close())
 
 
 def test_rules_of_many_sites_take_a_bounded_part_of_memory() -> None:
