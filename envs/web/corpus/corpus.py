@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -61,6 +62,8 @@ class Corpus:
     def __init__(self, folder: str | Path, embedder: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
         manifest = _manifest(self.folder)
+        if not os.access(self.folder, os.W_OK):
+            raise ConfigError(f"{self.folder}: cannot be written, and its indexes want locks: read a copy of it.")
         if (self.folder / "lexical").exists() and not (self.folder / "pages.sqlite").exists():
             raise DataError(f"{self.folder}: has an index and no pages.sqlite: build the corpus anew.")
         self._pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])

@@ -166,7 +166,11 @@ def test_vectors_go_on_where_they_ended(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.fromfile(folder / "vectors.f32", dtype=np.float32), whole)
 
 
-def test_wrong_folders_and_embedders(folder: Path, tmp_path: Path) -> None:
+def test_wrong_folders_and_embedders(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *asked: False)
+        with pytest.raises(ConfigError, match="read a copy of it"):
+            Corpus(folder)
     with pytest.raises(ConfigError, match="is no corpus"):
         Corpus(tmp_path)
     with pytest.raises(ConfigError, match="holds other files"):
