@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from atommem.envs.web.tools import LONGEST_TEXT, Tool, ToolResult, ToolSource
@@ -33,13 +35,15 @@ class FunctionSource(ToolSource):
         except (schemas.TypeHintParsingException, schemas.DocstringParsingException) as error:
             raise ConfigError(f"{function.__name__} is no tool: {error}") from error
 
+        self._threads = ThreadPoolExecutor(config.tool_requests, thread_name_prefix="atommem-function")
         is_async = inspect.iscoroutinefunction(function)
 
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
             limit = asyncio.timeout(config.tool_seconds)
             try:
                 async with limit:
-                    result = function(**arguments) if is_async else await asyncio.to_thread(function, **arguments)
+                    work = partial(function, **arguments)
+                    result = work() if is_async else await self._in_a_thread(work)
                     text = await result if inspect.isawaitable(result) else result
             except AtomMemError:
                 raise
@@ -56,3 +60,11 @@ class FunctionSource(ToolSource):
     def tools(self) -> Sequence[Tool]:
         """The one."""
         return (self._tool,)
+
+    async def close(self) -> None:
+        """Wait for no call."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_a_thread(self, work: Callable[[], Any]) -> Any:
+        # Not one of the loop's, which cut pages: they are few, and strangers' code may wait in these.
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

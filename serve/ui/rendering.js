@@ -30,8 +30,8 @@ const DONE = { create: "created", update: "updated", delete: "deleted", scratchp
 const IDLE = { rejected: "rejected by a rule", merged: "merged into another entry", unknown_handle: "no effect: this handle was not shown, or its entry is gone", disabled: "no effect: switched off" };
 
 export const source = (found) => found?.piece ? `from ${short(found.piece)}` : "";
-// The source's name: chunks of a text are numbered behind it.
-export const sourceName = (found) => found?.piece?.replace(/, chunk \d+(\/\d+)?$/, "");
+// The source's name: chunks of a text, or parts of a page, are numbered behind it.
+export const sourceName = (found) => found?.piece?.replace(/, (?:chunk|part) \d+(\/\d+)?$/, "");
 
 // What an operation did, in a line.
 export function said(operation) {
