@@ -95,10 +95,11 @@ class McpSource(ToolSource):
                 for at, server in enumerate(self._servers)
                 for tool in self._spawn(server.list_tools()).result()
             ]
-        except OutageError as error:
+            return json.dumps(listed)
+        except (OutageError, RecursionError) as error:
             self._stop()
-            raise ConfigError(f"{error} Start it, or correct mcp_servers.") from error
-        return json.dumps(listed)
+            why = error if isinstance(error, OutageError) else "a tool's schema is nested too deeply."
+            raise ConfigError(f"{why} Start the server, or correct mcp_servers.") from error
 
     def _tool(self, at: int, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
@@ -107,6 +108,12 @@ class McpSource(ToolSource):
             return await asyncio.wrap_future(self._spawn(self._servers[at].call(name, dict(arguments))))
 
         return Tool(f"mcp_{name}" if name in OUR_KINDS else name, description, schema, run)
+
+
+def _text(part: Any) -> str:
+    """A part of a result: its text, or that of the resource in it, or what it is."""
+    text = part.text if part.type == "text" else getattr(getattr(part, "resource", None), "text", None)
+    return f"({part.type})" if text is None else str(text)
 
 
 def _without_patterns(schema: Any) -> Any:
@@ -174,8 +181,7 @@ class _Server:
                 said = self._without_keys(str(error))
                 raise OutageError(f"the MCP server {self._address} cannot answer a call of {name}: {said}.") from error
             return ToolResult(self._without_keys(str(error)), is_error=True)
-        shown = [part.text if part.type == "text" else f"({part.type})" for part in result.content]
-        return ToolResult("\n".join(shown)[:LONGEST_TEXT], is_error=bool(result.is_error))
+        return ToolResult("\n".join(map(_text, result.content))[:LONGEST_TEXT], is_error=bool(result.is_error))
 
     async def close(self) -> None:
         """End the connection."""

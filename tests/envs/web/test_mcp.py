@@ -97,8 +97,8 @@ def test_a_server_that_refuses_is_an_outage(url: str, status: int) -> None:
     ("servers", "message"),
     [
         ([], "mcp_servers is empty"),
-        (["http://127.0.0.1:9/mcp"], "is out of reach.*Start it"),
-        ([f"{sys.executable} -c pass"], "Start it, or correct mcp_servers"),
+        (["http://127.0.0.1:9/mcp"], "is out of reach.*Start the server"),
+        ([f"{sys.executable} -c pass"], "Start the server, or correct mcp_servers"),
     ],
 )
 def test_servers_that_cannot_be_used(servers: list[str], message: str) -> None:

@@ -31,6 +31,7 @@ class Servers:
         self.schema, self.made, self.open = schema, 0, 0
         self.addresses: list[Any] = []
         self.more = ""
+        self.parts: list[Any] = []
         self.names: list[str] = ["grep"]
         self.endless = False
 
@@ -50,7 +51,8 @@ class Servers:
                 await asyncio.sleep(0.01 * arguments.get("late", 0))
                 if number == 1:
                     raise ConnectionError(f"no way to {address}")
-                return SimpleNamespace(content=[SimpleNamespace(type="text", text="found" + self.more)], is_error=False)
+                parts = [SimpleNamespace(type="text", text="found" + self.more), *self.parts]
+                return SimpleNamespace(content=parts, is_error=False)
 
             made.list_tools, made.call_tool = list_tools, call_tool
             try:
@@ -108,6 +110,16 @@ def test_a_key_is_named_in_the_settings_and_stands_nowhere_else(
     assert (parameters.env["TOKEN"], parameters.env["HOME"]) == ("secret", "/x")
 
 
+def test_a_resource_in_a_result_is_its_text_and_a_picture_is_named(servers: Servers) -> None:
+    servers.parts = [
+        SimpleNamespace(type="resource", resource=SimpleNamespace(text="a file")),
+        SimpleNamespace(type="resource", resource=SimpleNamespace(blob="AA==")),
+        SimpleNamespace(type="image", data="AA=="),
+    ]
+    servers.made = 1  # the first is a broken one
+    assert use(source(), ("grep", {}))[0].text == "found\na file\n(resource)\n(image)"
+
+
 def test_a_result_without_end_is_cut_as_a_page_is(servers: Servers) -> None:
     servers.more = "x" * 600_000
     assert len(use(source(), ("grep", {}))[0].text) == 500_000
@@ -163,6 +175,14 @@ def test_a_tool_with_the_name_of_an_action_of_ours_gets_another(servers: Servers
 def test_a_server_that_lists_tools_without_end_is_refused(servers: Servers) -> None:
     servers.endless = True
     with pytest.raises(ConfigError, match="more than 1000 tools"):
+        source()
+
+
+def test_a_schema_without_a_bottom_is_refused(servers: Servers) -> None:
+    servers.schema = {}
+    for _ in range(5000):
+        servers.schema = {"not": servers.schema}
+    with pytest.raises(ConfigError, match="nested too deeply"):
         source()
 
 
