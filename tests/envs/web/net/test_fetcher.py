@@ -243,6 +243,7 @@ def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no
         ("https://www.huggingface.co/datasets/a", False),
         ("https://web.archive.org/web/2024/https://huggingface.co/datasets/a", False),
         ("https://translate.test/?u=https%3A%2F%2Fhuggingface.co%2Fdatasets%2Fa", False),
+        ("https://huggingface-co.translate.goog/datasets/a", False),
         ("https://huggingface.co\\datasets/a", False),
         ("https:huggingface.co/datasets/a", False),
         ("huggingface.co:443/datasets/a", False),
