@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from atommem.envs.web.corpus.corpus import Corpus, Found
-from atommem.envs.web.corpus.corpus_input import Page
 from atommem.errors import OutageError
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
 
     ``POST /retrieve {queries, topk, return_scores}`` returns ``{"result": [[...], ...]}``, a list for each query of
     ``{"document": {id, contents, title, url}, "score"}``, or of the documents alone without ``return_scores``.
-    ``POST /access {urls}`` returns ``{"result": [{contents, title, url} or null, ...]}``. ``GET /health`` counts pages.
+    ``POST /access {urls}`` returns ``{"result": [{contents, title, url, links} or null, ...]}``. ``GET /health`` counts
+    pages.
     What is wrong with a request is said with status 400, an embedder that is out of reach with 503.
 
     Args:
@@ -46,7 +46,9 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
         return [[_scored(hit) if scored else _document(hit) for hit in hits] for hits in found]
 
     async def access(body: dict[str, Any]) -> Any:
-        return [None if page is None else _whole(page) for page in map(corpus.page, _texts(body, "urls"))]
+        names = _texts(body, "urls")
+        # Off the event loop: a title may stand anywhere in a page.
+        return await asyncio.to_thread(lambda: [_whole(corpus, name) for name in names])
 
     @server.tool()
     async def search(query: str) -> list[dict[str, Any]]:
@@ -114,5 +116,9 @@ def _contents(hit: Found) -> str:
     return f'"{hit.page.title}"\n{hit.passage}'
 
 
-def _whole(page: Page) -> dict[str, Any]:
-    return {"contents": page.text, "title": page.title, "url": page.url or page.id}
+def _whole(corpus: Corpus, name: str) -> dict[str, Any] | None:
+    page = corpus.page(name)
+    if page is None:
+        return None
+    links = [{"title": title, "url": title} for title in corpus.links(page)]
+    return {"contents": page.text, "title": page.title, "url": page.url or page.id, "links": links}

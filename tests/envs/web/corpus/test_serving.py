@@ -69,9 +69,11 @@ def test_retrieve_speaks_search_r1s_protocol(corpus: Corpus) -> None:
 
 
 def test_access_gives_pages_or_null(corpus: Corpus) -> None:
-    reply = ask(corpus, "/access", {"urls": ["https://a.example/brent", "https://a.example/none"]})
-    page = {"contents": "Brent is a town.", "title": "Brent", "url": "https://a.example/brent"}
-    assert reply.json() == {"result": [page, None]}
+    reply = ask(corpus, "/access", {"urls": ["https://a.example/brent", "https://a.example/none", "orla finch"]})
+    page = {"contents": "Brent is a town.", "title": "Brent", "url": "https://a.example/brent", "links": []}
+    brent, none, orla = reply.json()["result"]
+    assert (brent, none) == (page, None)
+    assert orla["links"] == [{"title": "Brent", "url": "Brent"}]
 
 
 @pytest.mark.parametrize(

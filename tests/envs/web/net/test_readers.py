@@ -230,10 +230,11 @@ def test_a_page_whose_name_sounds_like_an_empty_account_is_a_page() -> None:
 
 
 def test_access_servers() -> None:
-    page = {"url": "https://a.test/", "title": "Ann", "contents": "Ann lives."}
+    links = [{"title": "Bob", "url": "bob"}]
+    page = {"url": "https://a.test/", "title": "Ann", "contents": "Ann lives.", "links": links}
     with provider("/access", {"result": [page]}) as (url, asked):
         (result,) = read(Access(environment_config("web", search_url=url)), "https://a.test/")
-    assert result == ToolResult("Ann lives.", title="Ann", origin="https://a.test/")
+    assert result == ToolResult("Ann lives.", title="Ann", links=(Link("Bob", "bob"),), origin="https://a.test/")
     assert asked[0][2] == b'{"urls":["https://a.test/"]}'
     with provider("/access", {"result": [None]}) as (url, _):
         (missing,) = read(Access(environment_config("web", search_url=url)), "nowhere")
