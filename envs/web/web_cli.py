@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from pathlib import Path
 
 from atommem.command_line import CommandParser, check_writable
@@ -51,8 +50,7 @@ def _freeze(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     cassette = Cassette(args.cassette, read_only=True)
-    recorded = Counter((call.tool, call.backend) for call, _ in cassette.results())
-    for (tool, backend), count in sorted(recorded.items()):
+    for tool, backend, count in cassette.recorded():
         print(f"{count:7,} {printable(tool)} of {printable(backend)}")
     for tool, (calls, cost) in cassette.spent().items():
         print(f"{calls:7,} calls of {printable(tool)} were made, for {cost:g}")

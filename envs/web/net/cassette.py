@@ -191,9 +191,15 @@ class Cassette:
     def results(self) -> Iterator[tuple[RecordedCall, ToolResult]]:
         """All that was recorded, in the order in which it was."""
         columns = "CAST(tool AS TEXT), CAST(backend AS TEXT), CAST(arguments AS TEXT), result"
-        rows = self._run(f"SELECT {columns} FROM calls WHERE state = 'done' ORDER BY time, key")
-        for tool, backend, arguments, result in rows:
-            yield RecordedCall(tool, backend, arguments), _unpacked(result)
+        statement = f"SELECT {columns} FROM calls WHERE state = 'done' ORDER BY time, key"
+        with self._errors():
+            for tool, backend, arguments, result in self._file.execute(statement):  # one at a time: gigabytes, maybe
+                yield RecordedCall(tool, backend, arguments), _unpacked(result)
+
+    def recorded(self) -> list[tuple[str, str, int]]:
+        """How many calls were recorded of each tool and backend."""
+        counted = "CAST(tool AS TEXT), CAST(backend AS TEXT), COUNT(*)"
+        return self._run(f"SELECT {counted} FROM calls WHERE state = 'done' GROUP BY 1, 2 ORDER BY 1, 2")
 
     def spent(self) -> dict[str, tuple[int, float]]:
         """Calls that were made, and what they cost, by tool."""
@@ -230,8 +236,13 @@ class Cassette:
         self._run("COMMIT")
 
     def _run(self, statement: str, *values: Any) -> list[Any]:
-        try:
+        with self._errors():
             return self._file.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.DatabaseError as error:
             raise DataError(f"the cassette {self.path} cannot be used: {error}.") from error
 
