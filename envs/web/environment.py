@@ -26,6 +26,8 @@ from atommem.untrusted import clean
 
 _LONGEST_NAME = 200
 """Characters of a page's title, of a link's name and of a call, as they are shown."""
+_LONGEST_FAILURE = 1000
+"""Characters of why there is no result: most failures say again what was asked for, and no call is a second memory."""
 _LINK_BYTES = 8000
 """Of the names of all links: some two thousand tokens."""
 
@@ -291,6 +293,8 @@ class WebEnvironment:
 
     async def _show(self, call: str, result: ToolResult) -> None:
         text, shared = clean(result.text), self._shared
+        if result.is_error and len(text) > _LONGEST_FAILURE:
+            text = f"{text[:_LONGEST_FAILURE]}..."
         parts = [text]
         # A token has at least a byte; what may be longer than a part is cut off the loop.
         if len(text.encode()) > shared.config.chunk_tokens:

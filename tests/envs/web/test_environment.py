@@ -118,7 +118,7 @@ def test_memory_applies_before_the_call_and_knows_the_page() -> None:
             ["ann", "1", "1"],
             [PAGES[0].text, PAGES[1].text, "There is no page: 1"],
         ),  # the last has no links
-        (make_task(), ["Ann", "9" * 5000], [PAGES[0].text, "There is no page: " + "9" * 5000]),
+        (make_task(), ["Ann", "9" * 5000], [PAGES[0].text, "There is no page: " + "9" * 982 + "..."]),
         (make_task(start="Ann", links={"Ann": ["Cold Mere", "Nobody"]}), ["2"], ["There is no page: Nobody"]),
     ],
 )
