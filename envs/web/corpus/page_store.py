@@ -136,8 +136,9 @@ class PageStore:
         return total.hexdigest()[:16]
 
     def close(self) -> None:
-        """Close the file."""
-        self._database.close()
+        """Close the file; a thread that still uses it (SQLite would end the process) gets a `DataError`."""
+        with self._lock:
+            self._database.close()
 
     def _rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
         with self._file():
