@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
+from atommem.errors import ConfigError
+
 
 @cache
 def denied_by_default() -> tuple[str, ...]:
@@ -28,11 +30,14 @@ class HostRules:
     Args:
         allow: The only ones that may be visited; empty for all.
         deny: Those that may not, also if allowed.
+
+    Raises:
+        ConfigError: An entry is no host.
     """
 
     def __init__(self, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
-        self._allow = [_folded(entry) for entry in allow]
-        self._deny = [_folded(entry) for entry in deny]
+        self._allow = [_listed(entry) for entry in allow]
+        self._deny = [_listed(entry) for entry in deny]
 
     def allows(self, url: str) -> bool:
         """Whether `url` may be visited; what is no address may not, whoever wrote it."""
@@ -51,6 +56,15 @@ class HostRules:
     def _denies(self, place: str) -> bool:
         rest = place.partition("/")[2]
         return any(_is_below(place, entry) or _mentions(rest, entry) for entry in self._deny)
+
+
+def _listed(entry: str) -> str:
+    place = _place(entry)
+    if not place:
+        raise ConfigError(
+            f"allow_hosts or deny_hosts has {entry!r}, which is no host: write as huggingface.co/datasets."
+        )
+    return place
 
 
 def _place(url: str) -> str | None:
