@@ -64,12 +64,12 @@ SCHEMES = (
 )
 REFUSED = (
     "to_private to_hex to_short to_mapped to_relative to_user to_name to_file to_gopher to_data to_nothing "
-    "chain chain_in denied endless announced chunks headers header gzip twice deflate zstd length drip "
+    "chain chain_in denied endless announced chunks crumbs headers header gzip twice deflate zstd length drip "
     "drip_headers drip_chunks silent early image bytes film parts binary not_pdf pdf_garbage pdf_bomb pdf_kids "
     "pdf_locked"
 )
 READ_OR_REFUSED = (
-    "punycode charset deep table links attributes laughs entity base nul pdf_text pdf_parent pdf_prev pdf_many"
+    "type punycode charset deep table links attributes laughs entity base nul pdf_text pdf_parent pdf_prev pdf_many"
 )
 ROBOTS = ("wild", "long", "slow", "moved")
 

@@ -99,6 +99,7 @@ def routes(private: int) -> dict[str, Act]:
         "twice": answer(gzip.compress(once), Content_Encoding="gzip, gzip"),
         "deflate": answer(zlib.compress(zeros), Content_Encoding="deflate"),
         "zstd": answer(b"\x28\xb5\x2f\xfd" * 99, Content_Encoding="zstd"),
+        "crumbs": drips(chunked, b"1\r\nx\r\n" * 10_000, 0),
         "length": lambda to: to.sendall(begin + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\nx"),
         # time
         "drip": drips(begin + b"\r\n", b"x"),
@@ -114,6 +115,7 @@ def routes(private: int) -> dict[str, Act]:
         "binary": answer(bytes(range(256)) * 99, "text/plain"),
         "not_pdf": answer(b"<html>" + PROSE, pdf_kind),
         # text and HTML
+        "type": answer(PROSE, 'text/html; x="' + ";" * 90_000),
         "punycode": answer(b"a" * 900_000 + b"-" + b"zz" * 40_000, "text/plain; charset=punycode"),
         "charset": answer(b"<html>" + PROSE, "text/html; charset=rot13"),
         "deep": answer(b"<div>" * 190_000),
