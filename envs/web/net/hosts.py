@@ -61,9 +61,7 @@ class HostRules:
 def _listed(entry: str) -> str:
     place = _place(entry)
     if not place:
-        raise ConfigError(
-            f"allow_hosts or deny_hosts has {entry!r}, which is no host: write as huggingface.co/datasets."
-        )
+        raise ConfigError(f"allow_hosts or deny_hosts have {entry!r}: write a host (example.org), or one with a path.")
     return place
 
 

@@ -166,7 +166,7 @@ def test_an_interrupted_build_ends_in_order(tmp_path: Path) -> None:
     pages.write_text("".join(f'{{"title": "Town {n}", "text": "{"word " * 50}"}}\n' for n in range(40_000)))
     command = [sys.executable, "-m", "atommem.cli", "corpus", "build", "--input", pages, "--out", tmp_path / "c"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "c" / "pages.sqlite").exists():
+    while process.poll() is None and not (tmp_path / "c" / "pages.sqlite").exists():
         time.sleep(0.05)
     time.sleep(1)
     process.send_signal(signal.SIGINT)

@@ -20,7 +20,7 @@ from atommem.envs.web.net.fetcher import Fetched, Fetcher, Limits
 from atommem.envs.web.net.guard import GuardedBackend, public
 from atommem.envs.web.net.hosts import HostRules, denied_by_default
 from atommem.envs.web.net.page_error import PageError
-from atommem.errors import OutageError
+from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
 
 
@@ -271,3 +271,6 @@ def test_a_list_of_allowed_hosts_allows_no_other() -> None:
         "http://c.test",
     ]
     assert [rules.allows(url) for url in urls] == [True, True, False, False, False]
+    for entry in ("http://[", "", "/"):
+        with pytest.raises(ConfigError, match="write a host"):
+            HostRules(deny=[entry])
