@@ -44,6 +44,9 @@ class HostRules:
         place = _place(url)
         if place is None or self._denies(place):
             return False
+        if place.partition("/")[2] == "robots.txt":  # what a site says of robots is asked before any page of it
+            place = place.partition("/")[0]
+            return not self._allow or any(_is_below(place, entry.partition("/")[0]) for entry in self._allow)
         return not self._allow or any(_is_below(place, entry) for entry in self._allow)
 
     def allows_name(self, name: str) -> bool:

@@ -88,6 +88,10 @@ class NetConfig(QAConfig):
             raise ConfigError(f"call_prices is {self.call_prices}: write a tool and its price, as search=0.001.")
         if self.cost_budget is not None and not self.call_prices:
             raise ConfigError(f"cost_budget is {self.cost_budget:g} and no price is known: give call_prices.")
+        if not all(re.fullmatch(r".+:\d+", place) for place in self.private_hosts):
+            raise ConfigError(f"private_hosts is {self.private_hosts}: write host:port.")
+        if not (self.user_agent.isascii() and self.user_agent.isprintable() and self.user_agent.strip()):
+            raise ConfigError(f"user_agent is {self.user_agent!r}: give printable ASCII.")
         for name in ("page_megabytes", "page_seconds", "parse_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give more than 0.")

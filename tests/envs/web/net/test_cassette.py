@@ -211,6 +211,8 @@ def test_a_spent_budget_stops_the_run(tmp_path: Path) -> None:
         ({"cassette_mode": "repaly"}, "cassette_mode"),
         ({"cost_budget": 1.0}, "no price is known"),
         ({"call_prices": ["search"]}, "search=0.001"),
+        ({"private_hosts": ["127.0.0.1"]}, "write host:port"),
+        ({"user_agent": "b\r\nHost: a"}, "printable ASCII"),
     ],
 )
 def test_settings_that_cannot_be_meant(more: dict[str, Any], message: str) -> None:

@@ -269,8 +269,10 @@ def test_a_list_of_allowed_hosts_allows_no_other() -> None:
         "https://b.test/",
         "https://example.test/no",
         "http://c.test",
+        "https://b.test/robots.txt",
+        "https://c.test/robots.txt",
     ]
-    assert [rules.allows(url) for url in urls] == [True, True, False, False, False]
+    assert [rules.allows(url) for url in urls] == [True, True, False, False, False, True, False]
     for entry in ("http://[", "", "/"):
         with pytest.raises(ConfigError, match="write a host"):
             HostRules(deny=[entry])
