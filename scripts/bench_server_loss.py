@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
 from atommem.demo.recipe import quick
-from atommem.demo.run import load_settings
+from atommem.demo.settings import load_settings
 from atommem.embedding import make_embedder
 from atommem.environment import make_environments
 from atommem.envs.synthetic.world import generate

@@ -15,7 +15,7 @@ from atommem import cli
 from atommem.config import CONFIG_FILE
 from atommem.demo.demo_cli import main
 from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB, Recipe
-from atommem.demo.run import load_settings
+from atommem.demo.settings import load_settings
 from atommem.errors import ConfigError
 
 

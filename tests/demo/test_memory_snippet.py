@@ -11,7 +11,7 @@ import pytest
 from atommem import Memory
 from atommem.config import save_config
 from atommem.demo.recipe import FULL, quick
-from atommem.demo.run import load_settings
+from atommem.demo.settings import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.envs.synthetic.world import generate
 from atommem.train.resume.checkpoint import GenerationSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, PolicySize, Recipe
-from atommem.demo.run import Settings, load_settings
+from atommem.demo.settings import Settings, load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.demo.worlds import world_of
 from atommem.embedding import make_embedder
