@@ -15,7 +15,6 @@ from tests.envs.benchmark_rows import (
     columns,
     hotpot_row,
     musique_row,
-    real_data,
     twowiki_row,
     write_json,
     write_lines,
@@ -198,15 +197,3 @@ def test_show(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be read" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["show", "x", "--n", "-1"])
-
-
-@pytest.mark.parametrize("benchmark", ["hotpotqa", "2wikimultihopqa", "musique"])
-def test_on_the_real_samples(benchmark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = real_data()
-    common = ["build", "--benchmark", benchmark, "--docs", "20", "--n", "10", "--input", str(folder)]
-    dev, train = tmp_path / "dev.parquet", tmp_path / "train.parquet"
-    assert main([*common, "--split", "dev", "--out", str(dev)]) == 0
-    assert main([*common, "--split", "train", "--out", str(train), "--exclude", str(dev)]) == 0
-    assert len(load_tasks(train)) == len(load_tasks(dev)) == 10
-    assert main([*common, "--split", "dev", "--out", str(train), "--exclude", str(dev)]) == 2
-    assert "has 10 questions of the input, too" in capsys.readouterr().err

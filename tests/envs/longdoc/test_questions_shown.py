@@ -19,6 +19,7 @@ from atommem.errors import DialectError
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation
 from atommem.prompts import PromptBuilder
+from tests.envs.longdoc.test_longdoc import factory
 from tests.fakes import WordTokenizer
 
 TASK = Task(
@@ -30,10 +31,6 @@ TASK = Task(
     tuple(Document("", f"part {number}") for number in range(6)),
 )
 SETS = (("paper", "full"), ("released", "full"), ("paper", "compact"), ("memagent", "memagent"))
-
-
-def factory(**settings: Any) -> LongDocEnvironments:
-    return LongDocEnvironments(LongDocConfig(**{"chunking": "documents", **settings}), WordTokenizer())
 
 
 async def observations(task: Task = TASK, **settings: Any) -> list[Observation]:
