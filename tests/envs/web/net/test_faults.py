@@ -61,7 +61,7 @@ def site() -> Iterator[str]:
 
 
 def browse(completions: list[str], **settings: Any) -> Episode:
-    limits = {"tool_retries": 1, "page_seconds": 0.5, "page_megabytes": 1.0, "parse_workers": 1}
+    limits = {"tool_retries": 1, "page_seconds": 2.0, "page_megabytes": 1.0, "parse_workers": 1}
     return play(completions, **limits, **settings)
 
 
@@ -79,7 +79,7 @@ PAGE_FAULTS = {
     "http://nowhere.test/": "no host",
     "http://127.0.0.2:9/": "cannot be had",
     "/breaking": "cannot be had",
-    "/slow": "longer than 0.5 seconds",
+    "/slow": "longer than 2 seconds",
     "/large": "larger than 1 MB",
     "/image": "not a text",
     "/binary": "not a text",
