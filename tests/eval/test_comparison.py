@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from atommem.cli import main
+from atommem.envs.task import Question
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.trace import read_trace
@@ -63,15 +65,28 @@ async def test_the_means_shown_are_those_whose_difference_is_shown(
     assert re.search(r"B[ │]+1\.000", printed)
 
 
-async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
-    first, second = await run(tmp_path / "A", "a"), await run(tmp_path / "B", "a", names="abcdefgi")
-    assert main(["compare", str(first), str(second)]) == 2
-
-
-async def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = await run(tmp_path / "A", "a", gone=NAMES), await run(tmp_path / "B", "a")
-    assert main(["compare", str(first), str(second)]) == 0
+async def test_every_score_that_is_there_is_compared_where_tasks_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [replace(task, questions=(longer(task.questions[0]),)) for task in map(make_task, NAMES)]
+    for name, right in (("A", 2), ("B", 7)):
+        await evaluated(tasks, tmp_path / name, wrong=NAMES[right:])
+    call = ["compare", str(tmp_path / "A"), str(tmp_path / "B"), "--json", str(tmp_path / "c.json"), "--metric"]
+    for metric, wins in (("em", 0), ("sub_em", 5)):
+        assert main([*call, metric]) == 0
+        assert json.loads((tmp_path / "c.json").read_text())["wins"] == wins
+    assert "sub-EM on the 8 tasks" in capsys.readouterr().out
+    assert main([*call, "judge"]) == 2
+    assert re.search(r"'judge': .* has em, f1, sub_em", capsys.readouterr().err)
+    other, failed = await run(tmp_path / "other", "a", names="abcdefgi"), await run(tmp_path / "f", "a", gone=NAMES)
+    assert main(["compare", str(failed), str(other)]) == 2
+    same = await run(tmp_path / "same", "a")
+    assert main(["compare", str(failed), str(same)]) == 0
     assert "nothing to compare" in capsys.readouterr().out
+
+
+def longer(question: Question) -> Question:
+    return replace(question, answers=(f"{question.answers[0]} exactly",))
 
 
 async def test_reading_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
