@@ -29,8 +29,9 @@ HERE = __name__
 async def likeness(similarity: Any, query: Any, *records: Any) -> list[float]:
     """Of each record, in their order."""
     bank = Bank(HashingEmbedder(16))
-    await bank.fill(Experience(json.dumps(record), "", 1.0) for record in records)
-    found = await bank.retrieve(json.dumps(query), 9, similarity)
+    asked, *texts = (value if isinstance(value, str) else json.dumps(value) for value in (query, *records))
+    await bank.fill(Experience(text, "", 1.0) for text in texts)
+    found = await bank.retrieve(asked, 9, similarity)
     return [score for _, score in sorted(found, key=lambda pair: pair[0].id)]
 
 
