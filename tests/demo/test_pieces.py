@@ -1,0 +1,132 @@
+"""What the demo is made of: a tokenizer that knows all that is said, a small model, pretraining by copying, threads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from atommem.demo.copying import copying_rows, pretrain_copying
+from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, CopyingConfig, PolicySize, Recipe
+from atommem.demo.run import Settings, load_settings
+from atommem.demo.threads import Threads
+from atommem.demo.tiny_policy import make_model, make_tokenizer
+from atommem.demo.worlds import world_of
+from atommem.dialects import Dialect, get_dialect
+from atommem.embedding import make_embedder
+from atommem.environment import make_environments
+from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.prose import get_prose
+from atommem.policy.contract import Sampling
+from atommem.prompts import PromptBuilder
+from tests.fakes import make_episode_runner
+from tests.train.toys import make_model as make_toy_model
+
+RECIPES = {"full": FULL, "limited": LIMITED, "web": WEB, "injected": INJECTED, "mixed": MIXED}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Recipe, tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, 0, None, recipe.capacity, world_of(recipe.world), recipe.settings)
+    assert settings.memory.capacity == recipe.capacity
+    tokenizer = make_tokenizer(recipe.world, settings.memory, settings.environment)
+    world = world_of(recipe.world)
+    expert = world.expert(get_prose("compact"), dialect_of(settings), None)
+    runner = make_episode_runner(
+        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
+        tokenizer=tokenizer,
+        embedder=make_embedder(settings.embedder),
+        environments=make_environments(settings.environment, tokenizer),
+        keep_prompts=True,
+        memory=settings.memory,
+        sampling=Sampling(seed=0),
+    )
+    episodes = asyncio.run(runner.run_all([(task, 0) for task in world.generate(recipe.world, 40, 1)]))
+    for episode in episodes:
+        for step in episode.steps:
+            assert tokenizer.unk_token_id not in step.prompt_ids + step.token_ids
+            assert len(step.token_ids) == len(step.text.split()) + 1
+            # What a model samples is turned back into the text that the parser reads.
+            assert tokenizer.decode(step.token_ids, skip_special_tokens=True) == step.text
+            assert len(step.token_ids) <= settings.train.max_completion_length
+            assert len(step.prompt_ids) + 48 <= recipe.size.max_positions
+    assert sum(episode.metrics["em"] for episode in episodes) / 40 >= 0.95
+
+
+def dialect_of(settings: Settings) -> Dialect:
+    return get_dialect(settings.memory.dialect, settings.memory.templates)
+
+
+def test_the_model_is_small_and_shaped_like_qwen3(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, seed=0, updates=None)
+    tokenizer = make_tokenizer(FULL.world, settings.memory)
+    model = make_model(PolicySize(), tokenizer)
+    assert model.config.model_type == "qwen3"
+    assert 100_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    environments = make_environments(settings.environment, tokenizer)
+    prompts = PromptBuilder.of(tokenizer, dialect_of(settings), settings.memory, environments)
+    assert "system" not in prompts.system
+
+
+def test_predictable_tokens_follow_the_same_token_earlier() -> None:
+    rows, predictable = copying_rows(range(5, 100), 20, 48, random.Random(0))
+    for row, known in zip(rows, predictable, strict=True):
+        assert (len(row), len(known), min(row) >= 5) == (48, 48, True)
+        for place, marked in enumerate(known):
+            before = row[place - 1] if place else None
+            earlier = [i for i in range(1, place) if row[i - 1] == before]
+            if marked:
+                # Tokens of a piece occur in no other piece, so every earlier occurrence goes on alike.
+                assert {row[i] for i in earlier} == {row[place]}
+    share = sum(map(sum, predictable)) / (20 * 48)
+    assert 0.3 < share < 0.6
+
+
+def copying(steps: int, until: float = 0.0, cooldown: int = 0) -> CopyingConfig:
+    return CopyingConfig(steps, until, cooldown, batch_size=8, length=32, warmup=1)
+
+
+def test_training_makes_what_can_be_predicted_likelier() -> None:
+    model = make_toy_model(vocabulary=60, spread=0.02)
+    before = pretrain_copying(model, copying(steps=1), seed=0, progress=False)
+    pretrain_copying(model, copying(steps=50, cooldown=10), seed=1, progress=False)
+    assert pretrain_copying(model, copying(steps=1), seed=0, progress=False) < before
+
+
+@pytest.mark.parametrize(("until", "updates"), [(9.0, 60), (0.0, 100)])
+def test_it_ends_when_it_has_learned(until: float, updates: int, capfd: pytest.CaptureFixture[str]) -> None:
+    pretrain_copying(make_toy_model(vocabulary=60), copying(steps=50, until=until, cooldown=50), seed=0)
+    told = [line.split(", loss")[0] for line in capfd.readouterr().err.splitlines()]
+    assert told == [f"copying: update {update}" for update in range(50, updates + 1, 50)]
+
+
+@pytest.fixture
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads")
+def test_the_fastest_number_of_threads_is_taken_and_tried_again_when_the_machine_changes() -> None:
+    seconds, now, used = {1: 0.2, 2: 0.1, 4: 0.3}, 0.0, []
+    threads = Threads(4, lambda: now)
+    for update in range(600):
+        if update == 300:  # a neighbour takes the second core
+            seconds[2] = 0.8
+        threads.update()
+        used.append(torch.get_num_threads())
+        now += seconds[used[-1]]
+    assert used[:30] == [1] * 10 + [2] * 10 + [4] * 10
+    assert set(used[30:200]) == {2}
+    assert set(used[230:400]) == {2}
+    assert set(used[430:]) == {1}
+    one = Threads(1)  # no more than there were
+    for _ in range(40):
+        one.update()
+        assert torch.get_num_threads() == 1
