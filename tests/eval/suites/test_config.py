@@ -201,8 +201,8 @@ def test_sums_by_hand() -> None:
     assert cost.calls == 120
     assert cost.prompt_tokens == 10 * (12 * 1500 + 28_000)
     assert cost.completion_tokens == 120 * 500
-    said = "120 calls, 0.5 million prompt and 0.1 million completion tokens; 0.1 hours at 1,000 tokens"
-    assert said in cost.text(1000)
+    said = "120 calls, 0.5 million prompt and 0.1 million completion tokens; 1.4 hours at 100 tokens"
+    assert said in cost.text(100)
     found = cells("rag", settings={"max_tokens": 100})
     found[0].done = 4
     assert (estimate(found).calls, estimate(found).completion_tokens) == (6, 600)
