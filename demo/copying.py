@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -47,7 +46,7 @@ def copying_rows(
 
 
 def pretrain_copying(
-    model: Any, config: CopyingConfig, seed: int, progress: bool = True, begins: Callable[[], None] = lambda: None
+    model: Any, config: CopyingConfig, seed: int, progress: bool = True, rank: int = 0, ranks: int = 1
 ) -> float:
     """Train `model` in place, and return the mean loss of the last ten updates, in nats a token.
 
@@ -56,7 +55,7 @@ def pretrain_copying(
         config: Sizes, learning rate, and when it has learned.
         seed: Of the sequences.
         progress: Show a bar on standard error; where that is no terminal, a line every fifty updates.
-        begins: Called before every update.
+        rank, ranks: Which part of every batch is this process's; their gradients are summed.
     """
     import torch
 
@@ -68,18 +67,20 @@ def pretrain_copying(
     mean, done, learned = float("nan"), 0, 0
     with tqdm(desc="copying", unit="update", disable=None if progress else True) as bar:
         while not learned or done < learned + config.cooldown:
-            begins()
             rest = 1 - (done - learned) / config.cooldown if learned else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * min(rest, (done + 1) / config.warmup)
             rows, predictable = copying_rows(tokens, config.batch_size, config.length, rng)
-            ids = torch.tensor(rows)
+            count = sum(sum(row[1:]) for row in predictable)
+            ids = torch.tensor(rows[rank::ranks])
             logits = model(input_ids=ids).logits[:, :-1]
-            mask = torch.tensor(predictable)[:, 1:]
+            mask = torch.tensor(predictable[rank::ranks])[:, 1:]
             # The first occurrences are noise: only what the sequence determines is in the loss.
-            value = torch.nn.functional.cross_entropy(logits[mask], ids[:, 1:][mask])
+            value = torch.nn.functional.cross_entropy(logits[mask], ids[:, 1:][mask], reduction="sum") / count
             optimizer.zero_grad()
             value.backward()
+            if ranks > 1:
+                value = _summed(model, value.detach())
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             recent.append(value.item())
@@ -91,3 +92,15 @@ def pretrain_copying(
             if not learned and (done == config.steps or (done >= _RECENT and mean < config.until)):
                 learned = done
     return mean
+
+
+def _summed(model: Any, value: Any) -> Any:
+    """The sum of `value` over all ranks; the gradients become theirs."""
+    from torch.distributed import all_reduce
+    from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+    summed = [*(parameter.grad for parameter in model.parameters()), value]
+    flat = parameters_to_vector(summed)
+    all_reduce(flat)
+    vector_to_parameters(flat, summed)
+    return value

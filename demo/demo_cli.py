@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 import time
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from atommem.command_line import CommandParser, check_writable
+from atommem.demo.ranks import MOST, cores, ranks
 from atommem.errors import ConfigError
 
 
@@ -24,8 +26,16 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     if args.updates is not None and args.updates < 1:
         raise ConfigError(f"updates is {args.updates}: give at least 1.")
+    processes = (1 if args.quick else min(MOST, cores())) if args.processes is None else args.processes
+    if processes not in (1, 2, 4):
+        raise ConfigError(f"processes is {processes}: give 1, 2 or 4, which share a batch evenly.")
     out = args.out or Path("runs") / "_".join(filter(None, ("demo", args.world)))
     check_writable("out", out, folder=True)
+    with ranks(processes, [sys.executable, "-m", "atommem.cli", "demo", *(sys.argv[1:] if argv is None else argv)]):
+        return _run(args, out)
+
+
+def _run(args: argparse.Namespace, out: Path) -> int:
     started = time.perf_counter()
     # Redirected to a file, the output should still come line by line.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -40,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         recipe = quick(recipe)
     if args.updates is not None:
         recipe = replace(recipe, updates=args.updates)
-    run_demo(recipe, out, args.seed, Console(highlight=False), started)
+    run_demo(recipe, out, args.seed, Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0"), started)
     return 0
 
 
@@ -61,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         ("web", "a site to browse: pages are visited by their links, and only memory stays"),
         ("injected", "that site with instructions of strangers on its pages, which the policy has to learn to ignore"),
         ("limited", "a store of three entries in a world with more facts: the policy has to learn to delete as well"),
-        ("bounded", "stores of 3, 5, 8, 20 entries or no limit, drawn for each task: one policy for every budget"),
+        ("bounded", "stores of 2, 3, 5, 8, 20 entries or no limit, drawn for each task: one policy for every budget"),
         (
             "blind",
             "half of the tasks show their question only when the text is over: the policy has to learn what to keep "
@@ -71,5 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         which.add_argument(f"--{world}", dest="world", action="store_const", const=world, default="", help=described)
     parser.add_argument("--seed", type=int, default=0, help="of weights, tasks and sampling (%(default)s)")
     parser.add_argument("--updates", type=int, help="updates of GRPO (default: what the recipe says)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        help="that share the work: 1, 2 or 4 (default: two, where there are two cores and it is not --quick)",
+    )
     parser.add_argument("--quick", action="store_true", help="run every part for a few seconds; teaches nothing")
     return parser

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from rich.console import Console
 from safetensors.torch import load_model
 from transformers.utils import SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
-from trl import TrlParser
 
-from atommem.config import EmbedderConfig, MemoryConfig, drawn_capacity
+from atommem.config import drawn_capacity
 from atommem.demo.copying import pretrain_copying
 from atommem.demo.progress import Progress
-from atommem.demo.recipe import FULL, Recipe
+from atommem.demo.recipe import Recipe
 from atommem.demo.results import (
     ABLATIONS,
     LABELS,
@@ -31,12 +32,12 @@ from atommem.demo.results import (
     summarize,
     write_summary,
 )
-from atommem.demo.threads import Threads, ThreadsCallback
+from atommem.demo.settings import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
-from atommem.demo.worlds import World, bounded_world, world_of
+from atommem.demo.worlds import bounded_world, world_of
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.environment import EnvironmentConfig, find_environment, make_environments
+from atommem.environment import make_environments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
@@ -59,7 +60,7 @@ from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.resume.model_card import save_model_card, training_facts
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
-from atommem.train.train_config import ColdStartConfig, TrainConfig
+from atommem.train.train_config import ColdStartConfig
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
 from atommem.train.watch.plot_training import PLOT_FILE, plot_training
 
@@ -84,43 +85,10 @@ _HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3
 """Streams of tasks that share no seed."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the YAML file says."""
-
-    train: TrainConfig
-    memory: MemoryConfig
-    embedder: EmbedderConfig
-    environment: EnvironmentConfig
-
-
-def load_settings(
-    out: Path,
-    seed: int,
-    updates: int | None,
-    capacity: int | None = None,
-    world: World | None = None,
-    changed: Mapping[str, Sequence[str]] | None = None,
-) -> Settings:
-    """Read the world's YAML file for a run in `out`, with a store of at most `capacity` entries.
-
-    Args:
-        changed: Further fields with other values than the file's, as words of a command line.
-    """
-    world = world or world_of(FULL.world)
-    parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, find_environment(world.environment).config_class))
-    arguments = ["--config", str(world.grpo_config), "--output_dir", str(out), "--seed", str(seed)]
-    if updates is not None:
-        arguments += ["--max_steps", str(updates)]
-    if capacity is not None:
-        arguments += ["--capacity", str(capacity)]
-    for name, words in (changed or {}).items():
-        arguments += [f"--{name}", *words]
-    return Settings(*parser.parse_args_and_config(arguments))
-
-
 class Demo:
     """One run of the demo. The methods are its phases, in order; each prints what it does.
+
+    On several ranks each of them makes the same calls, and the first one writes and prints.
 
     Args:
         recipe: What to train, and for how long.
@@ -142,17 +110,19 @@ class Demo:
         self.seconds: dict[str, float] = {}
         self._card: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
         self.progress = progress
-        # Rollouts and updates of GRPO have a thread each: with more, either waits for the other's.
-        self._threads = torch.get_num_threads()
+        # Rollouts and updates of GRPO have a thread each: with more, either waits for the other's. What a second core
+        # brings to the rest, another rank brings better.
         torch.set_num_threads(1)
+        self._ranks = PartialState()
         out.mkdir(parents=True, exist_ok=True)
         if progress is not None and progress.done:
             console.print(f"{out}: taken up from an interrupted run: {', '.join(progress.done)}", soft_wrap=True)
-        else:
+        elif self._ranks.is_main_process:
             for name in self.FOLDERS:
                 shutil.rmtree(out / name, ignore_errors=True)
             for name in (SUMMARY_FILE, PLOT_FILE):
                 (out / name).unlink(missing_ok=True)
+        self._ranks.wait_for_everyone()
         changed = recipe.settings if progress is None else {**recipe.settings, **_CHECKPOINTS}
         self.settings = load_settings(
             out / "grpo", seed, recipe.updates, recipe.capacity, world_of(recipe.world), changed
@@ -163,7 +133,8 @@ class Demo:
         self.embedder = make_embedder(self.settings.embedder)
         self.dialect = get_dialect(self.settings.memory.dialect, self.settings.memory.templates)
         self.heldout = self.tasks(_HELDOUT, recipe.heldout)
-        save_tasks(self.heldout, out / HELDOUT_FILE)
+        if self._ranks.is_main_process:
+            save_tasks(self.heldout, out / HELDOUT_FILE)
 
     def tasks(self, stream: int, count: int, world: Any = None) -> list[Task]:
         """`count` tasks of one stream of this run, of the recipe's world or another of its kind."""
@@ -187,7 +158,7 @@ class Demo:
         return True
 
     def _ended(self, stage: str) -> None:
-        if self.progress is not None:
+        if self.progress is not None and self._ranks.is_main_process:
             seconds = self.seconds[_NAMES[stage]]
             facts = {} if self._card is None else {"facts": self._card[1], "state": self._card[2]}
             self.progress.add(stage, seconds=seconds, **facts)
@@ -197,9 +168,10 @@ class Demo:
         if self._taken_up("pretrained"):
             return
         with _Phase(self, "pretrain", "Pretraining on copying (a policy that cannot copy cannot use a memory)"):
-            loss = pretrain_copying(self.model, self.recipe.copying, self.seed, begins=Threads(self._threads).update)
+            rank, ranks = self._ranks.process_index, self._ranks.num_processes
+            loss = pretrain_copying(self.model, self.recipe.copying, self.seed, rank == 0, rank, ranks)
             self.console.print(f"loss {loss:.3f} nats a token")
-        if self.progress is not None:
+        if self.progress is not None and self._ranks.is_main_process:
             self.model.save_pretrained(self.out / "pretrained")
         self._ended("pretrained")
 
@@ -211,13 +183,15 @@ class Demo:
         faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in asdict(recipe.faults).items() if rate)
         with _Phase(self, "sft", f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"):
             episodes = self.demonstrate(recipe.episodes)
-            rows = demonstrations(episodes)
-            shown = sum(episode.metrics["em"] for episode in episodes) / len(episodes)
+            rows, scores = demonstrations(episodes), [episode.metrics["em"] for episode in episodes]
+            if self._ranks.num_processes > 1:
+                rows, scores = gather_object(rows), gather_object(scores)
+            shown = sum(scores) / len(scores)
             self.console.print(f"{len(rows)} steps; the demonstrations' own EM is {shown:.2f}")
             args = ColdStartConfig(
                 output_dir=str(self.out / "cold_start"),
                 max_steps=recipe.steps,
-                per_device_train_batch_size=recipe.batch_size,
+                per_device_train_batch_size=recipe.batch_size // self._ranks.num_processes,
                 learning_rate=recipe.learning_rate,
                 lr_scheduler_type="cosine",
                 warmup_steps=50,
@@ -226,23 +200,25 @@ class Demo:
                 save_strategy="no",
                 report_to="none",
                 dataloader_pin_memory=False,
+                ddp_find_unused_parameters=False,
                 seed=self.seed,
             )
             trainer = make_sft_trainer(self.model, args, sft_dataset(rows), self.tokenizer)
-            trainer.add_callback(ThreadsCallback(Threads(self._threads)))
             use_console(trainer, SFT_COLUMNS)
             trainer.train()
             self._save(trainer)
         self._ended("cold_start")
 
     def demonstrate(self, count: int) -> list[Episode]:
-        """Episodes of the faulty expert, through the one loop."""
+        """Episodes of the faulty expert, through the one loop: this rank's part of `count`."""
         recipe = self.recipe
         prose = get_prose(recipe.world.prose)
         expert = world_of(recipe.world).expert(prose, self.dialect, recipe.cold_start.faults)
         policy = ExpertPolicy(expert, self.tokenizer, self.tokenizer.eos_token_id)
         runner = EpisodeRunner(self._agent(policy, keep_prompts=True), max_in_flight=256)
-        return asyncio.run(runner.run_all([(task, 0) for task in self.tasks(_DEMONSTRATIONS, count)]))
+        tasks = self.tasks(_DEMONSTRATIONS, count)
+        with self._ranks.split_between_processes(tasks) as own:
+            return asyncio.run(runner.run_all([(task, 0) for task in own]))
 
     def evaluate(self, name: str, tasks: Sequence[Task] | None = None) -> EvalResult:
         """Held-out EM, with the sampling of training, and without what `name` switches off, where it is one of
@@ -268,8 +244,23 @@ class Demo:
             folder, facts, state = self._card
             measured = held_out_entry(result, state["global_step"])
             save_model_card(folder, facts, {**state, "log_history": [*state["log_history"], measured]})
-        self.console.print(f"held-out EM, {LABELS.get(name, name).strip()}: {result.em:.3f}")
+        self._tell(name, result)
         return result
+
+    def evaluate_all(self, names: Sequence[str]) -> dict[str, EvalResult]:
+        """`evaluate` for each, which the ranks share."""
+        rank, ranks = self._ranks.process_index, self._ranks.num_processes
+        found = {name: self.evaluate(name) for name in names[rank::ranks]}
+        if ranks > 1:
+            seconds = {name: self.seconds[f"eval_{name}"] for name in found}
+            for results, theirs in gather_object([(found, seconds)]):
+                for name in results.keys() - found.keys():
+                    found[name], self.seconds[f"eval_{name}"] = results[name], theirs[name]
+                    self._tell(name, found[name])
+        return {name: found[name] for name in names}
+
+    def _tell(self, name: str, result: EvalResult) -> None:
+        self.console.print(f"held-out EM, {LABELS.get(name, name).strip()}: {result.em:.3f}")
 
     def grpo(self, world: Any = None) -> None:
         """Reinforcement learning: whole episodes, one terminal reward, group-relative advantages; on tasks of the
@@ -282,7 +273,7 @@ class Demo:
         args.resume_from_checkpoint = "auto" if self.progress is not None and all_checkpoints(args.output_dir) else None
         resume = resume_folder(args, settings.memory)
         size = args.num_generations or 1
-        groups = args.per_device_train_batch_size // size
+        groups = (args.generation_batch_size or size) // size
         with _Phase(self, "grpo", f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"):
             trainer = MemoryGRPOTrainer(
                 self.model,
@@ -302,8 +293,9 @@ class Demo:
                 trainer.close()
             self._save(trainer)
         self._ended("grpo")
-        for checkpoint in all_checkpoints(args.output_dir):
-            discard(checkpoint)
+        if self._ranks.is_main_process:
+            for checkpoint in all_checkpoints(args.output_dir):
+                discard(checkpoint)
 
     def _agent(self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False) -> Agent:
         """`policy` in the demo's world, sampled as in training, with some memory actions switched off."""
@@ -346,7 +338,6 @@ class _Phase:
 
     def __exit__(self, *exception: object) -> None:
         seconds = self._demo.seconds[self._name] = time.perf_counter() - self._started
-        torch.set_num_threads(1)
         if self._title and exception[0] is None:
             self._demo.console.print(f"({seconds:.0f} s)")
 
@@ -364,12 +355,12 @@ def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: fl
     demo = Demo(recipe, out, seed, console, progress)
     demo.learn_to_copy()
     demo.cold_start()
-    results = {"before": demo.evaluate("before")}
+    results = demo.evaluate_all(["before"])
     demo.grpo()
-    results["after"] = demo.evaluate("after")
-    for name in recipe.ablations:
-        results[name] = demo.evaluate(name)
+    results |= demo.evaluate_all(["after", *recipe.ablations])
     summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
+    if not PartialState().is_main_process:
+        return summary
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
     written = write_summary(summary, out)

@@ -18,16 +18,14 @@ costs EM at 0.01, and no other costs more than 0.02.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -165,7 +163,7 @@ def as_expected(setting: Setting, name: str, compared: Comparison, adjusted: flo
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the tables, then the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--policy", type=Path, help="folder of the demo's policy (runs/demo/grpo)")
     parser.add_argument("--limited_policy", type=Path, help="that of `atommem demo --limited` (runs/demo_limited/grpo)")
     parser.add_argument("--n", type=int, default=300, help="tasks (%(default)s)")
@@ -201,8 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
     console.print(f"not as expected: {', '.join(wrong) or 'none'}")
     holds = given.n >= 200 and not wrong
-    print(json.dumps({"bench": "ablations", "n": given.n, "temperature": given.temperature, **figures, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"bench": "ablations", "n": given.n, "temperature": given.temperature, **figures, "holds": holds})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ The last line is JSON; exit status 1 where the bar is missed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -36,6 +35,7 @@ import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from quick import command_line, last_line
 from schemathesis.generation import GenerationMode
 from serve_gateways import Secretary
 
@@ -325,7 +325,7 @@ def beside(url: str, log: ConversationLog, cases: int) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(argv)
@@ -340,8 +340,7 @@ def main(argv: list[str] | None = None) -> int:
     enough = options.quick or result["fuzz"]["cases"] >= options.cases
     wrong = result["matrix"]["leaks"] or result["forged"]["forged"] or result["fuzz"]["server_errors"]
     wrong = wrong or result["beside"]["wrong"]
-    print(json.dumps({**result, "holds": bool(enough and not wrong)}))
-    return 0 if enough and not wrong else 1
+    return last_line({**result, "holds": bool(enough and not wrong)})
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ and 5 more for the cold start.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
 import time
@@ -28,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
@@ -158,7 +156,7 @@ def relative(a: float, b: float) -> float:
 
 def main() -> int:
     """Run everything; returns 0 when all bars hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--cold_start", type=Path, help="cold_start folder of a finished demo")
     parser.add_argument("--seed", type=int, default=0, help="the demo's (%(default)s)")
     parser.add_argument("--out", type=Path, help="where to write (default: a temporary folder)")
@@ -220,8 +218,7 @@ def main() -> int:
         f"\nheld-out EM {em_before:.3f} -> {em_after:.3f} in {result['updates']} updates, {seconds:.0f} s; staleness "
         f"{result['staleness_mean']:.2f} on average, {result['staleness_max']:.0f} at most"
     )
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

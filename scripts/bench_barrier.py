@@ -18,10 +18,8 @@ faster it is stands there and is no bar: it depends on how many requests the eng
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import heapq
-import json
 import random
 import sys
 import time
@@ -30,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_rollout import Wrapped, long_task, rollout, serve
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 
 from atommem.policy.contract import Completion, Policy, Sampling
 
@@ -131,7 +129,7 @@ def measure(server: Any, tokenizer: Any, episodes: int, steps: int, limit: int) 
 
 def main() -> int:
     """Run both parts, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_barrier"))
     parser.add_argument("--parts", nargs="+", choices=("simulated", "real"), default=("simulated", "real"))
@@ -164,8 +162,7 @@ def main() -> int:
                 speeds.append(found["speed"])
     result["seconds"] = round(time.perf_counter() - began, 1)
     result["holds"] = min(speeds) >= NO_SLOWER
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,14 @@ treatment of queries are not compared.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from quick import command_line, last_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -152,13 +153,13 @@ def compare_stores(folder: Path | None, streams: int, record: bool) -> tuple[dic
         figures[method] = {"streams": len(theirs), "equal": equal, "live": folder is not None}
         print(f"{method:<20} {len(theirs):>7}  {equal}", flush=True)
     if record:
-        RECORD.write_text(json.dumps(recorded, indent=1) + "\n")
+        RECORD.write_text(json.dumps(recorded) + "\n")
     return figures, all(row["equal"] == row["streams"] > 0 for row in figures.values())
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0 if and only if everything holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer streams")
     parser.add_argument("--authors", type=Path, metavar="FOLDER", help="their code, to be run")
     parser.add_argument("--record", action="store_true", help="keep what their code makes of the first streams")
@@ -168,8 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     calls, counted = count_calls()
     streams = 5 if given.quick else LIVE if given.authors else RECORDED
     stores, same = compare_stores(given.authors, streams, given.record)
-    print(json.dumps({"calls": calls, "stores": stores, "holds": counted and same}))
-    return 0 if counted and same else 1
+    return last_line({"calls": calls, "stores": stores, "holds": counted and same})
 
 
 if __name__ == "__main__":

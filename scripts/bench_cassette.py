@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import re
 import sys
@@ -26,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quick import command_line, last_line
 from toy_training import WORLD, toy_trainer
 from web_engine import Browser, Characters, Engine, make_agent, make_tasks, start
 
@@ -160,7 +160,7 @@ def trained(folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Run all three, print a line for each and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="four episodes: holds no bar")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -180,8 +180,7 @@ def main() -> int:
             print(part, values, flush=True)
             result[part] = values
     result["holds"] = episodes == EPISODES and all(result[part]["holds"] for part in ("once", "replay", "frozen"))
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

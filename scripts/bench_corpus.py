@@ -34,7 +34,7 @@ from typing import Any
 import models
 import numpy as np
 from peak_memory import peak_megabytes
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from scipy.stats import bootstrap
 
 from atommem.config import EmbedderConfig
@@ -171,7 +171,7 @@ def held(result: dict[str, Any], only: str | None) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     data = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=data, help="folder of the sample files; missing: part 2 alone")
     parser.add_argument("--limit", type=int, help="passages and questions of part 1 (default: all)")
@@ -192,8 +192,7 @@ def main() -> int:
         if args.only != "vectors":
             result["million"] = measure_million(args.passages, args.queries, Path(scratch) / "million")
     result["holds"] = held(result, args.only)
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Time: CPU seconds of the whole command in a fresh interpreter, so that other wor
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -24,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 from measured_training import SMALL, make_inputs, make_model
+from quick import command_line, last_line
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS, WITHIN = 10.0, 0.1
@@ -106,7 +106,7 @@ def _call(arguments: list[str]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Print both tables and the JSON line; 0 when both bars hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="only these (default: all)")
     parser.add_argument("--only", choices=["memory", "recipes"], help="one of the two bars (default: both)")
     parser.add_argument("--quick", action="store_true", help="one case and one recipe")
@@ -116,8 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     seconds = recipes_bar(arguments.quick) if arguments.only != "memory" else {}
     worst = max((abs(off) for found in memory.values() for _, _, off in found.values()), default=0.0)
     holds = worst <= WITHIN and all(value < SECONDS for value in seconds.values())
-    print(json.dumps({"bench": "dry_run", "megabytes": memory, "worst": worst, "cpu_seconds": seconds, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"bench": "dry_run", "megabytes": memory, "worst": worst, "cpu_seconds": seconds, "holds": holds})
 
 
 if __name__ == "__main__":

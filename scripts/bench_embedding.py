@@ -35,7 +35,7 @@ from typing import Any
 
 import models
 import numpy as np
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from simulated_server import serve
 
 from atommem.actions import Action
@@ -150,7 +150,7 @@ async def measure(model: Path, url: str, episodes: int, rounds: int) -> dict[str
 
 def main(argv: list[str] | None = None) -> int:
     """Print the table and the JSON line; 0 when the bar holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, help="folder of MiniLM (unset: of scripts/models.py)")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
@@ -168,8 +168,7 @@ def main(argv: list[str] | None = None) -> int:
         and figures["ratio"] >= MIN_RATIO
         and figures["ratio_all_at_once"] >= MIN_AT_ONCE
     )
-    print(json.dumps(figures))
-    return 0 if figures["holds"] else 1
+    return last_line(figures)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ them: `HashingEmbedder` unless ``--embedder_model`` names a sentence-transformer
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
 import os
 import sys
 import tempfile
@@ -30,7 +28,7 @@ from typing import Any
 
 import models
 from bench_eval_overhead import InLoop
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from simulated_server import Simulation
 from transformers import AutoTokenizer
 
@@ -150,7 +148,7 @@ async def measure(
 
 def main() -> int:
     """Measure, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--embedder_model", help="a sentence-transformers folder (unset: HashingEmbedder)")
     parser.add_argument("--documents", type=int, default=DOCUMENTS)
@@ -187,8 +185,7 @@ def main() -> int:
         and result["megabytes_each_together"] < MOST_MEGABYTES
         and fraction < MOST_FRACTION
     )
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from typing import Any
 
 import models
 from peak_memory import peak_megabytes
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from simulated_server import SimulatedServer, Simulation
 from transformers import AutoTokenizer
 
@@ -181,7 +181,7 @@ def run_clients(url: str, options: argparse.Namespace, in_flight: int) -> tuple[
 
 def main() -> int:
     """Measure, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--embedder", default="minilm", choices=("minilm", "hashing"))
     parser.add_argument("--rate", type=float, default=RATE, help="completions a second that the server allows")
@@ -231,8 +231,7 @@ def main() -> int:
         and result["ratio"] <= MOST_RATIO
         and result["peak_memory_gb"] * 1e9 < MOST_MEMORY
     )
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

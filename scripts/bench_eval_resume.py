@@ -10,7 +10,6 @@ request on arrival; after a kill, none may come for an episode whose line was in
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import models
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from simulated_server import SimulatedServer
 
 from atommem.envs.synthetic.world import WorldConfig, generate
@@ -131,7 +130,7 @@ def contents(out: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Run both, compare, print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
@@ -195,8 +194,7 @@ def main() -> int:
         and not different
         and 0 < finished_at_kills[-1] < len(episodes)
     )
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

@@ -18,18 +18,17 @@ tests/envs/web/net/test_fetcher.py. Of a case it is asked that
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import socket
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 import httpcore
 from hostile_web import HostileWeb
 from peak_memory import peak_megabytes
+from quick import command_line, last_line
+from stalls import heartbeat
 
 from atommem.environment import environment_config
 from atommem.envs.web.net.guard import Address
@@ -143,42 +142,34 @@ async def run(quick: bool) -> dict[str, Any]:
     reader._fetcher._guard._backend = watch
     visit = reader.tools[0].run
     fine = {"page": f"http://good.test:{web.public}/fine"}
-    stalls: list[float] = []
-
-    async def heartbeat() -> None:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(0.001)
-            stalls.append(time.perf_counter() - before - 0.001)
-
     todo = cases(web)[:: 12 if quick else 1]
     through, slow, after, slowest, largest = [], [], [], 0.0, 0.0
     try:
         assert not (await visit(fine, None)).is_error
         grown = peak_megabytes()
-        beating = asyncio.create_task(heartbeat())
-        for name, url, refused in todo:
-            hits, watch.connected = web.hits, []
-            began = time.perf_counter()
-            result = await visit({"page": url}, None)
-            seconds = time.perf_counter() - began
-            slowest = max(slowest, seconds)
-            # robots.txt and the page each have their time, and each is read.
-            if seconds > 2 * (PAGE_SECONDS + PARSE_SECONDS) + 1:
-                slow.append(name)
-            if web.hits > hits or set(watch.connected) - {"127.0.0.2"} or (refused and not result.is_error):
-                through.append(name)
-            if "root:" in result.text:
-                through.append(name)
-            reading = reader._extraction._idle.queue[0]
-            largest = max(largest, 0.0 if reading is None else peak_megabytes(reading.pid))
-            if (await visit(fine, None)).is_error:
-                after.append(name)
-            print(f"{seconds:6.2f} s  {name}: {'refused: ' if result.is_error else ''}{result.text[:90]!r}", flush=True)
-        grown = peak_megabytes() - grown
-        beating.cancel()
-        with suppress(asyncio.CancelledError):
-            await beating
+        async with heartbeat() as beats:
+            for name, url, refused in todo:
+                hits, watch.connected = web.hits, []
+                began = time.perf_counter()
+                result = await visit({"page": url}, None)
+                seconds = time.perf_counter() - began
+                slowest = max(slowest, seconds)
+                # robots.txt and the page each have their time, and each is read.
+                if seconds > 2 * (PAGE_SECONDS + PARSE_SECONDS) + 1:
+                    slow.append(name)
+                if web.hits > hits or set(watch.connected) - {"127.0.0.2"} or (refused and not result.is_error):
+                    through.append(name)
+                if "root:" in result.text:
+                    through.append(name)
+                reading = reader._extraction._idle.queue[0]
+                largest = max(largest, 0.0 if reading is None else peak_megabytes(reading.pid))
+                if (await visit(fine, None)).is_error:
+                    after.append(name)
+                print(
+                    f"{seconds:6.2f} s  {name}: {'refused: ' if result.is_error else ''}{result.text[:90]!r}",
+                    flush=True,
+                )
+            grown = peak_megabytes() - grown
     finally:
         await reader.close()
         web.close()
@@ -190,7 +181,7 @@ async def run(quick: bool) -> dict[str, Any]:
         "slowest_seconds": round(slowest, 2),
         "growth_mb": round(grown),
         "largest_reader_mb": round(largest),
-        "largest_stall_ms": round(1000 * max(stalls), 1),
+        "largest_stall_ms": round(1000 * max(beats.stalls), 1),
         "holds": len(todo) >= 80
         and not through
         and not slow
@@ -202,11 +193,10 @@ async def run(quick: bool) -> dict[str, Any]:
 
 def main() -> int:
     """Try all cases, print a line for each and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="every twelfth case: holds no bar")
     result = asyncio.run(run(parser.parse_args().quick))
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

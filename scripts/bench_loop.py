@@ -16,9 +16,7 @@ between the two is by these figures.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import random
 import subprocess
@@ -26,12 +24,13 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import models
+from quick import command_line, last_line
+from stalls import heartbeat
 from transformers import AutoTokenizer
 
 from atommem.config import MemoryConfig
@@ -182,34 +181,20 @@ async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig
 
 async def watched(work: Coroutine[Any, Any, Any]) -> tuple[Any, dict[str, float]]:
     """The result of `work`, and the stalls of the loop while it ran."""
-    stalls: list[float] = []
-    computing: list[float] = []
-
-    async def heartbeat() -> None:
-        while True:
-            before, computed = time.perf_counter(), time.thread_time()
-            await asyncio.sleep(0.001)
-            stalls.append(time.perf_counter() - before - 0.001)
-            computing.append(time.thread_time() - computed)
-
-    beating = asyncio.create_task(heartbeat())
-    await asyncio.sleep(0.05)
-    control = subprocess.Popen([sys.executable, "-c", CONTROL], stdout=subprocess.PIPE, text=True)
-    await asyncio.sleep(0.2)  # until it has begun
-    stalls.clear()
-    computing.clear()
-    began = time.perf_counter()
-    with no_full_collection():
-        done = await work
-    seconds = time.perf_counter() - began
-    control.terminate()
-    beating.cancel()
-    with suppress(asyncio.CancelledError):
-        await beating
-    stalls.sort()
+    async with heartbeat() as beats:
+        await asyncio.sleep(0.05)
+        control = subprocess.Popen([sys.executable, "-c", CONTROL], stdout=subprocess.PIPE, text=True)
+        await asyncio.sleep(0.2)  # until it has begun
+        beats.clear()
+        began = time.perf_counter()
+        with no_full_collection():
+            done = await work
+        seconds = time.perf_counter() - began
+        control.terminate()
+    stalls = sorted(beats.stalls)
     return done, {
         "largest_stall_ms": round(1000 * stalls[-1], 1),
-        "largest_work_ms": round(1000 * max(computing), 1),
+        "largest_work_ms": round(1000 * max(beats.computing), 1),
         "p99_stall_ms": round(1000 * stalls[int(0.99 * len(stalls))], 1),
         "control_stall_ms": round(1000 * float(control.communicate()[0]), 1),
         "seconds": round(seconds, 1),
@@ -218,7 +203,7 @@ async def watched(work: Coroutine[Any, Any, Any]) -> tuple[Any, dict[str, float]
 
 def main() -> int:
     """Measure, print a line for each run and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3, help="of each way to encode; the worst one counts")
@@ -238,8 +223,7 @@ def main() -> int:
         result[encoding] = {name: [one[name] for one in found] for name in found[0]}
     result["largest_stall_ms"] = max(result["threads"]["largest_stall_ms"])
     result["holds"] = episodes >= EPISODES and result["largest_stall_ms"] <= 1000 * MOST_STALL
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from tiny_policy import RECIPE, cold_start
 from vllm_process import VllmServer
 
@@ -172,7 +171,7 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """One run a seed; print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/bench_lora_sync"))
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--learning_rate", type=float, default=1.5e-3)
@@ -184,8 +183,7 @@ def main() -> int:
     began = time.perf_counter()
     runs = [run(options.out.absolute(), seed, options) for seed in options.seeds]
     holds = all(one["holds"] for one in runs)
-    print(json.dumps({"runs": runs, "seconds": round(time.perf_counter() - began, 1), "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"runs": runs, "seconds": round(time.perf_counter() - began, 1), "holds": holds})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ What the model writes is not judged here. Completions are short: the server runs
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import models
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from vllm_process import ROOT, VllmServer
 
 from atommem.envs.data_cli import main as data
@@ -239,7 +238,7 @@ def run(server: VllmServer, tasks: Path, model: Path, methods: list[str], out: P
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0 if and only if everything holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--benchmarks", type=Path, default=ROOT.parent / "shared" / "data", metavar="FOLDER")
     parser.add_argument("--model", type=Path, metavar="DIR", help="unset: SmolLM2, of scripts/models.py")
     parser.add_argument("--methods", nargs="+", default=list(READERS), choices=READERS, metavar="NAME")
@@ -260,8 +259,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"the server was up after {up:.0f} s")
             figures = run(server, tasks, model, arguments.methods, out)
     holds = not any(row["problems"] for row in figures.values())
-    print(json.dumps({"methods": figures, "seconds": round(time.perf_counter() - started), "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"methods": figures, "seconds": round(time.perf_counter() - started), "holds": holds})
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ phases together at most 0.5 us a raw token at the first shape. ``--quick``: thre
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -35,6 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from accelerate import PartialState
+from quick import command_line, last_line
 from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.objective.sequences import Row, Tokens, merge_equal_rows
@@ -139,7 +138,7 @@ def trl_cost(micro_batches: list[list[Row]]) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the table and the JSON line; 0 when the bar holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
@@ -155,8 +154,7 @@ def main(argv: list[str] | None = None) -> int:
         figures[shape.name] = medians
         print(f"{shape.name}: " + ", ".join(f"{name} {value:,g}" for name, value in medians.items()), flush=True)
     first = figures[SHAPES[0].name]
-    print(json.dumps({"us_per_raw_token": figures, "steps": arguments.steps, "holds": first["total"] <= MOST}))
-    return 0 if first["total"] <= MOST else 1
+    return last_line({"us_per_raw_token": figures, "steps": arguments.steps, "holds": first["total"] <= MOST})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ The last line is one JSON object; the exit code is 0 if and only if its "holds" 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from quick import add_quick
+from quick import add_quick, last_line
 
 from atommem.actions import Parsed
 from atommem.dialects import Dialect, get_dialect
@@ -286,8 +285,7 @@ def main() -> int:
         and timed[slowest][-1] < MAX_MS
         and growth[steepest] <= MAX_GROWTH,
     }
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

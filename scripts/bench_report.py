@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 
 from atommem.actions import Action
 from atommem.description import QuestionDescription, TaskDescription
@@ -124,7 +124,7 @@ def report(folder: Path, out: Path) -> Mapping[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--traces", type=int, default=10_000)
     parser.add_argument("--keep", help="folder for evaluations and report, which are else removed")
     parser.add_argument("--report", help=argparse.SUPPRESS)
@@ -145,8 +145,7 @@ def main() -> int:
             print(name, measured[name], flush=True)
     whole = measured["whole"]
     holds = whole["seconds"] < MOST_SECONDS and whole["megabytes"] < MOST_MEGABYTES
-    print(json.dumps({**measured, "quick": given.quick, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({**measured, "quick": given.quick, "holds": holds})
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ Usage: bench_resume.py [--forms single two two-or-one] [--kills N] [--updates N]
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -34,6 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from quick import command_line, last_line
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
@@ -331,7 +330,7 @@ def damaged(folder: Path, seed: int, updates: int, count: int) -> list[dict[str,
 
 def main() -> int:
     """Print what happened and the JSON line; 0 when the bar holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--forms", nargs="+", choices=list(TOLERANCES), default=list(TOLERANCES))
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--updates", type=int, default=40)
@@ -354,8 +353,7 @@ def main() -> int:
         for name, value in figures[form].items():
             print(f"{form:<12} {name:<20} {value}")
     figures["holds"] = all(checked)
-    print(json.dumps(figures))
-    return 0 if figures["holds"] else 1
+    return last_line(figures)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ weights.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -28,7 +27,7 @@ from typing import Any
 
 import httpx
 import models
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
@@ -283,7 +282,7 @@ def holds(result: dict[str, Any]) -> bool:
 
 def main() -> int:
     """Run both parts, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_rollout"))
     parser.add_argument("--chunks", type=int, default=CHUNKS)
@@ -307,8 +306,7 @@ def main() -> int:
             result["chunk_3600"] = compare_layouts(server, tokenizer, 3600, options.chunks, options.group)
     result["seconds"] = round(time.perf_counter() - began, 1)
     result["holds"] = options.group == GROUP and holds(result)
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

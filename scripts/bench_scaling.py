@@ -22,7 +22,7 @@ from itertools import chain
 
 import numpy as np
 from peak_memory import peak_megabytes
-from quick import add_quick
+from quick import add_quick, command_line
 from scipy import stats
 from toy_training import WORLD, toy_trainer
 
@@ -67,7 +67,7 @@ def measure(documents: int, updates: int) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run all sizes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--documents", nargs="+", type=int, default=[50, 100, 200, 400])
     parser.add_argument("--updates", type=int, default=6)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)

@@ -16,7 +16,6 @@ The last line is JSON; exit status 1 where the bar is missed (0 mixed up, p95 at
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -32,6 +31,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+from quick import command_line, last_line
 from serve_gateways import Gateway
 
 from atommem.memory.operations import Operation
@@ -148,7 +148,7 @@ def _metric(text: str, name: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--asks", type=int, default=2000)
     parser.add_argument("--latency", type=float, default=1.0, help="seconds that a completion takes")
     parser.add_argument("--disk", type=int, default=10_000, help="conversations on disk in the second part")
@@ -173,8 +173,7 @@ def main(argv: list[str] | None = None) -> int:
         result["full"]["disk_mb"] = round(sum(path.stat().st_size for path in Path(name).iterdir()) / 1e6)
     parts = (result["fresh"], result["full"])
     holds = all(part["mixed_up"] == 0 and part["p95_ms"] <= BAR_MS for part in parts)
-    print(json.dumps({**result, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({**result, "holds": holds})
 
 
 if __name__ == "__main__":

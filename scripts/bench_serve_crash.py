@@ -14,7 +14,6 @@ The last line is JSON; exit status 1 where the bar is missed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from quick import command_line, last_line
 from serve_gateways import Gateway, postgres, postgres_programs
 
 from atommem.memory.contents import replay
@@ -210,7 +210,7 @@ def _conflicts(gateway: Gateway) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--writes", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
@@ -229,8 +229,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             found = result["postgres"] = two_gateways(folder, writes)
             holds = holds and not any(found[fault] for fault in ("lost", "written_twice", "failed_on_both"))
-    print(json.dumps({**result, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({**result, "holds": holds})
 
 
 if __name__ == "__main__":

@@ -20,15 +20,12 @@ The last line is one JSON object; exit status 0 if that holds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -38,8 +35,9 @@ from typing import Any
 import httpx
 import models
 import openai
-from quick import add_quick
-from vllm_process import free_port, vllm_python
+from quick import add_quick, command_line, last_line
+from serve_gateways import serving
+from vllm_process import vllm_python
 
 from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.benchmarks.musique import read_musique
@@ -102,33 +100,6 @@ def document_of(path: Path, tokens: int, count: Callable[[str], int]) -> tuple[T
     return task, [("", paragraphs)]
 
 
-@contextmanager
-def gateway(flags: Sequence[str], out: Path) -> Iterator[str]:
-    """`atommem serve` in a process of its own, over a new database in `out`; its URL."""
-    port, db = free_port(), out / "conversations.db"
-    for file in out.glob(f"{db.name}*"):
-        file.unlink()
-    command = [sys.executable, "-m", "atommem.cli", "serve", "--db", f"sqlite:///{db}", "--port", str(port)]
-    command += ["--requests_per_minute", "0", *flags]
-    with (out / "serve.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(1200):  # vLLM, where it starts one, takes a minute and more
-            if process.poll() is not None:
-                raise RuntimeError(f"atommem serve did not start: {(out / 'serve.log').read_text()[-2000:]}")
-            try:
-                if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.5)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(90)
-
-
 def all_steps(url: str, conversation: str) -> list[dict[str, Any]]:
     """The steps of a conversation, as its log has them."""
     steps: list[dict[str, Any]] = []
@@ -175,7 +146,7 @@ def scores(task: Task, answers: Sequence[str | None]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Feed, ask, score; print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--benchmarks", type=Path, help="folder with locomo/locomo10.json")
     parser.add_argument("--conversation", type=int, default=0, help="which of the file (%(default)s)")
     parser.add_argument("--sessions", type=int, help="only the first so many; all by default")
@@ -200,11 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     task = replace(task, questions=task.questions[::every][: given.questions])
     sessions = sessions[: given.sessions]
     os.environ["VLLM_PYTHON"] = vllm_python()
-    served = ["--policy", str(model), f"--vllm=--max-model-len {CONTEXT}"]
-    served += ["--embedder", "sentence_transformer", "--embedder_model", str(models.minilm())]
+    flags = ["--policy", str(model), f"--vllm=--max-model-len {CONTEXT}"]
+    flags += ["--embedder", "sentence_transformer", "--embedder_model", str(models.minilm())]
     settings = {**SETTINGS, **({"chunk_tokens": "900"} if given.document else {})}
-    served += [word for name, value in settings.items() for word in (f"--{name}", value)]
-    with gateway(served, given.out) as url:
+    flags += [word for name, value in settings.items() for word in (f"--{name}", value)]
+    with serving(flags, given.out) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=3600)
         conversation = client.conversations.create(metadata={"conversation": task.id}).id
         started, took, given_text = time.perf_counter(), [], []
@@ -255,8 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "checks": checks,
         "holds": all(checks.values()),
     }
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

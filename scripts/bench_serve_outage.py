@@ -12,21 +12,18 @@ The last line is JSON; exit status 1 where the bar is missed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import models
+from quick import command_line, last_line
+from serve_gateways import serving
 from vllm_process import VllmServer, free_port
-
-GATEWAY_SECONDS = 90
 
 
 class Simulated:
@@ -82,49 +79,30 @@ def outage(http: httpx.Client, engine: Any, conversation: str) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(argv)
-    model = models.smollm2()
+    model, kills = models.smollm2(), 1 if options.quick else options.kills
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         engine: Any = Simulated(model) if options.quick else VllmServer(model, Path(name) / "vllm.log")
-        port, gateway = free_port(), None
+        flags = ["--tokenizer", str(model), "--embedder", "hashing", "--turn_seconds", "30", "--max_reads", "1"]
+        flags += ["--max_tokens", "64", "--chunk_tokens", "500"]
         try:
             engine.start()
-            command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", engine.url, "--tokenizer", str(model)]
-            command += ["--embedder", "hashing", "--port", str(port), "--db", f"sqlite:///{name}/log.db"]
-            command += ["--max_tokens", "64", "--chunk_tokens", "500", "--turn_seconds", "30", "--max_reads", "1"]
-            with (Path(name) / "gateway.log").open("w") as log:
-                gateway = subprocess.Popen(command, stdout=log, stderr=log)
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as http:
-                ends = time.monotonic() + GATEWAY_SECONDS
-                while not _ready(http):
-                    if time.monotonic() > ends or gateway.poll() is not None:
-                        raise RuntimeError((Path(name) / "gateway.log").read_text()[-2000:])
-                    time.sleep(0.2)
+            with (
+                serving(["--policy", engine.url, *flags], Path(name)) as url,
+                httpx.Client(base_url=url, timeout=300) as http,
+            ):
                 items = {"items": [{"content": "Ann Kerr lives in Rome. Bob Tarn lives in Oslo."}]}
                 conversation = http.post("/v1/conversations", json=items).raise_for_status().json()["id"]
-                for _ in range(1 if options.quick else options.kills):
+                for _ in range(kills):
                     wrong += outage(http, engine, conversation)
         finally:
-            if gateway is not None:
-                gateway.kill()
-                gateway.wait()
             engine.kill()
     kind = "simulated" if options.quick else "vllm"
-    print(
-        json.dumps({"engine": kind, "kills": 1 if options.quick else options.kills, "wrong": wrong, "holds": not wrong})
-    )
-    return 1 if wrong else 0
-
-
-def _ready(http: httpx.Client) -> bool:
-    try:
-        return http.get("/ready").status_code == 200
-    except httpx.HTTPError:
-        return False
+    return last_line({"engine": kind, "kills": kills, "wrong": wrong, "holds": not wrong})
 
 
 if __name__ == "__main__":

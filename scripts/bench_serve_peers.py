@@ -25,7 +25,6 @@ The last line is one JSON object. It holds if every arm took every turn and ever
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -45,11 +44,12 @@ from typing import Any
 
 import httpx
 import models
-from bench_serve_locomo import INVENTED, SETTINGS, conversation_of, gateway
-from quick import add_quick
+from bench_serve_locomo import INVENTED, SETTINGS, conversation_of
+from quick import add_quick, command_line
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from serve_gateways import serving
 from vllm_process import VllmServer
 
 from atommem.config import EmbedderConfig
@@ -303,7 +303,7 @@ def table(arms: dict[str, dict[str, Any]]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all arms; print the table, then the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--benchmarks", type=Path, help="folder with locomo/locomo10.json")
     parser.add_argument("--mem0", nargs="*", default=[], metavar="PYTHON", help="interpreters with mem0")
     parser.add_argument("--conversation", type=int, default=0, help="number in the file (%(default)s)")
@@ -354,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if engine is None:
                     continue
                 policy = ["--policy", engine.url, "--tokenizer", str(models.smollm2())]
-            with gateway([*policy, *served], out) as url:
+            with serving([*policy, *served], out) as url:
                 sides: dict[str, AtomMem | Mem0] = {"AtomMem": AtomMem(url)}
                 sides |= {name: mem0(python, kind == "written") for name, python in releases.items()}
                 for name, found in compared(sides, *sizes[size], spent).items():

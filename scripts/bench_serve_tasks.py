@@ -13,9 +13,7 @@ The last line is one JSON object; exit status 0 if EM is within .02 of the evalu
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -24,8 +22,8 @@ from typing import Any
 
 import openai
 from bench_blind import WAYS, measure, trained
-from bench_serve_locomo import gateway
-from quick import add_quick
+from quick import add_quick, command_line, last_line
+from serve_gateways import serving
 
 from atommem.demo.recipe import MIXED
 from atommem.envs.scoring.answers import score_answers
@@ -60,7 +58,7 @@ async def served(url: str, tasks: Sequence[Task], way: str) -> tuple[float, list
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve, evaluate, compare; print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--policy", type=Path, help="its folder (runs/blind/mixture_0/grpo)")
     parser.add_argument("--n", type=int, default=300, help="tasks (%(default)s)")
     parser.add_argument("--task_seed", type=int, default=1_000_004, help="of the tasks; no demo's (%(default)s)")
@@ -73,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tasks = list(generate(MIXED.world, given.n, given.task_seed))
     evaluated = asyncio.run(measure(policy, given.n, given.task_seed, temperature=0.0))
     ways = {}
-    with gateway(["--policy", str(policy), "--temperature", "0"], given.out) as url:
+    with serving(["--policy", str(policy), "--temperature", "0"], given.out) as url:
         for way in WAYS:
             started = time.perf_counter()
             em, answers = asyncio.run(served(url, tasks, way))
@@ -87,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{way}: served {em:.3f}, evaluated {evaluated[way].em:.3f}", flush=True)
     close = all(abs(way["em_served"] - way["em_evaluated"]) <= CLOSE for way in ways.values())
     holds = close and given.n >= 300
-    print(json.dumps({"bench": "serve_tasks", "n": given.n, "temperature": 0, **ways, "bar": CLOSE, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"bench": "serve_tasks", "n": given.n, "temperature": 0, **ways, "bar": CLOSE, "holds": holds})
 
 
 if __name__ == "__main__":

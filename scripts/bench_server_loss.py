@@ -9,9 +9,7 @@ the server is back, completions must come as fast as before.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -19,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from tiny_policy import RECIPE, cold_start
 from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
 from atommem.demo.recipe import quick
-from atommem.demo.run import load_settings
+from atommem.demo.settings import load_settings
 from atommem.embedding import make_embedder
 from atommem.environment import make_environments
 from atommem.envs.synthetic.world import generate
@@ -144,7 +142,7 @@ async def disturbed(run: Run, tasks: Sequence[Any], phase: float) -> tuple[list[
 
 def main() -> int:
     """Run both, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/bench_server_loss"))
     parser.add_argument("--cold_start", type=Path, help="A policy of scripts/tiny_policy.py (unset: made in OUT).")
     parser.add_argument("--compared", type=int, default=400, help="Episodes that are run undisturbed as well.")
@@ -201,8 +199,7 @@ def main() -> int:
         and result["scored_less"] == 0
         and result["recovery"] >= LEAST_RECOVERY
     )
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

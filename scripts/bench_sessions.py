@@ -25,7 +25,6 @@ The last line is one JSON object, and the exit code is 0 if and only if its "hol
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -44,6 +43,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from quick import command_line, last_line
 from rich.console import Console
 
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
@@ -398,7 +398,7 @@ def trained(folder: Path) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Run all passes; print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="the scripted expert, a few episodes")
     parser.add_argument("--episodes", type=int, help=f"{EPISODES}; with --quick {QUICK_EPISODES}")
     parser.add_argument("--policy", type=Path, default=Path("runs/bench_sessions"), help="made if it is not there")
@@ -423,8 +423,7 @@ def main(argv: list[str] | None = None) -> int:
         result["long"] = asyncio.run(long_session(Path(folder), LONG_TURNS // (10 if options.quick else 1)))
         print("long      ", result["long"])
     result["holds"] = all(not result[name]["differences"] for name in ("hashing", "model") if name in result)
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

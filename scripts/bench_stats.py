@@ -16,7 +16,6 @@ at .05 rejects a true null hypothesis in 4.5 to 5.5%; its power is at least that
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from quick import command_line
 
 from atommem.envs.scoring.statistics import Units, clustered_estimate, holm, paired_difference, sign_flip_test
 
@@ -185,7 +185,7 @@ def stepwise(p_values: Sequence[float]) -> Iterator[float]:
 
 def main() -> int:
     """Run both parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tables", type=int, default=1000, help="random samples against the references (%(default)s)")
     parser.add_argument("--samples", type=int, default=6_000, help="simulated samples of each kind (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)

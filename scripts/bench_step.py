@@ -33,7 +33,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-import json
 import random
 import sys
 import time
@@ -49,7 +48,7 @@ from accelerate import Accelerator
 from bench_barrier import Barrier
 from bench_embedding import embedding_server
 from bench_rollout import ONE_LAYER, WORDS, Measured, Wrapped, long_task, rollout, serve
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 from trl.trainer.utils import add_fused_lm_head
@@ -246,7 +245,7 @@ def _rewarded(measured: Measured) -> list[Any]:
 
 def main() -> int:
     """Measure both, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
     parser.add_argument("--minilm", type=Path, help="folder of MiniLM (unset: of scripts/models.py)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_step"))
@@ -309,8 +308,7 @@ def main() -> int:
     }
     shape = (options.group, options.chunk, options.steps)
     result["holds"] = bool(ratio[0] >= LEAST_RATIO and shape == (GROUP, CHUNK, STEPS))
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 def _rounded(phases: dict[str, np.ndarray], which: int) -> dict[str, float]:

@@ -33,6 +33,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from quick import command_line, last_line
 from web_engine import Browser, Characters, Engine, make_agent, make_tasks, start
 
 from atommem.episode_runner import EpisodeRunner
@@ -181,7 +182,7 @@ def killed(folder: Path, kills: int, episodes: int) -> dict[str, Any]:
 
 def main() -> int:
     """Run both, print a line for each and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="200 calls and two kills: holds no bar")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -203,8 +204,7 @@ def main() -> int:
         and not (second["damaged"] or second["episodes_lost"] or second["never_asked"])
         and second["asked_again"] <= KILLS * KILLED_IN_FLIGHT
     )
-    print(json.dumps({"faults": first, "killed": second, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"faults": first, "killed": second, "holds": holds})
 
 
 if __name__ == "__main__":

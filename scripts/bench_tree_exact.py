@@ -17,9 +17,7 @@ their norm.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import sys
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ from typing import Any
 import models
 import torch
 from peft import LoraConfig, get_peft_model
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
@@ -131,7 +129,7 @@ def with_lora(model: Any) -> Any:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
     parser.add_argument("--tries", type=int, default=40)
     parser.add_argument("--episodes", type=int, default=6, help="of the real group")
@@ -163,8 +161,7 @@ def main(argv: list[str] | None = None) -> int:
                 f"packing up to {ratio:.2f}x"
             )
     holds = all(case["logp"] <= LIMIT and case["gradient"] <= LIMIT for case in worst.values())
-    print(json.dumps({"bench": "tree_exact", **worst, "limit": LIMIT, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"bench": "tree_exact", **worst, "limit": LIMIT, "holds": holds})
 
 
 if __name__ == "__main__":

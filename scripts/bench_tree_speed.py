@@ -21,7 +21,6 @@ padded's speed is left.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import random
@@ -35,7 +34,7 @@ from typing import Any
 
 import torch
 from peak_memory import peak_megabytes
-from quick import add_quick
+from quick import add_quick, command_line
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
@@ -161,7 +160,7 @@ def time_all(model: Any, shape: Shape, sizes: dict[str, list[int]], rounds: int)
 
 def main(argv: list[str] | None = None) -> int:
     """Run the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     add_quick(parser, rounds=1)
     arguments = parser.parse_args(argv)

@@ -16,7 +16,6 @@ The last line is one JSON object; the exit code is 0 if and only if its "holds" 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import io
@@ -32,7 +31,7 @@ from typing import Any
 
 import models
 from bench_corpus import sample_pages
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from vllm_process import ROOT, VllmServer
 
 from atommem.config import MemoryConfig
@@ -158,7 +157,7 @@ def check(tasks: list[Task], out: Path, model: Path, corpus: Path) -> dict[str, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--benchmarks", type=Path, default=ROOT.parent / "shared" / "data", metavar="FOLDER")
     parser.add_argument("--model", type=Path, metavar="DIR", help="unset: SmolLM2, of scripts/models.py")
     parser.add_argument("--n", type=int, default=20, help="questions")
@@ -187,8 +186,7 @@ def main() -> int:
     em = summary["metrics"]["em"]["mean"] if "em" in summary["metrics"] else None
     result |= {"questions": len(tasks), "pages": pages, "em": em, "seconds": round(seconds)}
     result["holds"] = not result["problems"]
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ what the machine alone does to a process that does nothing.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -26,6 +25,7 @@ import models
 import web_engine
 from bench_loop import EngineDouble, pretend_vllm, watched
 from peak_memory import peak_megabytes
+from quick import command_line
 from transformers import AutoTokenizer
 from web_engine import make_agent, make_tasks, start
 
@@ -92,7 +92,7 @@ async def measure(tokenizer: Any, url: str, folder: Path, episodes: int) -> dict
 
 def main() -> int:
     """Measure, print a line for each run and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3, help="the worst one counts")

@@ -1,9 +1,19 @@
-"""``--quick`` of the benches: their shortest form, which shows that they run and measures nothing."""
+"""What the benches share: their command line, ``--quick`` in it, and the line that each of them ends with.
+
+``--quick`` is a bench's shortest form, which shows that it runs and measures nothing.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
 from typing import Any
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help has the words of a module as they stand there."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def add_quick(parser: argparse.ArgumentParser, **shortest: Any) -> None:
@@ -19,3 +29,9 @@ def add_quick(parser: argparse.ArgumentParser, **shortest: Any) -> None:
     said = " ".join(f"--{name} {value}" for name, value in shortest.items() if not isinstance(value, list))
     described = f"the shortest form, which measures nothing{': ' + said if said else ''}"
     parser.add_argument("--quick", action=Quick, nargs=0, default=False, help=described)
+
+
+def last_line(result: Mapping[str, Any]) -> int:
+    """Print what a bench has found, one JSON object on a line; its status: 0 if and only if "holds" is true."""
+    print(json.dumps(result))
+    return 0 if result["holds"] else 1

@@ -14,20 +14,20 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psycopg
 
 from atommem.face.engine import Engine
 from atommem.policy.contract import Completion, Sampling
 from atommem.rough_tokens import RoughTokenizer
+from atommem.servers.vllm_process import free_port
 
 _CHUNK = re.compile(r"of the text:\n(.*?)\n\nYour scratchpad", re.DOTALL)
 _QUESTION = re.compile(r"Question:\n(.*)")
@@ -94,9 +94,7 @@ class Gateway:
     """
 
     def __init__(self, database: str, latency: float = 0.0, **bounds: Any) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self._port: int = listener.getsockname()[1]
+        self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._arguments = (database, self._port, latency, bounds)
         self._process: Any = None
@@ -127,6 +125,33 @@ class Gateway:
             self._process.join()
 
 
+@contextmanager
+def serving(flags: Sequence[str], out: Path) -> Iterator[str]:
+    """`atommem serve` itself in a process of its own, over a new database in `out`; its URL."""
+    port, db = free_port(), out / "conversations.db"
+    for file in out.glob(f"{db.name}*"):
+        file.unlink()
+    command = [sys.executable, "-m", "atommem.cli", "serve", "--db", f"sqlite:///{db}", "--port", str(port)]
+    command += ["--requests_per_minute", "0", *flags]
+    with (out / "serve.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(1200):  # vLLM, where it starts one, takes a minute and more
+            if process.poll() is not None:
+                raise RuntimeError(f"atommem serve did not start: {(out / 'serve.log').read_text()[-2000:]}")
+            try:
+                if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(90)
+
+
 def postgres_programs() -> Path | None:
     """The folder of PostgreSQL's server programs: Debian's, or those on the path."""
     found = shutil.which("initdb")
@@ -138,11 +163,11 @@ def postgres_programs() -> Path | None:
 @contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """A PostgreSQL of its own in `folder`, on a free port of this machine; its URL."""
+    import psycopg
+
     programs = postgres_programs()
     assert programs is not None, "look for the programs first"
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     folder.mkdir(parents=True)
     as_user: list[str | Path] = []
     if os.geteuid() == 0:  # it refuses to run as root
@@ -151,17 +176,8 @@ def postgres(folder: Path) -> Iterator[str]:
     data = folder / "data"
     make: list[str | Path] = [programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"]
     subprocess.run([*as_user, *make], check=True, stdout=subprocess.DEVNULL, cwd=folder)
-    command: list[str | Path] = [
-        programs / "postgres",
-        "-D",
-        data,
-        "-p",
-        str(port),
-        "-k",
-        folder,
-        "-c",
-        "listen_addresses=127.0.0.1",
-    ]
+    command: list[str | Path] = [programs / "postgres", "-D", data, "-p", str(port), "-k", folder]
+    command += ["-c", "listen_addresses=127.0.0.1"]
     log = (folder / "server.log").open("w")
     process = subprocess.Popen([*as_user, *command], cwd=folder, stdout=log, stderr=log, start_new_session=True)
     try:

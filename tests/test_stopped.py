@@ -1,7 +1,7 @@
 """Commands that are stopped at their first write, and disks that are full: one line, nothing half written, and again.
 
-Training, serving, `ask --memory` and evaluation on SIGKILL have tests of their own. What a command writes goes through
-`open`, whose lowest layer is replaced here.
+Training, serving and `ask --memory` on SIGKILL have tests of their own, evaluation scripts/bench_eval_resume.py. What a
+command writes goes through `open`, whose lowest layer is replaced here.
 """
 
 from __future__ import annotations

@@ -22,13 +22,10 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-from atommem.envs.task import Question
-
 F1Rule = Literal["hotpotqa", "musique"]
-Metric = Callable[[str | None, Sequence[str]], float]
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -82,19 +79,6 @@ def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
 def f1_rule(source: str) -> F1Rule:
     """The F1 rule of a task's `source` (``hotpotqa``, ``2wikimultihopqa``, ``musique``, ...)."""
     return "musique" if "musique" in source else "hotpotqa"
-
-
-def mean_over_questions(metric: Metric, predictions: Sequence[str | None], questions: Sequence[Question]) -> float:
-    """The mean of `metric` over the questions of a task; answer i is held against the gold of question i only.
-
-    Raises:
-        ValueError: There is not exactly one prediction (None for no answer) for each question.
-    """
-    if len(predictions) != len(questions) or not questions:
-        raise ValueError(
-            f"{len(predictions)} predictions for {len(questions)} questions; give one for each (None: no answer)"
-        )
-    return sum(metric(p, q.answers) for p, q in zip(predictions, questions, strict=True)) / len(questions)
 
 
 def _equal(prediction: str, normalized: str, answer: str) -> bool:

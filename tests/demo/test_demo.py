@@ -13,21 +13,26 @@ from transformers import TrainerCallback
 
 from atommem import cli
 from atommem.config import CONFIG_FILE
+from atommem.demo import run
 from atommem.demo.demo_cli import main
-from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB, Recipe
-from atommem.demo.run import load_settings
+from atommem.demo.progress import Progress
+from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB
+from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError
+from atommem.policy.local import LocalPolicy
+from atommem.trace import read_trace
+from scripts.draw_episode import draw
 
 
 def test_the_settings_file_is_what_the_demo_says_it_is(tmp_path: Path) -> None:
-    settings = load_settings(tmp_path, seed=5, updates=None)
+    settings = run.load_settings(tmp_path, seed=5, updates=None)
     train = settings.train
     assert train.per_device_train_batch_size % train.num_generations == 0
     assert (train.temperature, train.beta, train.normalization) == (1.0, 0.0, "token")
     assert (train.seed, train.output_dir) == (5, str(tmp_path))
     assert (settings.memory.templates, settings.embedder.embedder) == ("compact", "hashing")
     assert (settings.environment.chunking, settings.environment.max_reads) == ("documents", 0)
-    assert load_settings(tmp_path, seed=5, updates=3).train.max_steps == 3
+    assert run.load_settings(tmp_path, seed=5, updates=3).train.max_steps == 3
     assert FULL.heldout >= 200
 
 
@@ -42,26 +47,15 @@ def test_wrong_values_are_refused_before_anything_is_written(tmp_path: Path) -> 
     assert file.read_text() == "kept"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "recipe"),
-    [
-        ((), FULL),
-        (("--limited",), LIMITED),
-        (("--bounded",), BOUNDED),
-        (("--web",), WEB),
-        (("--injected",), INJECTED),
-        (("--blind",), MIXED),
-    ],
-)
-def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
-    options: tuple[str, ...], recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from atommem.envs.task_files import load_tasks
-    from atommem.policy.local import LocalPolicy
-    from atommem.trace import read_trace
-    from scripts.draw_episode import draw
+RECIPES = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "injected": INJECTED, "blind": MIXED}
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", RECIPES)
+def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
+    option: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe, options = RECIPES[option], [f"--{option}"] * bool(option)
     out = tmp_path / "demo"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
@@ -72,8 +66,7 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
     assert main(["--quick", "--out", str(out), "--seed", "1", *options]) == 0
     printed = capfd.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["seed"] == 1
-    assert summary["n"] == len(load_tasks(out / "heldout.parquet")) == 8
+    assert (summary["seed"], summary["n"], len(load_tasks(out / "heldout.parquet"))) == (1, 8, 8)
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
     for name in ("summary.json", "training.png", "grpo", "cold_start", "heldout.parquet", "eval"):
         assert str(out / name) in printed
@@ -82,20 +75,23 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
         assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == ("compact", "hashing", 12)
         assert (saved["capacity"], saved["retention"]) == (recipe.capacity, "reject")
         LocalPolicy.from_pretrained(out / stage)
+        card, update = (out / stage / "README.md").read_text(), {"cold_start": 10, "grpo": 2}[stage]
+        scores = rf"Held-out tasks, after update {update}:.*eval_em \| \S+ \(95%: .*eval_n \| 8 "
+        assert re.search(scores, card, re.DOTALL)
     for name in ("before", "after", *recipe.ablations):
         traces = sorted((out / "eval" / name / "traces").iterdir())
         assert len(traces) == 8
         assert read_trace(traces[0]).complete
     draw(read_trace(traces[0]), tmp_path / "episode.svg")
     assert (tmp_path / "episode.svg").read_text().rstrip().endswith("</svg>")
-    for name, update in (("cold_start", 10), ("grpo", 2)):
-        card = (out / name / "README.md").read_text()
-        assert re.search(
-            rf"Held-out tasks, after update {update}:.*eval_em \| \S+ \(95%: .*eval_n \| 8 ", card, re.DOTALL
-        )
-    updates = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in updates if "reward" in entry] == [1, 2]
+    assert updates_of(out) == [1, 2]
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def updates_of(out: Path) -> list[int]:
+    """The updates of GRPO that its log has."""
+    entries = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
+    return [entry["step"] for entry in entries if "reward" in entry]
 
 
 class CtrlC(TrainerCallback):
@@ -119,15 +115,8 @@ def comparable(out: Path) -> dict[str, Any]:
     ],
 )
 def test_a_demo_that_is_interrupted_in_a_stage_ends_in_one_line_and_goes_on(
-    stage: str,
-    told: str,
-    taken_up: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    stage: str, told: str, taken_up: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from atommem.demo import run
-
     whole, out = tmp_path / "whole", tmp_path / "demo"
     assert cli.main(["demo", "--quick", "--out", str(whole)]) == 0
     use_console = run.use_console
@@ -137,7 +126,7 @@ def test_a_demo_that_is_interrupted_in_a_stage_ends_in_one_line_and_goes_on(
         if stage in {base.__name__ for base in type(trainer).__mro__}:
             trainer.add_callback(CtrlC())
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "use_console", shown)
         capfd.readouterr()
         assert cli.main(["demo", "--quick", "--out", str(out)]) == 130
@@ -150,15 +139,12 @@ def test_a_demo_that_is_interrupted_in_a_stage_ends_in_one_line_and_goes_on(
     assert kept == {name: (out / name / "model.safetensors").stat().st_mtime_ns for name in kept}
     assert comparable(out) == comparable(whole)
     assert (out / "grpo" / "model.safetensors").read_bytes() == (whole / "grpo" / "model.safetensors").read_bytes()
-    updates = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in updates if "reward" in entry] == [1, 2]
+    assert updates_of(out) == [1, 2]
     assert not list((out / "grpo").glob("checkpoint-*"))
     assert not (out / "progress.json").exists()
 
 
 def test_of_another_seed_nothing_is_taken_up(tmp_path: Path) -> None:
-    from atommem.demo.progress import Progress
-
     Progress(tmp_path, FULL, 0).add("pretrained", seconds=1.0)
     assert Progress(tmp_path, FULL, 0).done == {"pretrained": {"seconds": 1.0}}
     assert not Progress(tmp_path, FULL, 1).done

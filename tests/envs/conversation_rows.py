@@ -37,12 +37,7 @@ def memory_agent_bench_row(number: int = 0, **changes: Any) -> dict[str, Any]:
         "metadata": {
             "source": "ruler_qa1_197K",
             "qa_pair_ids": [f"ruler_{number}_no{i}" for i in range(12)],
-            "question_types": None,
-            "question_dates": None,
-            "keypoints": None,
-            "previous_events": None,
-            "haystack_sessions": None,
-            "demo": None,
+            **dict.fromkeys(("question_types", "question_dates", "keypoints", "previous_events", "haystack_sessions")),
         },
     }
     return {**row, **changes}

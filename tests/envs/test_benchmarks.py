@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,27 +78,20 @@ def test_quirks_of_the_official_files(tmp_path: Path) -> None:
     assert read.metadata["hops"] == 2
 
 
-def test_2wiki(tmp_path: Path) -> None:
-    path = write_json(tmp_path / "x.json", [twowiki_row(), twowiki_row(1, answer_id=None, answer="yes")])
+def test_2wiki_with_and_without_aliases(tmp_path: Path) -> None:
+    path = write_json(
+        tmp_path / "x.json", [twowiki_row(), twowiki_row(1, answer_id=None, answer="yes"), twowiki_row(2)]
+    )
     rows = list(read_twowiki(path))
     assert rows[0].paragraphs == HOTPOT.paragraphs  # the space between sentences is put back
     assert rows[0].source == "2wikimultihopqa"
     assert "level" not in rows[0].metadata
-    assert [row.answers for row in rows] == [("Port 0",), ("yes",)]
-
-
-def test_2wiki_aliases(tmp_path: Path) -> None:
-    aliases = write_lines(
-        tmp_path / "id_aliases.json",
-        [
-            {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]},
-            {"Q_id": "Q9", "aliases": ["Nine"], "demonyms": []},
-        ],
-    )
-    path = write_json(tmp_path / "x.json", [twowiki_row(), twowiki_row(1, answer_id=None), twowiki_row(2)])
+    assert [row.answers for row in rows] == [("Port 0",), ("yes",), ("Port 2",)]
+    named = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
+    aliases = write_lines(tmp_path / "id_aliases.json", [named, {"Q_id": "Q9", "aliases": ["Nine"], "demonyms": []}])
     assert [row.answers for row in read_twowiki(path, aliases)] == [
         ("Port 0", "Harbour", "Porter"),
-        ("Port 1",),
+        ("yes",),
         ("Port 2",),
     ]
     old = twowiki_row()
@@ -112,9 +106,11 @@ def test_2wiki_aliases(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_lines, write_json, write_parquet])
 def test_musique(tmp_path: Path, write: Callable[..., Path]) -> None:
+    twice = musique_row()  # a paragraph that stands twice is gold if either is
+    twice["paragraphs"].append({**twice["paragraphs"][0], "idx": 4, "is_supporting": True})
     hidden = musique_row(answerable=False)
     hidden["paragraphs"] = hidden["paragraphs"][:3]
-    rows = list(read_musique(write(tmp_path / "x", [musique_row(), hidden])))
+    rows = list(read_musique(write(tmp_path / "x", [musique_row(), hidden, twice])))
     assert rows[0] == QARow(
         id="2hop__0_1",
         question="Where does the brother of Orla 0 live?",
@@ -128,49 +124,31 @@ def test_musique(tmp_path: Path, write: Callable[..., Path]) -> None:
         source="musique",
         metadata={"type": "2hop", "hops": 2, "supporting": [["Orla", None], ["Bran", None]]},
     )
-    assert [row.answerable for row in rows] == [True, False]
+    assert [row.answerable for row in rows] == [True, False, True]
     assert rows[1].id == rows[0].id
+    assert [paragraph.gold for paragraph in rows[2].paragraphs] == [True, False, True, True]
 
 
-def test_a_paragraph_that_stands_twice_is_gold_if_either_is(tmp_path: Path) -> None:
-    row = musique_row()
-    row["paragraphs"].append({**row["paragraphs"][0], "idx": 4, "is_supporting": True})
-    (read,) = read_musique(write_lines(tmp_path / "x.jsonl", [row]))
-    assert [p.gold for p in read.paragraphs] == [True, False, True, True]
-
-
-def test_truncated_json_list(tmp_path: Path) -> None:
+def test_truncated_files(tmp_path: Path) -> None:
     text = json.dumps([hotpot_row(i) for i in range(3)])
     third = text.index('{"_id": "id2"')
-    path = tmp_path / "x.json"
-    path.write_text(text[: third + 40])
-    with pytest.raises(DataError, match=rf"x\.json: row 3, from character {third}, is not JSON: .* at character \d+"):
-        list(read_rows(path))
-    path.write_text(text[:third])
-    with pytest.raises(DataError, match=rf"the list ends after row 2 \(character {third}\) without its closing"):
-        list(read_rows(path))
-    path.write_text(text + "]")
-    with pytest.raises(DataError, match="there is more after the list of 3 rows"):
-        list(read_rows(path))
-
-
-def test_truncated_json_lines(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "x.jsonl", [musique_row(), musique_row(1)])
-    path.write_text("\n" + path.read_text()[:-30])
-    with pytest.raises(DataError, match=r"x\.jsonl: row 3 is not JSON: .* at character \d+ of the line"):
-        list(read_rows(path))
-
-
-def test_truncated_parquet(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "x.parquet", [columns(hotpot_row())])
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"x\.parquet: row 1: the parquet file is damaged or truncated"):
-        list(read_rows(path))
+    lines = write_lines(tmp_path / "lines", [musique_row(), musique_row(1)]).read_bytes()
+    table = write_parquet(tmp_path / "table", [columns(hotpot_row())]).read_bytes()
+    for content, message in (
+        (text[: third + 40].encode(), rf"x: row 3, from character {third}, is not JSON: .* at character \d+"),
+        (text[:third].encode(), rf"the list ends after row 2 \(character {third}\) without its closing"),
+        (f"{text}]".encode(), "there is more after the list of 3 rows"),
+        (b"\n" + lines[:-30], r"x: row 3 is not JSON: .* at character \d+ of the line"),
+        (table[:-20], r"x: row 1: the parquet file is damaged or truncated"),
+    ):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            list(read_rows(tmp_path / "x"))
 
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "x.parquet", [columns(hotpot_row())])
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"pip install 'atommem\[data\]'"):
         list(read_rows(path))
 

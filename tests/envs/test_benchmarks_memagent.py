@@ -1,4 +1,4 @@
-"""MemAgent's files: training rows, evaluation rows, and several questions a row."""
+"""MemAgent's files: training rows, evaluation rows, several questions a row; hostile ones in test_hostile_files.py."""
 
 from __future__ import annotations
 
@@ -47,68 +47,50 @@ def test_training_rows(tmp_path: Path, write: Callable[..., Path]) -> None:
     assert tasks[1].questions[0].answers == ("Orla",)
 
 
-@pytest.mark.parametrize("truth", [[["Port", "Harbour"], ["Orla"]], ["Port", "Orla"]])
 @pytest.mark.parametrize("write", [write_parquet, write_json])
-def test_several_questions(tmp_path: Path, write: Callable[..., Path], truth: list[Any]) -> None:
-    row = train_row(["Where does Bran live?", "Who is a potter?"], truth)
-    (task,) = read_memagent(write(tmp_path / "x", [row]))
-    assert [q.text for q in task.questions] == ["Where does Bran live?", "Who is a potter?"]
-    first = ("Port", "Harbour") if isinstance(truth[0], list) else ("Port",)
-    assert [q.answers for q in task.questions] == [first, ("Orla",)]
+@pytest.mark.parametrize(
+    ("asked", "truth", "answers"),
+    [
+        (["Bran?", "Orla?"], [["Port", "Harbour"], ["Orla"]], [("Port", "Harbour"), ("Orla",)]),
+        (["Bran?", "Orla?"], ["Port", "Orla"], [("Port",), ("Orla",)]),
+        (["Bran?"], [["Port", "Harbour"]], [("Port", "Harbour")]),  # one question keeps its aliases
+        (["Bran?"], ["Port", "Harbour"], [("Port", "Harbour")]),
+    ],
+)
+def test_questions_in_a_list(
+    tmp_path: Path, write: Callable[..., Path], asked: list[str], truth: list[Any], answers: list[tuple[str, ...]]
+) -> None:
+    (task,) = read_memagent(write(tmp_path / "x", [train_row(asked, truth)]))
+    assert [(question.text, question.answers) for question in task.questions] == list(zip(asked, answers, strict=True))
 
 
-def test_one_question_in_a_list_keeps_its_aliases(tmp_path: Path) -> None:
-    rows = [train_row(["Where?"], [["Port", "Harbour"]]), train_row(["Where?"], ["Port", "Harbour"])]
-    for task in read_memagent(write_json(tmp_path / "x.json", rows)):
-        assert [q.answers for q in task.questions] == [("Port", "Harbour")]
-
-
-@pytest.mark.parametrize("write", [write_json, write_lines])
-def test_evaluation_rows(tmp_path: Path, write: Callable[..., Path]) -> None:
-    (task,) = read_memagent(write(tmp_path / "eval_50.json", [eval_row()]))
-    assert task == Task(
+def test_evaluation_rows_and_lenient_forms(tmp_path: Path) -> None:
+    plain = {"context": CONTEXT, "input": "Where does Bran live?", "answers": "Port"}
+    bare = {"context": CONTEXT, "prompt": "Where does Bran live?", "reward_model": '{"ground_truth": "Port"}'}
+    system = train_row()
+    system["prompt"].insert(0, {"role": "system", "content": "Be brief."})
+    tasks = list(read_memagent(write_json(tmp_path / "eval_50.json", [eval_row(), plain, bare, system])))
+    assert tasks[0] == Task(
         id="memagent-00000",
         questions=(Question("Where does Bran live?", ("Port",), id="memagent-00000-0"),),
         context=CONTEXT,
         source="memagent",
         metadata={"index": 7, "num_docs": 2},
     )
-    plain = eval_row(answers="Port")
-    del plain["index"], plain["num_docs"]
-    (task,) = read_memagent(write(tmp_path / "eval_50.json", [plain]))
-    assert (task.questions[0].answers, task.metadata) == (("Port",), {})
-
-
-def test_lenient_forms_of_a_training_row(tmp_path: Path) -> None:
-    row = {
-        "prompt": "Where does Bran live?",
-        "context": CONTEXT,
-        "reward_model": '{"ground_truth": "Port"}',
-    }
-    system = train_row()
-    system["prompt"].insert(0, {"role": "system", "content": "Be brief."})
-    tasks = list(read_memagent(write_json(tmp_path / "x.json", [row, system])))
-    assert [task.questions[0].text for task in tasks] == ["Where does Bran live?"] * 2
-    assert [task.source for task in tasks] == ["memagent", "hotpotqa"]
+    assert {task.questions[0].text for task in tasks} == {"Where does Bran live?"}
+    assert [task.questions[0].answers for task in tasks] == [*[("Port",)] * 3, ("Port", "Harbour")]
+    assert [task.source for task in tasks] == ["memagent", "memagent", "memagent", "hotpotqa"]
+    assert tasks[1].metadata == {}
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            train_row(["a?", "b?"], ["x"]),
-            r"field 'reward_model.ground_truth' has answers for 1 questions, but .* asks 2",
-        ),
-        (train_row("a?", []), "field 'reward_model.ground_truth' has no answer for question 1"),
-        (train_row("a?", [3]), r"field 'reward_model.ground_truth\[0\]' is 3 \(int\), expected a string"),
-        (train_row([], []), "field 'prompt' has no question"),
-        (
-            {**train_row(), "prompt": [{"role": "system", "content": "x"}]},
-            "field 'prompt' has no message with the role",
-        ),
-        ({**train_row(), "reward_model": {"style": "rule"}}, "field 'reward_model' has no 'ground_truth'"),
+        (train_row(["a?", "b?"], ["x"]), r"ground_truth' has answers for 1 questions, but the row asks 2"),
+        (train_row("a?", []), "ground_truth' has no answer for question 1"),
+        (train_row([], []), "'prompt' has no question"),
     ],
 )
-def test_faults(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=rf"x\.json: row 2: .*{message}"):
+def test_what_contradicts_itself_is_said_with_its_numbers(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=f"row 2: .*{message}"):
         list(read_memagent(write_json(tmp_path / "x.json", [train_row(), row])))

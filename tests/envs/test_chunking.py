@@ -40,13 +40,9 @@ def test_whole_sentences_stay_together_when_they_fit() -> None:
     ]
 
 
-def test_documents_are_joined_with_their_titles() -> None:
+def test_documents_are_joined_with_their_titles_or_are_a_chunk_each() -> None:
     task = Task("t", (), (Document("Ann", "She ran. "), Document("", "No title.")))
     assert joined_text(task) == "Document 1: Ann\nShe ran.\n\nNo title."
     assert joined_text(Task("t", (), context="ready")) == "ready"
-
-
-def test_one_chunk_a_document() -> None:
-    task = Task("t", (), (Document("Ann", "She ran."), Document("", "No title.")))
-    assert chunk_task(task, WordTokenizer(), "documents", 1, False) == ["Ann\nShe ran.", "No title."]
+    assert chunk_task(task, WordTokenizer(), "documents", 1, False) == ["Ann\nShe ran. ", "No title."]
     assert chunk_task(task, WordTokenizer(), "tokens", 100, False) == [joined_text(task)]

@@ -42,11 +42,8 @@ def test_longmemeval_is_read_in_the_order_of_its_dates(tmp_path: Path) -> None:
     ]
     assert [document.text for document in gold_documents(task, question)] == ["user: I bought a kiln in Brent."]
     assert question.text.startswith("Where did I buy the kiln? (Asked on 2023/06/01 (Thu) 10:00.)")
-    assert describe_task(task).questions[0].attributes == {
-        "type": "single-session-user",
-        "first evidence": "40-60%",
-        "last evidence": "40-60%",
-    }
+    at = {"first evidence": "40-60%", "last evidence": "40-60%"}
+    assert describe_task(task).questions[0].attributes == {"type": "single-session-user", **at}
 
 
 def test_longmemeval_without_marked_turns_and_without_an_answer(tmp_path: Path) -> None:
@@ -98,22 +95,14 @@ def test_beam(tmp_path: Path) -> None:
         ("April-01-2024", "user: I moved it to Lorne."),
         ("April-01-2024", "assistant: Noted."),
     ]
-    found = {question.id: question for question in task.questions}
-    assert list(found) == [
-        "0-abstention-0",
-        "0-information_extraction-0",
-        "0-knowledge_update-0",
-        "0-summarization-0",
+    assert [(question.id, question.answers[-1], question.metadata["documents"]) for question in task.questions] == [
+        ("0-abstention-0", "The chat does not tell.", []),
+        ("0-information_extraction-0", "In Brent.", [0, 3]),
+        ("0-knowledge_update-0", "In Lorne.", [2]),
+        ("0-summarization-0", "A kiln moves.", [0, 2]),
     ]
-    assert [question.metadata["documents"] for question in task.questions] == [[], [0, 3], [2], [0, 2]]
-    assert [question.answers[-1] for question in task.questions] == [
-        "The chat does not tell.",
-        "In Brent.",
-        "In Lorne.",
-        "A kiln moves.",
-    ]
-    assert score_question(found["0-abstention-0"], "not mentioned", "beam")["em"] == 1.0
-    assert found["0-information_extraction-0"].metadata["rubric"] == ["LLM response should state: Brent"]
+    assert score_question(task.questions[0], "not mentioned", "beam")["em"] == 1.0
+    assert task.questions[1].metadata["rubric"] == ["LLM response should state: Brent"]
     assert describe_task(task).questions[1].attributes["level"] == "easy"
 
 

@@ -19,6 +19,7 @@ from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import damaged, hotpot_row, musique_row, twowiki_row, write_json, write_lines
 from tests.envs.conversation_rows import beam_row, longmemeval_row, memory_agent_bench_row
+from tests.envs.test_benchmarks_memagent import eval_row, train_row
 from tests.envs.test_locomo import conversation
 from tests.fakes import command
 
@@ -27,34 +28,26 @@ main = command("data")
 Row = dict[str, Any]
 
 
-def task_row(number: int = 0, **changes: Any) -> Row:
-    questions = [{"text": "Who?", "answers": ["Orla"], "id": "q"}]
-    return {
-        "id": f"t{number}",
-        "questions": questions,
-        "documents": [{"title": "Orla", "text": "A potter."}],
-        **changes,
-    }
+def task_row(number: int = 0) -> Row:
+    questions = [{"text": "Who?", "answers": ["Orla"], "id": "q", "metadata": "{}"}]
+    return {"id": f"t{number}", "questions": questions, "documents": [{"title": "Orla", "text": "A potter."}]}
 
 
-def memagent_row(number: int = 0, **changes: Any) -> Row:
-    return {"context": f"Document {number}: text", "input": "Who?", "answers": ["Orla"], "num_docs": 1, **changes}
-
-
-MAKERS: dict[str, Callable[..., Row]] = {
+MAKERS: dict[str, Callable[[int], Row]] = {
     "hotpotqa": hotpot_row,
     "2wikimultihopqa": twowiki_row,
     "musique": musique_row,
     "tasks": task_row,
-    "memagent": memagent_row,
+    "memagent": lambda number: {**eval_row(), "context": f"Document {number}: text"},
+    "memagent training": lambda number: {**train_row(), "context": f"Document {number}: text"},
     "longmemeval": longmemeval_row,
     "memoryagentbench": memory_agent_bench_row,
     "beam": beam_row,
-    "locomo": lambda number=0, **changes: conversation(sample_id=f"c{number}", **changes),
+    "locomo": lambda number: conversation(sample_id=f"c{number}"),
 }
 REFUSED = {
-    **{"hotpotqa": 320, "2wikimultihopqa": 307, "musique": 236, "tasks": 148, "memagent": 52, "locomo": 379},
-    **{"longmemeval": 355, "memoryagentbench": 224, "beam": 298},
+    **{"hotpotqa": 320, "2wikimultihopqa": 307, "musique": 236, "tasks": 160, "memagent": 52, "locomo": 379},
+    **{"longmemeval": 355, "memoryagentbench": 224, "beam": 298, "memagent training": 134},
 }
 """How many of the damaged rows are refused; what is wrong in the others is harmless: fields that nobody reads."""
 BEAM_TURN = {"role": "user", "content": "x", "id": 0}
@@ -97,9 +90,15 @@ def test_hostile_rows_are_refused_with_their_place_and_the_remedy(tmp_path: Path
     ("form", "field", "value"),
     [
         ("tasks", "id", "t1"),
+        ("tasks", "context", "beside documents"),
+        ("tasks", "documents", None),
+        ("tasks", "documents", [{"text": "x", "gold": 1}]),
+        ("tasks", "source", 3),
         *((form, "supporting_facts", [["Orla", "first"]]) for form in ("hotpotqa", "2wikimultihopqa")),
         ("hotpotqa", "context", [["Orla", "x"]]),
         ("memagent", "answers", [["a"], ["b"]]),
+        ("memagent training", "prompt", [{"role": "system", "content": "x"}]),
+        ("memagent training", "reward_model", {"ground_truth": []}),
         ("locomo", "conversation", {"session_1": ["x"], "session_1_date_time": "now"}),
         ("longmemeval", "haystack_dates", ["2023"]),
         ("longmemeval", "haystack_sessions", [[], [], []]),
@@ -122,18 +121,11 @@ def test_rows_that_contradict_themselves_are_refused(tmp_path: Path, form: str, 
         (b"PK\x03\x04rest", "is packed (zip). Unpack it"),
         (b"", "is empty. Get the file again"),
         (b"[]", "has no rows. Get the file again"),
-        (
-            json.dumps({"data": [hotpot_row()]}, indent=2).encode(),
-            "is one JSON object with the fields 'data', expected a list",
-        ),
+        (b'{\n"data": [1]}', "is one JSON object with the fields 'data', expected a list"),
         (b"<html>", "but it starts with '<html>'. Give the benchmark's own file"),
         (b'[{"a": "\xff"}]', "is not UTF-8"),
-        (
-            json.dumps([hotpot_row()]).encode("utf-16"),
-            "(UTF-16, or no text at all). Save the file as UTF-8",
-        ),
-        (json.dumps([hotpot_row()]).encode("utf-16-be"), "is not UTF-8 (UTF-16, or no text at all)"),
-        (b'[{"a": 1}, {"b"', "Get it again"),
+        ('[{"a": 1}]'.encode("utf-16"), "(UTF-16, or no text at all). Save the file as UTF-8"),
+        ('[{"a": 1}]'.encode("utf-16-be"), "is not UTF-8 (UTF-16, or no text at all)"),
         (b"[1]", "row 1 is 1 (int), expected an object with named fields. Give a list"),
     ],
 )
@@ -162,22 +154,21 @@ def rows(make: Callable[[int], Row] = hotpot_row) -> list[Row]:
     return [make(number) for number in range(8)]
 
 
-def test_missing_and_mixed_shards_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_json(tmp_path / "train-00000-of-00002.parquet", rows())
-    assert build("hotpotqa", tmp_path, tmp_path / "o.jsonl") == 2
+def test_missing_and_mixed_shards_and_duplicate_ids_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, good = tmp_path / "o.jsonl", write_json(tmp_path / "train-00000-of-00002.parquet", rows())
+    assert build("hotpotqa", tmp_path, out) == 2
     assert f"{tmp_path}: lacks train-00001-of-00002.parquet beside train-00000-of-00002" in capsys.readouterr().err
     write_json(tmp_path / "train-00001-of-00002.parquet", [hotpot_row(number) for number in range(8, 16)])
-    assert build("hotpotqa", tmp_path, tmp_path / "o.jsonl") == 0
+    assert build("hotpotqa", tmp_path, out) == 0
     write_json(tmp_path / "train-00000-of-00001.parquet", rows())
-    assert build("hotpotqa", tmp_path, tmp_path / "o.jsonl") == 2
-
-
-def test_duplicate_ids_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build("hotpotqa", tmp_path, out) == 2
     path = write_json(tmp_path / "x.json", [*rows(), hotpot_row(3)])
-    assert build("hotpotqa", path, tmp_path / "o.jsonl") == 2
+    capsys.readouterr()
+    assert build("hotpotqa", path, out) == 2
     assert f"{path}: row 9: field 'id' is 'id3', as in {path}: row 4. Give every row once" in capsys.readouterr().err
-    good = write_json(tmp_path / "y.json", rows())
-    assert build("hotpotqa", good, tmp_path / "o.jsonl", "--input", good) == 2, "the same file twice"
+    assert build("hotpotqa", good, out, "--input", good) == 2, "the same file twice"
 
 
 @pytest.mark.parametrize(("make", "benchmark"), [(hotpot_row, "2wikimultihopqa"), (twowiki_row, "hotpotqa")])
@@ -209,8 +200,7 @@ def test_show_into_a_closed_pipe(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", [task_row(number) for number in range(3000)])
     command = f"{sys.executable} -m atommem.cli data show {path} --n 3000 | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("t0")
+    assert (done.returncode, done.stderr, done.stdout[:2]) == (0, "", "t0")
 
 
 def test_each_question_has_its_own_gold_documents(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.locomo import PROTOCOL, Wording, is_locomo, read_locomo, read_wording
+from atommem.envs.benchmarks.locomo import PROTOCOL, Wording, read_locomo, read_wording
 from atommem.envs.chunking import joined_text
 from atommem.envs.scoring.abstention import hint
 from atommem.envs.scoring.locomo_scores import locomo_exact_match, locomo_f1
@@ -32,8 +32,7 @@ def conversation(**changes: Any) -> dict[str, Any]:
     row = {
         "sample_id": "conv-1",
         "conversation": {
-            "speaker_a": "Orla",
-            "speaker_b": "Bran",
+            **{"speaker_a": "Orla", "speaker_b": "Bran"},
             "session_10_date_time": "9:00 am on 3 June, 2021",
             "session_10": [turn("D10:1", "Orla", "I sold the kiln.")],
             "session_2_date_time": "7:15 pm on 2 May, 2021",
@@ -50,15 +49,12 @@ def conversation(**changes: Any) -> dict[str, Any]:
             {"question": "What did Orla sell?", "answer": "The kiln", "evidence": ["D10:1"], "category": 4},
             {"question": "What did Bran sell?", "adversarial_answer": "the kiln", "evidence": ["D10:1"], "category": 5},
         ],
-        "event_summary": {},
-        "observation": {},
-        "session_summary": {},
+        **{"event_summary": {}, "observation": {}, "session_summary": {}},
     }
     return {**row, **changes}
 
 
 def test_turns_are_the_stream_and_keep_their_dates(tmp_path: Path) -> None:
-    assert is_locomo(conversation())
     first, second = load_tasks(write_json(tmp_path / "locomo10.json", [conversation(), conversation(sample_id="c2")]))
     assert (first.id, second.id, first.source) == ("locomo-conv-1-000", "locomo-c2-000", "locomo")
     assert [(document.title, document.text) for document in first.documents] == [
@@ -68,27 +64,16 @@ def test_turns_are_the_stream_and_keep_their_dates(tmp_path: Path) -> None:
     ]
     assert [document.gold for document in first.documents] == [True, False, True]
     assert joined_text(first).startswith("Document 1: 7:15 pm on 2 May, 2021\nOrla: I made")
-    assert [question.metadata["category"] for question in first.questions] == [
-        "multi_hop",
-        "temporal",
-        "open_domain",
-        "single_hop",
-        "adversarial",
-    ]
-    assert [question.answers for question in first.questions] == [
-        ("bowls, a kiln",),
-        ("2021",),
-        ("Likely yes",),
-        ("The kiln",),
-        ("not mentioned",),
+    assert [(question.metadata["category"], *question.answers) for question in first.questions] == [
+        ("multi_hop", "bowls, a kiln"),
+        ("temporal", "2021"),
+        ("open_domain", "Likely yes"),
+        ("single_hop", "The kiln"),
+        ("adversarial", "not mentioned"),
     ]
     assert first.questions[0].metadata["evidence"] == ["D2:1", "D10:1"]
     assert first.questions[4].metadata["adversarial_answer"] == "the kiln"
     assert all(question.text.endswith(hint("conversation")) for question in first.questions)
-
-
-def question(category: str, gold: str = "not mentioned") -> Question:
-    return Question("?", (gold,), metadata={"category": category})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +95,8 @@ def question(category: str, gold: str = "not mentioned") -> Question:
     ],
 )
 def test_f1_by_hand(category: str, gold: str, answer: str | None, expected: float) -> None:
-    assert locomo_f1(question(category, gold or "not mentioned"), answer) == pytest.approx(expected)
+    question = Question("?", (gold or "not mentioned",), metadata={"category": category})
+    assert locomo_f1(question, answer) == pytest.approx(expected)
 
 
 async def test_a_task_is_scored_by_the_rules_of_its_categories(tmp_path: Path) -> None:
@@ -165,13 +151,7 @@ def test_questions_as_the_authors_ask_them(tmp_path: Path) -> None:
         assert sorted(options.values()) == ["Not mentioned in the conversation", "the kiln"]
         assert asked.text.endswith(f"(a) {options['a']} (b) {options['b']}")
         right, wrong = sorted("ab", key=lambda letter: options[letter] == "the kiln")
-        for answer, score in (
-            (right, 1.0),
-            (f"({right})", 1.0),
-            (wrong, 0.0),
-            (f" ({wrong.upper()}) ", 0.0),
-            (None, 0),
-        ):
+        for answer, score in ((right, 1), (f"({right})", 1), (wrong, 0), (f" ({wrong.upper()}) ", 0), (None, 0)):
             assert locomo_f1(asked, answer) == locomo_exact_match(asked, answer) == score
         assert locomo_f1(asked, "It is not mentioned.") == 1.0
         orders.add(right)
@@ -201,8 +181,7 @@ def test_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads((tmp_path / "tasks.parquet.json").read_text())["wording"] == "official"
     assert main(["convert", str(path), "--out", str(out)]) == 0
     assert load_tasks(out) == load_tasks(path)
-    lines = tmp_path / "x.jsonl"
-    write_lines(lines, [longmemeval_row()])
+    lines = write_lines(tmp_path / "x.jsonl", [longmemeval_row()])
     for arguments, message in (
         ((path, "--out", out, "--questions", 0), "questions is 0: give at least 1"),
         ((path, "--out", tmp_path / "x.csv"), "the name must end in .parquet or .jsonl"),

@@ -27,15 +27,15 @@ def pair(number: int) -> list[dict[str, Any]]:
 
 
 def build(path: Path, *more: Any, benchmark: str = "musique") -> int:
-    common = ["build", "--benchmark", benchmark, "--split", "dev", "--input", str(path), "--seed", "3"]
-    return main([*common, *map(str, more)])
+    common = ["build", "--benchmark", benchmark, "--split", "dev", "--input", path, "--seed", 3, "--unanswerable"]
+    return main([*map(str, [*common, *more])])
 
 
 def test_tasks_come_in_pairs_and_none_holds_what_its_question_lacks(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "musique_full_v1.0_dev.jsonl", [row for number in range(9) for row in pair(number)])
     for distractors in ("own", "pool"):
         out = tmp_path / f"{distractors}.jsonl"
-        arguments = ("--unanswerable", "--distractors", distractors, "--docs", 6, "--n", 8, "--out", out)
+        arguments = ("--distractors", distractors, "--docs", 6, "--n", 8, "--out", out)
         assert build(path, *arguments) == 0
         tasks = load_tasks(out)
         for first, second in zip(tasks[::2], tasks[1::2], strict=True):
@@ -52,8 +52,7 @@ def test_tasks_come_in_pairs_and_none_holds_what_its_question_lacks(tmp_path: Pa
 
 def test_what_unanswerable_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_json(tmp_path / "x.json", [hotpot_row(number) for number in range(8)])
-    out = ("--n", 2, "--docs", 4, "--out", tmp_path / "o.jsonl", "--unanswerable")
-    assert build(path, *out, benchmark="hotpotqa") == 2
+    assert build(path, "--n", 2, "--docs", 4, "--out", tmp_path / "o.jsonl", benchmark="hotpotqa") == 2
     assert "unanswerable is given for hotpotqa; only musique (Full)" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="questions is 1-2: give 1"):
         BuildConfig(4, 2, (1, 2), unanswerable=True)
@@ -82,17 +81,12 @@ def record(identifier: str, task: str, metrics: dict[str, float]) -> EpisodeReco
 
 
 def test_the_grouped_score_by_hand() -> None:
-    def answered(f1: float, sufficient: float) -> dict[str, float]:
-        return {"em": float(f1 == 1), "f1": f1, "sufficiency": sufficient}
-
+    right, half = ({"em": em, "f1": f1, "sufficiency": 1.0} for em, f1 in ((1.0, 1.0), (0.0, 0.5)))
     records = [
-        record("a", "a1", answered(0.5, 1.0)),
-        record("a", "a2", {"sufficiency": 1.0}),
-        record("b", "b1", answered(1.0, 1.0)),
-        record("b", "b2", {"sufficiency": 0.0}),  # answered what cannot be: the pair earns nothing
-        record("c", "c1", answered(1.0, 1.0)),
-        record("c", "c2", {"sufficiency": 1.0}),
-        record("d", "d1", answered(1.0, 1.0)),  # its other half failed: in no score
+        *(record("a", "a1", half), record("a", "a2", {"sufficiency": 1.0})),
+        *(record("b", "b1", right), record("b", "b2", {"sufficiency": 0.0})),  # answered what cannot be: nothing
+        *(record("c", "c1", right), record("c", "c2", {"sufficiency": 1.0})),
+        record("d", "d1", right),  # its other half failed: in no score
     ]
     found = group_scores((item.id, item.metrics) for one in records for item in one.questions)
     assert (found["group_answer_sufficiency_f1"]["mean"], found["group_answer_sufficiency_f1"]["n"]) == (0.5, 3)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task
 from atommem.envs.task import Task
+from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError
+from tests.fakes import command
 
 
 def stream(task: Task) -> list[list[Statement]]:
@@ -124,28 +129,42 @@ def test_prose_reads_back_what_it_writes(prose: str) -> None:
     assert said.statements(" ".join(said.filler)) == []
     for hops in (1, 2, 3, 4):
         assert said.asked(said.question("Vesko", hops)) == ("Vesko", hops)
-    assert said.answer(None) == said.answer(None)
     assert "Oakrest" in said.answer(statements[3])
 
 
-def test_unknown_prose_and_foreign_questions_are_refused() -> None:
-    with pytest.raises(ConfigError, match="give one of plain, compact"):
-        get_prose("verse")
-    with pytest.raises(ConfigError, match="is no question of the plain prose"):
-        get_prose("plain").asked("Why?")
-
-
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("make", "message"),
     [
-        ({"prose": "verse"}, "prose is 'verse'"),
-        ({"hops": (3, 2)}, "hops is 3-2"),
-        ({"questions": (0, 1)}, "questions is 0-1"),
-        ({"corrections": -0.1}, "corrections is -0.1"),
-        ({"distractors": 60}, "names is 80"),
-        ({"hops": (1, 3), "questions": (1, 2), "capacity": 5}, "give at least 6"),
+        (lambda: get_prose("verse"), "give one of plain, compact"),
+        (lambda: get_prose("plain").asked("Why?"), "is no question of the plain prose"),
+        (lambda: WorldConfig(prose="verse"), "prose is 'verse'"),
+        (lambda: WorldConfig(hops=(3, 2)), "hops is 3-2"),
+        (lambda: WorldConfig(questions=(0, 1)), "questions is 0-1"),
+        (lambda: WorldConfig(corrections=-0.1), "corrections is -0.1"),
+        (lambda: WorldConfig(distractors=60), "names is 80"),
+        (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "give at least 6"),
     ],
 )
-def test_wrong_knobs_are_named(wrong: dict, message: str) -> None:
+def test_what_cannot_be_is_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        WorldConfig(**wrong)
+        make()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_the_command_writes_the_generated_tasks(
+    tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    synthetic, out = command("data"), tmp_path / f"tasks{suffix}"
+    knobs = ["--prose", "compact", "--hops", "1-3", "--questions", "2", "--corrections", "0.8", "--errata"]
+    assert synthetic(["synthetic", "--n", "7", "--seed", "3", "--out", str(out), *knobs]) == 0
+    config = WorldConfig(prose="compact", hops=(1, 3), questions=(2, 2), corrections=0.8, errata=True)
+    assert load_tasks(out) == list(generate(config, 7, seed=3))
+    provenance = json.loads((tmp_path / f"{out.name}.json").read_text())
+    assert (provenance["world"]["corrections"], provenance["seed"]) == (0.8, 3)
+    assert str(out) in capsys.readouterr().out
+    for options, message in ((["--n", "0"], "n is 0"), (["--n", "1", "--hops", "9"], "hops is 9-9")):
+        assert synthetic(["synthetic", "--out", str(out), *options]) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        synthetic(["synthetic", "--n", "1", "--out", str(out), "--hops", "one"])
+    assert "'one' is not a number or a range" in capsys.readouterr().err

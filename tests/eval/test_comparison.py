@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,27 +51,36 @@ async def test_the_means_shown_are_those_whose_difference_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two episodes of a task and one of another: each task's question counts once, as in the difference."""
-    for name, right in (("A", "a"), ("B", "ab")):
-        tasks = [make_task(task) for task in "ab"]
-        await evaluated(tasks, tmp_path / name, wrong=set("ab") - set(right), samples_per_task=2)
-    lines = (tmp_path / "A" / "episodes.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line in lines if (json.loads(line)["task_id"], json.loads(line)["sample"]) != ("b", 1)]
-    (tmp_path / "A" / "episodes.jsonl").write_text("".join(kept))
+    for name, wrong in (("A", "b"), ("B", "")):
+        await evaluated([make_task(task) for task in "ab"], tmp_path / name, wrong=wrong, samples_per_task=2)
+    episodes = tmp_path / "A" / "episodes.jsonl"
+    *kept, last = episodes.read_text().splitlines(keepends=True)
+    assert '"task_id": "b"' in last
+    episodes.write_text("".join(kept))
     assert main(["compare", str(tmp_path / "A"), str(tmp_path / "B")]) == 0
     printed = capsys.readouterr().out
     assert "B - A: +0.500" in printed
-    assert re.search(r"A[ │]+0\.500", printed)
-    assert re.search(r"B[ │]+1\.000", printed)
+    assert re.search(r"A[ │]+0\.500.*B[ │]+1\.000", printed, re.DOTALL)
 
 
-async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
-    first, second = await run(tmp_path / "A", "a"), await run(tmp_path / "B", "a", names="abcdefgi")
-    assert main(["compare", str(first), str(second)]) == 2
-
-
-async def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = await run(tmp_path / "A", "a", gone=NAMES), await run(tmp_path / "B", "a")
-    assert main(["compare", str(first), str(second)]) == 0
+async def test_every_score_that_is_there_is_compared_where_tasks_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golds = {name: replace(make_task(name).questions[0], answers=(f"{name}-0 exactly",)) for name in NAMES}
+    tasks = [replace(make_task(name), questions=(gold,)) for name, gold in golds.items()]
+    for name, right in (("A", 2), ("B", 7)):
+        await evaluated(tasks, tmp_path / name, wrong=NAMES[right:])
+    call = ["compare", str(tmp_path / "A"), str(tmp_path / "B"), "--json", str(tmp_path / "c.json"), "--metric"]
+    for metric, wins in (("em", 0), ("sub_em", 5)):
+        assert main([*call, metric]) == 0
+        assert json.loads((tmp_path / "c.json").read_text())["wins"] == wins
+    assert "sub-EM on the 8 tasks" in capsys.readouterr().out
+    assert main([*call, "judge"]) == 2
+    assert re.search(r"'judge': .* has em, f1, sub_em", capsys.readouterr().err)
+    other, failed = await run(tmp_path / "other", "a", names="abcdefgi"), await run(tmp_path / "f", "a", gone=NAMES)
+    assert main(["compare", str(failed), str(other)]) == 2
+    same = await run(tmp_path / "same", "a")
+    assert main(["compare", str(failed), str(same)]) == 0
     assert "nothing to compare" in capsys.readouterr().out
 
 

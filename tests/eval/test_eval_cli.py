@@ -1,32 +1,32 @@
-"""`atommem eval` as a command: what it prints, writes and returns."""
+"""`atommem eval` as a command: where its settings come from, what it prints, writes and returns."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from atommem import cli
+from atommem.config import EmbedderConfig, MemoryConfig, save_config
+from atommem.environment import environment_config
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError, PromptTooLongError
-from atommem.eval import eval_cli, workbench
-from atommem.eval.eval_config import EvalConfig
+from atommem.errors import ConfigError
+from atommem.eval import eval_cli
+from atommem.eval.eval_config import EvalConfig, parse_arguments
 from atommem.eval.reporting.report_cli import main as report_main
-from atommem.policy.contract import Completion, Sampling
 from atommem.policy.opening import policy_identity
 from atommem.trace_view import main as trace_main
 from tests.eval.toys import ToyPolicy, make_task
-from tests.fakes import WordTokenizer
 
+ROOT = Path(__file__).parents[2]
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c", source="musique"), make_task("d", questions=3)]
 
 
@@ -35,13 +35,6 @@ def data(tmp_path: Path) -> Path:
     path = tmp_path / "tasks.jsonl"
     save_tasks(TASKS, path)
     return path
-
-
-@pytest.fixture
-def policy(monkeypatch: pytest.MonkeyPatch) -> ToyPolicy:
-    toy = ToyPolicy(WordTokenizer())
-    monkeypatch.setattr(workbench, "open_policy", lambda config: toy)
-    return toy
 
 
 def arguments(data: Path, *more: str) -> list[str]:
@@ -54,12 +47,10 @@ def test_evaluates_and_continues(data: Path, policy: ToyPolicy, capsys: pytest.C
     output = capsys.readouterr().out
     assert re.search(r"EM \[95% interval\]\W+0\.833 \[0\.\d+, 0\.\d+\]\W+0\.800 .*\W+1\.000 ", output)
     assert re.search(r"independent units / questions\W+4 / 6\W+3 / 5\W+1 / 1", output)
-    assert re.search(r"create / step\W+0\.571", output)
-    assert re.search(r"delete / step\W+0\.000", output)
-    assert "tool / step" not in output
-    assert "unknown handle" not in output
-    assert re.search(r"model calls / episode\W+3\.5", output)
+    for row, value in (("create / step", "0.571"), ("delete / step", "0.000"), ("model calls / episode", "3.5")):
+        assert re.search(rf"{row}\W+{value}", output), row
     assert re.search(r"ended: answered\W+100\.0%", output)
+    assert not re.search("tool / step|unknown handle", output)
     assert "atommem trace" in output
     asked = len(policy.asked)
     assert eval_cli.main(arguments(data)) == 0
@@ -88,100 +79,46 @@ def test_tasks_without_gold_answers(data: Path, policy: ToyPolicy, capsys: pytes
     assert "reward: none" in capsys.readouterr().out
 
 
-def test_too_many_failures_are_an_exit_status(
-    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("why", "said", "shown"),
+    [
+        (
+            "out_of_reach",
+            "1 of 4 episodes failed: more than --max_failed_fraction 0.05",
+            ("failed 1 x: server gone", "no score"),  # the only task of its source
+        ),
+        (
+            "too_long",
+            "1 of 4 episodes overflowed: a prompt did not fit the policy's window",
+            ("prompt did not fit (not scored)", "in those that fit"),
+        ),
+    ],
+)
+def test_too_many_episodes_without_a_score_are_an_exit_status(
+    why: str, said: str, shown: tuple[str, ...], data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy.out_of_reach = {"c"}
+    setattr(policy, why, {"c"})
     assert eval_cli.main(arguments(data)) == 3
     captured = capsys.readouterr()
-    assert "1 of 4 episodes failed: more than --max_failed_fraction 0.05" in captured.err
-    assert "failed 1 x: server gone" in captured.out
-    assert "no score" in captured.out  # the only task of its source
+    assert said in captured.err
+    assert [text for text in shown if text not in captured.out] == []
     assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
     policy.out_of_reach = set()
-    assert eval_cli.main(arguments(data)) == 0
-    assert "Failed episodes" not in capsys.readouterr().out.rsplit("Evaluation", 1)[1]
-
-
-def test_prompts_that_do_not_fit_are_an_exit_status(
-    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    complete = policy.complete
-
-    async def too_long(prompt_ids: list[int], sampling: Sampling) -> Completion:
-        if "say-c-" in policy.tokenizer.decode(prompt_ids, skip_special_tokens=False):
-            raise PromptTooLongError("300 tokens in a window of 256")
-        return await complete(prompt_ids, sampling)
-
-    monkeypatch.setattr(policy, "complete", too_long)
-    assert eval_cli.main(arguments(data)) == 3
-    captured = capsys.readouterr()
-    assert "1 of 4 episodes overflowed: a prompt did not fit the policy's window" in captured.err
-    assert "prompt did not fit (not scored)" in captured.out
-    assert "in those that fit" in captured.out
-    assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
+    assert eval_cli.main(arguments(data)) == (0 if why == "out_of_reach" else 3), "what failed is run again"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_says_how_to_continue(
-    number: signal.Signals,
-    data: Path,
-    policy: ToyPolicy,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+    number: signal.Signals, data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A job in the background of a script (CI) inherits SIGINT as ignored; at a terminal it is not.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    policy.hang = "c"
-
-    async def press() -> None:
-        await policy.hanging.wait()
-        os.kill(os.getpid(), number)
-
-    run = eval_cli._run
-
-    async def run_and_press(configs: object) -> object:
-        pressing = asyncio.create_task(press())
-        try:
-            return await run(configs)  # type: ignore[arg-type]
-        finally:
-            await pressing
-
-    monkeypatch.setattr(eval_cli, "_run", run_and_press)
+    policy.until["c"] = lambda: os.kill(os.getpid(), number) is not None
     assert cli.main(["eval", *arguments(data)]) == 130
     assert "the same command continues from there" in capsys.readouterr().err
     assert len((data.parent / "out" / "episodes.jsonl").read_text().splitlines()) == 2
-    monkeypatch.setattr(eval_cli, "_run", run)
-    policy.hang = None
+    policy.until.clear()
     policy.asked.clear()
     assert eval_cli.main(arguments(data)) == 0
     assert set(policy.asked) == {"c", "d"}
-
-
-@pytest.mark.slow
-def test_a_killed_process_loses_no_finished_episode(data: Path) -> None:
-    """SIGKILL in the middle: every line on disk is whole, and a rerun continues after them."""
-    script = (
-        "import asyncio, sys\n"
-        "from atommem.eval import eval_cli, workbench\n"
-        "from tests.eval.toys import ToyPolicy\n"
-        "from tests.fakes import WordTokenizer\n"
-        "toy = ToyPolicy(WordTokenizer())\n"
-        "toy.hang = 'd'\n"
-        "workbench.open_policy = lambda config: toy\n"
-        "eval_cli.main(sys.argv[1:])\n"
-    )
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen([sys.executable, "-c", script, *arguments(data)], cwd=root, stderr=subprocess.DEVNULL)
-    path = data.parent / "out" / "episodes.jsonl"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (path.exists() and path.read_text().count("\n") == 3):
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    assert [json.loads(line)["task_id"] for line in path.read_text().splitlines()] == ["a", "b", "c"]
 
 
 async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
@@ -201,7 +138,64 @@ async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
 def test_help_loads_no_model_library(module: str, flag: str) -> None:
     script = f"import sys\nfrom atommem.{module} import main\n"
     script += "try: main(['--help'])\nfinally: print('torch' in sys.modules)"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert flag in done.stdout
     assert done.stdout.rstrip().endswith("False")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    memory = MemoryConfig(dialect="released", templates="compact", capacity=20, disabled_actions=["delete"])
+    save_config(folder, memory, EmbedderConfig(embedder="hashing"), environment_config("longdoc", chunk_tokens=96))
+    return folder
+
+
+def settings(policy: Path | str, *more: str) -> list[str]:
+    return ["--policy", str(policy), "--data", "tasks.parquet", "--out", "runs/x", *more]
+
+
+def test_flag_beats_file_beats_checkpoint_beats_default(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "eval.yaml"
+    file.write_text(yaml.safe_dump({"capacity": 10, "chunk_tokens": 50, "temperature": 0.0}))
+    path = checkpoint / "atommem_config.json"
+    more = {"max_tokens": 48, "chat_template_kwargs": {"a": 1}, "learning_rate": 1}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    config, memory, _, environment = parse_arguments(
+        settings(checkpoint, "--config", str(file), "--chunk_tokens", "7", "--disabled_actions", "read", "update")
+    )
+    assert (memory.dialect, config.max_tokens, config.template_kwargs) == ("released", 48, {"a": 1})  # checkpoint
+    assert memory.capacity == 10  # file over checkpoint
+    assert config.temperature == 0.0  # file over default
+    assert environment.chunk_tokens == 7  # flag over file and checkpoint
+    assert memory.disabled_actions == ["read", "update"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--limit", "0"], "limit is 0"),
+        (["--samples_per_task", "0"], "samples_per_task is 0"),
+        (["--max_failed_fraction", "2"], "max_failed_fraction is 2"),
+        (["--layout", "sideways"], "layout is 'sideways'"),
+        (["--no_such_flag", "1"], "no_such_flag"),
+        (["--tokenizer", "x"], "for servers only"),
+        (["--config", "/nowhere/eval.yaml"], "eval.yaml"),
+    ],
+)
+def test_wrong_settings_are_refused(more: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_arguments(settings("model", *more))
+
+
+def test_several_servers_or_one_folder(tmp_path: Path) -> None:
+    servers = ["http://a:8000", "http://b:8000"]
+    config = parse_arguments([*settings(servers[0]), "--policy", *servers, "--tokenizer", "t"])[0]
+    assert config.policy == servers
+    assert config.is_server
+    file = tmp_path / "eval.yaml"
+    file.write_text(yaml.safe_dump({"policy": servers, "tokenizer": "t", "data": "d", "out": "o"}))
+    assert parse_arguments(["--config", str(file)])[0].policy == servers
+    with pytest.raises(ConfigError, match="give one model folder, or the URLs"):
+        parse_arguments([*settings("m"), "--policy", "m", "http://b"])

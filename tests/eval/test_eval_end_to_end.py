@@ -1,20 +1,24 @@
-"""`atommem eval` with real back ends: a (random) model folder, and a server over HTTP."""
+"""`atommem eval` with real back ends: a (random) model folder, servers over HTTP, and a corpus searched and judged."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from atommem.cli import main as atommem_main
+from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
+from atommem.envs.web.corpus import Corpus, Page, build_corpus
 from atommem.trace import read_trace
+from tests.envs.web.test_environment import ANSWER as FOUND
+from tests.envs.web.test_environment import call
 from tests.eval.toys import make_task
 from tests.loopback import make_checkpoint, serving
 
-pytest.importorskip("transformers")
+pytest.importorskip("tantivy")
 ANSWER = "<final_answer>\\boxed{a-0}</final_answer>"
 
 
@@ -31,32 +35,30 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_model_folder(checkpoint: Path, data: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    out = data.parent / "out"
-    command = ["eval", "--policy", str(checkpoint), "--data", str(data), "--out", str(out), "--max_tokens", "6"]
-    assert atommem_main(command) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    assert (summary["episodes"], summary["failed"]) == (2, 0)
-    assert summary["run"]["memory"]["templates"] == "compact"
-    steps = read_trace(out / "traces" / "a.0.jsonl").episode.steps
-    assert len(steps) == 3  # two documents, one question without extra reads
-    assert all(1 <= len(step.token_ids) <= 6 for step in steps)
-    assert atommem_main([*command, "--temperature", "0.1"]) == 2
+    """The same seed: the same records, whatever ran beside an episode; batches of one request make that certain."""
+    command = ["eval", "--policy", str(checkpoint), "--data", str(data), "--max_tokens", "6", "--max_batch_tokens", "1"]
+    found = []
+    for in_flight in ("1", "7"):
+        out = data.parent / in_flight
+        assert atommem_main([*command, "--out", str(out), "--max_in_flight", in_flight, "--samples_per_task", "2"]) == 0
+        summary = json.loads((out / "summary.json").read_text())
+        assert (summary["episodes"], summary["failed"]) == (4, 0)
+        assert summary["run"]["memory"]["templates"] == "compact"
+        steps = [step for path in sorted((out / "traces").iterdir()) for step in read_trace(path).episode.steps]
+        assert len(steps) == 4 * 3  # two documents, one question without extra reads
+        assert all(1 <= len(step.token_ids) <= 6 for step in steps)
+        found.append([(step.text, step.token_ids, step.operations) for step in steps])
+    assert found[0] == found[1]
+    assert len({text for text, *_ in found[0]}) > 6, "samples of a task differ"
+    assert atommem_main([*command, "--out", str(out), "--samples_per_task", "2", "--temperature", "0.1"]) == 2
     assert "sampling.temperature is 0.7 there and 0.1 now" in capfd.readouterr().err
 
 
-@pytest.fixture
-def server(checkpoint: Path) -> Iterator[str]:
-    """Answers `ANSWER` to everything."""
-    from transformers import AutoTokenizer
-
-    with serving(lambda prompt: ANSWER, AutoTokenizer.from_pretrained(checkpoint)) as url:
-        yield url
-
-
-def test_server(checkpoint: Path, data: Path, server: str) -> None:
+def test_server(checkpoint: Path, data: Path) -> None:
     out = data.parent / "out"
-    command = ["eval", "--policy", server, "--tokenizer", str(checkpoint), "--data", str(data), "--out", str(out)]
-    assert atommem_main([*command, "--max_tokens", "99"]) == 0
+    with serving(lambda prompt: ANSWER, AutoTokenizer.from_pretrained(checkpoint)) as url:
+        command = ["eval", "--policy", url, "--tokenizer", str(checkpoint), "--data", str(data), "--out", str(out)]
+        assert atommem_main([*command, "--max_tokens", "99"]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["metrics"]["em"]["mean"] == 0.5  # the answer is right for task a, wrong for b
     assert summary["run"]["policy"] == {"model": "tiny", "tokenizer": str(checkpoint)}
@@ -83,3 +85,29 @@ def test_a_chat_server(data: Path, method: str) -> None:
     steps = read_trace(out / "traces" / "a.0.jsonl").episode.steps
     assert {(step.prompt_tokens, step.completion_tokens) for step in steps} == {(7, 5)}
     assert summary["means"]["tokens/completion"] == 5 * len(steps)
+
+
+def test_questions_are_asked_of_a_corpus_and_judged(checkpoint: Path, tmp_path: Path) -> None:
+    build_corpus([Page("Ann lives in Oakrest.", "Ann"), Page("Bob lives in Fenford.", "Bob")], tmp_path / "corpus")
+    tasks = [Task(name, (Question(f"Where does {name} live?", ("the town of Oakrest",)),)) for name in ("Ann", "Bob")]
+    save_tasks(tasks, tmp_path / "tasks.jsonl")
+
+    def script(text: str) -> str:
+        if "Answer to judge" in text:
+            return "CORRECT"
+        return FOUND if "lives in" in text else call("search", query="lives")
+
+    with serving(script, AutoTokenizer.from_pretrained(checkpoint)) as url:
+        flags = ["--policy", url, "--tokenizer", str(checkpoint), "--data", str(tmp_path / "tasks.jsonl")]
+        flags += ["--out", str(tmp_path / "out"), "--environment", "web", "--tools", "corpus"]
+        flags += ["--corpus", str(tmp_path / "corpus"), "--embedder", "hashing", "--dialect", "paper"]
+        flags += ["--templates", "full", "--reward", "judge", "--judge_url", url, "--judge_model", "tiny"]
+        flags += ["--max_tokens", "256"]
+        assert atommem_main(["eval", *flags]) == 0
+        assert atommem_main(["eval", *flags]) == 0, "all there"
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["metrics"]["judge"]["mean"] == 1.0
+    assert summary["run"]["environment"]["corpus"] == Corpus(tmp_path / "corpus").version
+    assert summary["services"]["judge"]["asked"] == 2
+    trace = read_trace(tmp_path / "out" / "traces" / "Ann.0.jsonl")
+    assert [step.observation.origin for step in trace.episode.steps] == [None, "search lives"]

@@ -33,10 +33,11 @@ def answer(prompt: str) -> str:
 def test_the_command_takes_memagents_files_unchanged(
     tmp_path: Path, name: str, method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    questions, golds = ["Where does Bran live?", "Who is a potter?"], [["Port", "in Port"], ["Orla"]]
+    questions, golds = [*ANSWERS], [["Port", "in Port"], ["Orla"]]
     if name.endswith(".json"):
-        rows = [eval_row(input=text, answers=answers) for text, answers in zip(questions, golds, strict=True)]
-        data = write_json(tmp_path / name, rows)
+        data = write_json(
+            tmp_path / name, [eval_row(input=q, answers=a) for q, a in zip(questions, golds, strict=True)]
+        )
     else:
         data = write_parquet(tmp_path / name, [train_row(questions, golds)])
     before = data.read_bytes()
@@ -59,15 +60,11 @@ async def test_locomo_reports_its_categories_apart(tmp_path: Path) -> None:
     tasks = load_tasks(write_json(tmp_path / "locomo10.json", [conversation()]))
     setup, _ = make_setup(lambda prompt: "\\boxed{The kiln is not mentioned}" * 5)
     result = await evaluate(tasks, make_method("rag", setup), progress=False)
-    found = {
-        (row["value"], row["metric"]): row["mean"] for row in breakdowns(result.records) if row["by"] == "category"
-    }
-    assert {name: mean for (name, metric), mean in found.items() if metric == "em"} == {
-        "adversarial": 1.0,
-        "multi_hop": 0.0,
-        "open_domain": 0.0,
-        "single_hop": 0.0,
-        "temporal": 0.0,
+    rows = [row for row in breakdowns(result.records) if row["by"] == "category"]
+    found = {(row["value"], row["metric"]): row["mean"] for row in rows}
+    categories = ("adversarial", "multi_hop", "open_domain", "single_hop", "temporal")
+    assert {key: mean for key, mean in found.items() if key[1] == "em"} == {
+        (name, "em"): float(name == "adversarial") for name in categories
     }
     assert found["single_hop", "f1"] == pytest.approx(2 * 1 / (4 + 1))
     assert found["single_hop", "sub_em"] == 1.0

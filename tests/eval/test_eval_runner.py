@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,10 @@ from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.task import Task
 from atommem.errors import ConfigError, DataError, PolicyError
 from atommem.eval.output import OutputFolder, file_stem
-from atommem.eval.runner import tasks_digest
-from atommem.policy.contract import Sampling
+from atommem.eval.runner import evaluate, tasks_digest
+from atommem.policy.contract import Completion, Sampling
 from atommem.trace import read_trace
-from tests.eval.toys import evaluated, make_task
+from tests.eval.toys import ToyPolicy, evaluated, make_runner, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]
 
@@ -53,15 +56,14 @@ async def test_failed_episodes_are_beside_the_scores_not_in_them() -> None:
     assert nothing.summary()["metrics"] == {}
 
 
-async def test_all_wrong_is_a_score(tmp_path: Path) -> None:
-    for _ in range(2):  # the second time read from the folder
-        summary = (await evaluated(TASKS, tmp_path, wrong="abcd"))[0].summary()
-        assert (summary["metrics"]["em"]["mean"], summary["means"]["reward"]) == (0.0, 0.0)
-
-
 async def test_folder_holds_records_traces_and_summary(tmp_path: Path) -> None:
-    result, _ = await evaluated(TASKS, tmp_path, samples_per_task=2)
+    for _ in range(2):  # the second time read from the folder
+        result, _ = await evaluated(TASKS, tmp_path, samples_per_task=2, wrong="abcd")
+        assert (result.em, result.summary()["means"]["reward"]) == (0.0, 0.0), "all wrong is a score"
     assert len(lines(tmp_path)) == 8
+    on_disk: list[int] = []
+    await evaluated(TASKS, tmp_path / "new", on_record=lambda record: on_disk.append(len(lines(tmp_path / "new"))))
+    assert on_disk == [1, 2, 3, 4], "SIGKILL loses no episode that has ended"
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["metrics"]["em"]["mean"] == result.em
     assert summary["run"]["memory"]["dialect"] == "paper"
@@ -75,6 +77,9 @@ async def test_folder_holds_records_traces_and_summary(tmp_path: Path) -> None:
 
 async def test_failed_episodes_are_retried(tmp_path: Path) -> None:
     await evaluated(TASKS, tmp_path, gone="b")
+    with pytest.raises(PolicyError):
+        await evaluated(TASKS, tmp_path, refuse="b")
+    assert not (tmp_path / "summary.json").exists(), "a rerun drops a summary that it makes wrong"
     assert not read_trace(tmp_path / "traces" / "b.0.jsonl").episode.steps
     result, asked = await evaluated(TASKS, tmp_path)
     assert (set(asked), result.failed) == ({"b"}, 0)
@@ -83,32 +88,19 @@ async def test_failed_episodes_are_retried(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["failed"] == 0
 
 
-@pytest.mark.parametrize("ending", ["half", "no newline"])
-async def test_a_cut_last_line_is_run_again(tmp_path: Path, ending: str) -> None:
+async def test_a_cut_last_line_is_run_again_and_damage_elsewhere_is_named(tmp_path: Path) -> None:
     first, _ = await evaluated(TASKS, tmp_path)
     path = tmp_path / "episodes.jsonl"
     content = path.read_text()
-    path.write_text(content[:-200] if ending == "half" else content[:-1])
-    again, asked = await evaluated(TASKS, tmp_path)
-    assert (set(asked), again.em, len(lines(tmp_path))) == ({"d"}, first.em, 4)
-
-
-@pytest.mark.parametrize("line", ["{}", "garbage", "[]", '{"questions": 3}'])
-async def test_damage_elsewhere_is_named(tmp_path: Path, line: str) -> None:
-    await evaluated(TASKS, tmp_path)
-    path = tmp_path / "episodes.jsonl"
-    kept = path.read_text().splitlines()
-    kept[1] = line
-    path.write_text("\n".join(kept) + "\n")
-    with pytest.raises(DataError, match=r"episodes\.jsonl, line 2"):
-        await evaluated(TASKS, tmp_path)
-
-
-async def test_a_rerun_drops_a_summary_that_it_makes_wrong(tmp_path: Path) -> None:
-    await evaluated(TASKS, tmp_path, gone="d")
-    with pytest.raises(PolicyError):
-        await evaluated(TASKS, tmp_path, refuse="d")
-    assert not (tmp_path / "summary.json").exists()
+    for cut in (200, 1):
+        path.write_text(content[:-cut])
+        again, asked = await evaluated(TASKS, tmp_path)
+        assert (set(asked), again.em, len(lines(tmp_path))) == ({"d"}, first.em, 4)
+    for damaged in ("{}", "garbage", "[]", '{"questions": 3}'):
+        kept = content.splitlines(keepends=True)
+        path.write_text("".join([kept[0], damaged + "\n", *kept[2:]]))
+        with pytest.raises(DataError, match=r"episodes\.jsonl, line 2"):
+            await evaluated(TASKS, tmp_path)
 
 
 X = {"policy": {"path": "x"}}
@@ -119,10 +111,7 @@ X = {"policy": {"path": "x"}}
     [
         ({"runner": {"sampling": Sampling(1.0, seed=0)}}, r"sampling\.temperature is 0\.0 there and 1\.0 now"),
         ({"runner": {"memory": MemoryConfig(layout="paper")}}, r"memory\.layout is 'prefix' there and 'paper' now"),
-        (
-            {"runner": {"memory": MemoryConfig(disabled_actions=["read"])}},
-            r"disabled_actions is \[\] there",
-        ),
+        ({"runner": {"memory": MemoryConfig(disabled_actions=["read"])}}, r"disabled_actions is \[\] there"),
         ({"runner": {"memory": MemoryConfig(templates="compact")}}, "templates_sha256"),
         ({"samples_per_task": 2}, "samples_per_task is 1 there and 2 now"),
         ({"settings": {"policy": {"path": "y"}}}, r"policy\.path is 'x' there and 'y' now"),
@@ -139,31 +128,48 @@ async def test_other_settings_are_refused_by_name(tmp_path: Path, changes: dict[
     await evaluated(TASKS, tmp_path, settings=X, runner={"max_in_flight": 9})
 
 
-async def test_foreign_folders_are_refused(tmp_path: Path) -> None:
+async def test_foreign_and_busy_folders_and_bad_arguments_are_refused(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match=r"episodes\.jsonl but no run\.json"):
         await evaluated(TASKS, tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match=r"run\.json is not valid JSON"):
         await evaluated(TASKS, tmp_path)
-
-
-async def test_two_evaluations_never_share_a_folder(tmp_path: Path) -> None:
-    with (
-        OutputFolder(tmp_path, {"a": 1}),
-        pytest.raises(ConfigError, match="is running in"),
-        OutputFolder(tmp_path, {"a": 1}),
-    ):
+    new = tmp_path / "new"
+    with OutputFolder(new, {"a": 1}), pytest.raises(ConfigError, match="is running in"), OutputFolder(new, {"a": 1}):
         pass
-    with OutputFolder(tmp_path, {"a": 2}) as folder:  # without an episode it belongs to nothing
+    with OutputFolder(new, {"a": 2}) as folder:  # without an episode it belongs to nothing
         assert folder.finished == {}
-
-
-async def test_bad_arguments() -> None:
     with pytest.raises(DataError, match="two tasks have the id 'a'"):
         await evaluated([TASKS[0], TASKS[0]])
     with pytest.raises(ConfigError, match="samples_per_task is 0"):
         await evaluated(TASKS, samples_per_task=0)
+
+
+def contents(out: Path) -> dict[str, list[str]]:
+    """The lines of every file of an evaluation, in one order, without what a clock measured."""
+    files = (path for path in out.rglob("*") if path.is_file())
+    return {file.name: sorted(re.sub(r'"seconds": [\d.e-]+', "", file.read_text()).splitlines()) for file in files}
+
+
+async def test_the_order_in_which_episodes_end_changes_nothing_but_the_order_of_lines(tmp_path: Path) -> None:
+    class Late(ToyPolicy):
+        """Answers after a random while."""
+
+        async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+            await asyncio.sleep(random.uniform(0, 0.01))
+            return await super().complete(prompt_ids, sampling)
+
+    tasks = [make_task(f"t{index}", questions=1 + index % 2) for index in range(10)]
+    runner, policy = make_runner()
+    await evaluate(tasks, runner, progress=False)  # this tokenizer hands out its ids as words come up
+    runner.agent.policy = Late(policy.tokenizer)
+    found = []
+    for runner.max_in_flight in (1, 4, 10):
+        out = tmp_path / str(runner.max_in_flight)
+        await evaluate(tasks, runner, out, samples_per_task=2, progress=False)
+        found.append(contents(out))
+    assert found[0] == found[1] == found[2]
 
 
 def test_file_stems_are_safe_and_distinct() -> None:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atommem.cli import main
 from atommem.errors import ConfigError
 from atommem.eval.journal import Journal, resumable
-
-ROOT = Path(__file__).parents[2]
-RUN = "import sys; from atommem.cli import main; sys.exit(main(sys.argv[1:]))"
-
-
-def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", RUN, *words, "--cache", "kept"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, env=environment)
+from tests.envs.benchmark_rows import write_lines
 
 
 def kept(folder: Path) -> list[str]:
@@ -37,44 +24,47 @@ def without_times(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "other", "how"),
+    ("words", "other"),
     [
-        (["reproduce", "regagent", "--seeds", "0", "--tasks", "200", "--json"], [], signal.SIGKILL),
-        (["reproduce", "streams", "--tasks", "40"], ["--seed", "1"], signal.SIGINT),
-        (
-            ["retention", "table", "rows.jsonl", "--embedder", "hashing", "--capacities", "20"],
-            ["--equal", "words"],
-            signal.SIGINT,
-        ),
+        ("reproduce regagent --seeds 0 --tasks 200 --json", ""),
+        ("reproduce streams --tasks 40", "--seed 1"),
+        ("retention table rows.jsonl --embedder hashing --capacities 20", "--equal words"),
     ],
 )
-def test_what_is_killed_goes_on(words: list[str], other: list[str], how: int, tmp_path: Path) -> None:
+def test_what_is_interrupted_goes_on(
+    words: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     rows = [
         {"stream": stream, "text": f"in {i} Ann moved to town {i * 7 % 91} with {stream}", "needed": i % 5 == 0}
         for stream in ("dog", "cat")
         for i in range(150)
     ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    whole = start(words, tmp_path)
-    wanted, _ = whole.communicate(timeout=600)
+    write_lines(tmp_path / "rows.jsonl", rows)
+    command = [*words.split(), "--cache", "kept"]
+    status = main(command)
+    wanted = capsys.readouterr().out
     assert not kept(tmp_path), "what is done is not kept"
-    run = start(words, tmp_path)
-    while len(kept(tmp_path)) < 3:
-        assert run.poll() is None, "too fast to be interrupted"
-        time.sleep(0.01)
-    run.send_signal(how)
-    run.communicate(timeout=60)
-    assert run.returncode in (130, -how)
-    before = kept(tmp_path)
+    add = Journal.add
+
+    def interrupted(journal: Journal, name: str, value: Any) -> Any:
+        if len(kept(tmp_path)) == 3:  # on disk as soon as they are there: SIGKILL would leave as much
+            raise KeyboardInterrupt
+        return add(journal, name, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add", interrupted)
+        assert main(command) == 130
     (file,) = tmp_path.glob("kept/*.jsonl")
     with file.open("a") as torn:
         torn.write('["half a li')
+    capsys.readouterr()
     if other:
-        assert "taken up" not in start([*words, *other], tmp_path).communicate(timeout=600)[1], "other settings"
-    again = start(words, tmp_path)
-    found, said = again.communicate(timeout=600)
-    assert again.returncode == whole.returncode
-    assert f"{len(before)} results of a run that was interrupted are taken up" in said
+        main([*command, *other.split()])
+        assert "taken up" not in capsys.readouterr().err, "other settings"
+    assert main(command) == status
+    found, said = capsys.readouterr()
+    assert "3 results of a run that was interrupted are taken up" in said
     assert without_times(found) == without_times(wanted)
     assert not kept(tmp_path)
 

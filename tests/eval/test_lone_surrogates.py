@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from atommem.cli import main
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.eval.output import parse_records
@@ -40,7 +41,9 @@ def test_task_files_are_cleaned_as_they_are_read(tmp_path: Path) -> None:
         assert load_tasks(tmp_path / name) == [expected]
 
 
-async def test_an_episode_full_of_them_is_run_recorded_traced_and_reported(tmp_path: Path) -> None:
+async def test_an_episode_full_of_them_is_run_recorded_traced_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
+) -> None:
     runner, policy = make_runner()
     answer = policy._answer
 
@@ -50,13 +53,9 @@ async def test_an_episode_full_of_them_is_run_recorded_traced_and_reported(tmp_p
         return Completion([1], [-0.5], text, "stop")
 
     policy.complete = complete  # type: ignore[method-assign]
-    task = Task(
-        f"t{HALF}",
-        (Question(f"{HALF} say-x-0", (HALF,)),),
-        (Document(f"A {HALF}", f"document. {HALF}"),),
-        source=f"toy {HALF}",
-    )
+    question, document = Question(f"{HALF} say-x-0", (HALF,)), Document(f"A {HALF}", f"document. {HALF}")
     out = tmp_path / "eval"
+    task = Task(f"t{HALF}", (question,), (document,), source=f"toy {HALF}")
     result = await evaluate([task], runner, out, progress=False)
     assert result.failed == 0
     (record,) = parse_records((out / "episodes.jsonl").read_bytes(), out / "episodes.jsonl").values()
@@ -65,13 +64,5 @@ async def test_an_episode_full_of_them_is_run_recorded_traced_and_reported(tmp_p
     assert "seen \ufffd" in read_trace(path).episode.steps[0].text
     write_report([read_evaluation(out)], tmp_path / "report", title=f"with {HALF}")
     assert (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
-
-    done = subprocess.run(
-        [sys.executable, "-m", "atommem.cli", "trace", str(path)],
-        capture_output=True,
-        cwd=Path(__file__).parents[2],
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode(errors="replace")[-2000:]
-    assert b"seen" in done.stdout
+    assert main(["trace", str(path)]) == 0
+    assert b"seen" in capsys.readouterr().out.encode()

@@ -1,4 +1,4 @@
-"""results.json, tables and the page's data from small evaluations."""
+"""The report on small evaluations that ran: the page, what it may hold, and that it is made the same way again."""
 
 from __future__ import annotations
 
@@ -22,84 +22,84 @@ from atommem.eval.reporting.report_cli import read_evaluations
 from atommem.eval.reporting.results import best_rows, make_cells, make_results
 from atommem.eval.reporting.templates import latex_tables, markdown_tables
 from atommem.untrusted import clean
-from tests.eval.toys import evaluated, make_task
+from tests.eval.toys import evaluated, make_task, results_of
 
 NAMES = [f"t{index}" for index in range(12)]
 
 
-async def run(
-    out: Path, right: int, row: str, *, gone: int = 0, seed: int = 0, documents: int | None = None, dataset: str = "toy"
-) -> Evaluation:
+async def run(out: Path, right: int, row: str, *, gone: int = 0, dataset: str = "toy") -> Evaluation:
     """The first `right` tasks are answered right, the last `gone` fail."""
     await evaluated([make_task(name) for name in NAMES], out, wrong=NAMES[right:], gone=NAMES[len(NAMES) - gone :])
-    return read_evaluation(out, row, dataset, documents=documents, seed=seed)
+    return read_evaluation(out, row, dataset)
 
 
 async def test_bold_needs_a_corrected_test(tmp_path: Path) -> None:
-    best, second, last = (
-        await run(tmp_path / "a", 12, "a"),
-        await run(tmp_path / "b", 3, "b", gone=2),
-        await run(tmp_path / "c", 2, "c"),
-    )
-    results = make_results(make_cells([best, second, last]), reference="c")
+    rows = (("a", 12, 0), ("b", 3, 2), ("c", 2, 0))
+    best, *others = [await run(tmp_path / row, right, row, gone=gone) for row, right, gone in rows]
+    results = results_of(best, *others, reference="c")
     em = [item for item in results["comparisons"] if item["metric"] == "em"]
     # a against b on the ten tasks that b has; then a and b against c.
-    assert [(item["second"], item["first"], item["wins"], item["losses"]) for item in em] == [
-        ("a", "b", 7, 0),
-        ("a", "c", 10, 0),
-        ("b", "c", 1, 0),
-    ]
+    counts = [(item["second"], item["first"], item["wins"], item["losses"]) for item in em]
+    assert counts == [("a", "b", 7, 0), ("a", "c", 10, 0), ("b", "c", 1, 0)]
     # McNemar's mid-p: all of 7, 10 and 1 on one side.
     assert [item["p_holm"] for item in em] == holm([0.5**7, 0.5**10, 0.5])
     assert best_rows(results, "em") == {("toy", None): "a"}
-    text = markdown_tables(results)
-    assert "| a | **100.0** [" in text
-    assert "| b | 30.0 [" in text
-    assert "**2 failed**" in text
-    tex = latex_tables(results)
+    text, tex = markdown_tables(results), latex_tables(results)
+    assert [shown for shown in ("| a | **100.0** [", "| b | 30.0 [", "**2 failed**") if shown not in text] == []
     assert "\\textbf{100.0}" in tex
     assert "\\textbf{2 failed}" in tex
-
     # One task apart: the same best number is no longer bold.
-    close = make_results(make_cells([best, await run(tmp_path / "d", 11, "d")]))
+    close = results_of(best, await run(tmp_path / "d", 11, "d"))
     assert best_rows(close, "em") == {}
-    scores = markdown_tables(close).split("## Comparisons")[0]
-    assert "**" not in scores
+    assert "**" not in markdown_tables(close).split("## Comparisons")[0]
 
 
-async def test_seeds_are_one_cell_with_a_spread(tmp_path: Path) -> None:
-    cells = make_cells([await run(tmp_path / str(seed), 3 + 3 * seed, "a", seed=seed) for seed in range(3)])
-    (cell,) = make_results(cells)["cells"]
-    assert cell["seeds"] == [0, 1, 2]
-    assert cell["metrics"]["em"]["mean"] == pytest.approx(0.5)
-    assert cell["metrics"]["em"]["between_seeds"] == pytest.approx(
-        {"mean": 0.5, "sd": 0.25, "low": 0.25, "high": 0.75, "seeds": 3}
-    )
-    # The same twelve tasks three times: not 36 independent ones.
-    assert (cell["metrics"]["em"]["n"], cell["metrics"]["em"]["clusters"]) == (36, 12)
-    assert "sd 25.0 over 3 seeds" in markdown_tables(make_results(cells))
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
-async def test_report_writes_everything_and_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    await run(tmp_path / "one", 9, "x")
-    await run(tmp_path / "two", 3, "x", gone=1)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "actions/create": 0.2}\n{"step": 2}\n')
-    call = ["report", f"left={tmp_path / 'one'}", str(tmp_path / "two"), "--out", str(tmp_path / "out")]
-    assert main([*call, "--training", str(tmp_path), "--title", "<T>"]) == 0
+async def test_the_same_evaluations_give_the_same_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run anew, elsewhere, with episodes that ended in another order; and from an earlier report's results file."""
+    found = []
+    for place in (tmp_path / "one", tmp_path / "another" / "place"):
+        for row, right, gone in (("one", 9, 0), ("two", 3, 1)):
+            await run(place / row, right, "x", gone=gone)
+            lines = (place / row / "episodes.jsonl").read_text().splitlines(keepends=True)
+            (place / row / "episodes.jsonl").write_text("".join(lines if found else reversed(lines)))
+        (place / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "actions/create": 0.2}\n{"step": 2}\n')
+        more = ["--out", str(place / "out"), "--training", str(place), "--title", "<T>"]
+        assert main(["report", f"left={place / 'one'}", str(place / "two"), *more]) == 0
+        found.append(contents(place / "out"))
+        # From the results file, under the labels that stand in it, byte for byte.
+        assert main(["report", str(place / "out"), *more]) == 0
+        found.append(contents(place / "out"))
+    assert found[1:] == found[:1] * 3
     assert "report.html" in capsys.readouterr().out
-    out = tmp_path / "out"
-    results = json.loads((out / "results.json").read_text())
+    files = found[0]
+    assert {"report.html", "results.json", "tables.md", "tables.tex"} <= files.keys()
+    assert {"store_size.png", "store_size.svg", "actions.svg", "lost.png"} <= {Path(name).name for name in files}
+    text = b"".join(files[name] for name in files if not name.endswith((".png", ".html")))
+    assert b"seconds" not in text
+    text += files["report.html"]
+    assert " s · traces/".encode() not in text
+    assert str(tmp_path).encode() not in text
+    results = json.loads(files["results.json"])
     assert [cell["row"] for cell in results["cells"]] == ["left", "two"]
     # The toy's tasks mark no gold documents: it is told by words, of which "seen" holds none.
-    assert results["cells"][0]["lost"]["by"] == "words"
-    assert (results["cells"][0]["lost"]["right_otherwise"], results["cells"][0]["lost"]["never_entered"]) == (9, 3)
+    lost = results["cells"][0]["lost"]
+    assert (lost["by"], lost["right_otherwise"], lost["never_entered"]) == ("words", 9, 3)
     assert results["evaluations"][0]["folder"] == "../one"
-    files = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    assert {"store_size.png", "store_size.svg", "actions.svg", "lost.png"} <= {path.name for path in files}
-    # From the results file, under the labels that stand in it, byte for byte.
-    assert main(["report", str(out), "--out", str(out), "--training", str(tmp_path), "--title", "<T>"]) == 0
-    assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == files
+
+
+@pytest.mark.usefixtures("undrawn")
+async def test_seconds_are_shown_when_asked_for(tmp_path: Path) -> None:
+    await run(tmp_path / "a", 3, "a")
+    assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "out"), "--efficiency"]) == 0
+    assert "| seconds |" in (tmp_path / "out" / "tables.md").read_text()
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["cells"][0]["means"]["seconds"] > 0
+    assert re.search(r"[\d.]+ s · traces/", (tmp_path / "out" / "report.html").read_text())
 
 
 def page_of(evaluations: list[Evaluation], **settings: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -114,7 +114,7 @@ def page_of(evaluations: list[Evaluation], **settings: Any) -> tuple[str, dict[s
 
 
 @pytest.mark.usefixtures("undrawn")
-async def test_the_page_holds_its_data_safely(tmp_path: Path) -> None:
+async def test_the_page_holds_its_data_safely_and_runs_only_its_own_scripts(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><!-- & \u2028 \ud83d {{ 7 * 7 }}<img src=x onerror=alert(2)>"
     evaluation = await run(tmp_path / "one", 3, evil, dataset=evil)
     trace = evaluation.trace(evaluation.records[0])
@@ -131,11 +131,6 @@ async def test_the_page_holds_its_data_safely(tmp_path: Path) -> None:
     assert "<title>&lt;/title&gt;&lt;script&gt;</title>" in page
     assert len(data["episodes"]) == 12
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
-
-
-@pytest.mark.usefixtures("undrawn")
-async def test_only_the_pages_own_scripts_may_run(tmp_path: Path) -> None:
-    page, _, _ = page_of([await run(tmp_path / "one", 3, "x")])
     policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', page)
     assert policy is not None
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -146,7 +141,7 @@ async def test_only_the_pages_own_scripts_may_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-async def test_embedded_episodes_are_of_every_kind_and_paired(tmp_path: Path) -> None:
+async def test_embedded_episodes_are_of_every_kind_paired_and_compared_as_in_the_tables(tmp_path: Path) -> None:
     evaluations = [await run(tmp_path / "one", 9, "a", gone=2), await run(tmp_path / "two", 3, "b")]
     # t10, t11 failed in one; t3 to t8 differ; t9 is wrong in both; t0 to t2 right.
     first, second = choose_episodes(evaluations, 8)
@@ -154,14 +149,8 @@ async def test_embedded_episodes_are_of_every_kind_and_paired(tmp_path: Path) ->
     page, data, _ = page_of(evaluations, max_episodes=3)
     assert len(data["episodes"]) == 3
     assert "3 of 24 episodes are embedded here" in page
-    _, data, _ = page_of(evaluations, max_characters=3000)
-    assert 0 < len(data["episodes"]) < 4
-
-
-@pytest.mark.usefixtures("undrawn")
-async def test_two_rows_are_compared_by_the_test_of_the_tables(tmp_path: Path) -> None:
-    rows = [await run(tmp_path / "one", 9, "a", gone=2), await run(tmp_path / "two", 3, "b")]
-    _, data, results = page_of(rows)
+    assert 0 < len(page_of(evaluations, max_characters=3000)[1]["episodes"]) < 4
+    _, data, results = page_of(evaluations)
     (pair,) = data["pairs"]
     (item,) = (item for item in results["comparisons"] if item["metric"] == "em")
     assert f"p = {item['p_value']:.2g}" in pair
@@ -169,30 +158,21 @@ async def test_two_rows_are_compared_by_the_test_of_the_tables(tmp_path: Path) -
     assert "worse on 6" in pair
     assert "2 have a score on one side only" in pair
     assert re.findall(r'<th scope="row">(t\d+)</th>', pair) == [f"t{n}" for n in range(3, 9)]
-
-
-@pytest.mark.usefixtures("undrawn")
-async def test_a_missing_trace_is_counted(tmp_path: Path) -> None:
-    evaluation = await run(tmp_path / "one", 3, "a")
-    evaluation.trace(evaluation.records[0]).unlink()
-    (cell,) = page_of([evaluation])[2]["cells"]
-    assert cell["traces_missing"] == 1
-    assert (cell["lost"]["questions"], cell["lost"]["counted"]) == (12, 11)
+    evaluations[1].trace(evaluations[1].records[0]).unlink()
+    cell = page_of(evaluations)[2]["cells"][1]
+    assert (cell["traces_missing"], cell["lost"]["questions"], cell["lost"]["counted"]) == (1, 12, 11)
     assert cell["metrics"]["em"]["n"] == 12
 
 
-def test_files_that_are_no_results(tmp_path: Path) -> None:
+async def test_what_is_no_result_or_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"evaluations": [{}]}')
     with pytest.raises(DataError, match="does not list evaluations"):
         read_evaluations([str(tmp_path)])
     assert main(["report", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
-
-
-async def test_what_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
     one = await run(tmp_path / "a", 3, "a")
     with pytest.raises(ConfigError, match="with seed 0"):
         make_cells([one, one])
     with pytest.raises(ConfigError, match="no evaluation"):
         make_cells([])
     with pytest.raises(ConfigError, match="one of the rows 'a'"):
-        make_results(make_cells([one]), reference="z")
+        results_of(one, reference="z")

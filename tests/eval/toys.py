@@ -11,10 +11,13 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_environments
-from atommem.envs.scoring.records import EvalResult
+from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionRecord
 from atommem.envs.task import Document, Question, Task
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import OutageError, PolicyError
+from atommem.episode_stats import episode_sums
+from atommem.errors import OutageError, PolicyError, PromptTooLongError
+from atommem.eval.reporting.evaluations import Evaluation
+from atommem.eval.reporting.results import make_cells, make_results
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
@@ -43,10 +46,11 @@ class ToyPolicy:
         out_of_reach: Names of the tasks for which every request fails.
         wrong: Names of the tasks whose questions it answers with "wrong".
         garbled: Names of the tasks on which it closes a tag that it never opened.
+        too_long: Names of the tasks whose prompts do not fit.
         refuse: The task for which every request is refused for good.
-        hang: The task for which no request is ever answered; `hanging` is set when it is asked.
-        until: By task, what its requests wait for (10 seconds at most).
+        until: By task, what its requests wait for (60 seconds at most).
         asked: Names of the tasks of all requests.
+        most: Requests at the same time.
     """
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
@@ -55,29 +59,36 @@ class ToyPolicy:
         self.out_of_reach: set[str] = set()
         self.wrong: set[str] = set()
         self.garbled: set[str] = set()
+        self.too_long: set[str] = set()
         self.refuse: str | None = None
-        self.hang: str | None = None
-        self.hanging = asyncio.Event()
         self.until: dict[str, Callable[[], bool]] = {}
         self.asked: list[str] = []
+        self.most = self._open = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        self._open += 1
+        self.most = max(self.most, self._open)
+        try:
+            return await self._complete(prompt_ids, sampling)
+        finally:
+            self._open -= 1
+
+    async def _complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         await asyncio.sleep(0)  # as every real one, it lets the other episodes go on
         prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
         found = re.search(r"say-(\w+)-\d+", prompt)
         assert found is not None
         name = found[1]
         self.asked.append(name)
-        waited_for, end = self.until.get(name), time.monotonic() + 10
+        waited_for, end = self.until.get(name), time.monotonic() + 60
         while waited_for is not None and not waited_for() and time.monotonic() < end:
             await asyncio.sleep(0.001)
         if self.refuse == name:
             raise PolicyError("refused")
-        if self.hang == name:
-            self.hanging.set()
-            await asyncio.Event().wait()
         if name in self.out_of_reach:
             raise OutageError("server gone")
+        if name in self.too_long:
+            raise PromptTooLongError("300 tokens in a window of 256")
         return await self._inner.complete(prompt_ids, sampling)
 
     async def close(self) -> None:
@@ -133,3 +144,35 @@ async def evaluated(
     policy.wrong, policy.out_of_reach, policy.garbled, policy.refuse = set(wrong), set(gone), set(garbled), refuse
     result = await evaluate(list(tasks), agent, out, progress=False, **more)
     return result, policy.asked
+
+
+def made(
+    row: str,
+    scores: Sequence[Mapping[str, float]],
+    *,
+    categories: Sequence[str] = ("",),
+    dataset: str = "toy",
+    planned: int | None = None,
+    episode: Mapping[str, float] | None = None,
+    **more: Any,
+) -> Evaluation:
+    """An evaluation with one question a task, from its scores; F1 is as EM where it is not among them."""
+    records = []
+    for number, given in enumerate(scores):
+        category, metrics = categories[number % len(categories)], {"f1": given["em"], **given}
+        question = QuestionRecord(f"q{number}", "?", "a", ("b",), category, metrics)
+        sums = {**episode_sums([]), "episodes": 1.0}
+        name, own = f"t{number}", dict(episode or {})
+        records.append(EpisodeRecord(name, 0, dataset, "answered", None, given["em"], own, (question,), sums, 1.0))
+    manifest = {"tasks": {"count": planned or len(scores), "sha256": "s"}, "samples_per_task": 1, "memory": {}}
+    return Evaluation(Path(row), row, dataset, manifest=manifest, records=tuple(records), **more)
+
+
+def ones(right: int, of: int) -> list[dict[str, float]]:
+    """Scores of which the first so many are right."""
+    return [{"em": float(number < right)} for number in range(of)]
+
+
+def results_of(*evaluations: Evaluation, **more: Any) -> dict[str, Any]:
+    """What the report on them says."""
+    return make_results(make_cells(evaluations), **more)

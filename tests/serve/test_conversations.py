@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from atommem.memory.contents import replay
 from atommem.policy.contract import Completion, Sampling
 from atommem.serve.conversations import Conversations
 from tests.fakes import WordTokenizer
-from tests.serve.servers import make_conversations, note_taker, running, scripted, until
+from tests.serve.servers import Running, make_conversations, note_taker, running, scripted, until
 
 
 class Gate:
@@ -49,11 +51,23 @@ class Gate:
     async def close(self) -> None:
         return None
 
+    def close_again(self) -> None:
+        """From now on completions wait."""
+        self.open.clear(), self.entered.clear(), self.cancelled.clear()
+
 
 def gated(gate: Gate) -> Any:
     policy = scripted(policy=gate)
     gate.tokenizer = policy.agent.tokenizer  # type: ignore[assignment]
     return policy
+
+
+@contextmanager
+def serving(db: Path, **bounds: Any) -> Iterator[tuple[Gate, Running, httpx.Client]]:
+    """A server whose policy waits and fails as its gate says."""
+    gate = Gate()
+    with running(make_conversations(db, gated(gate), **bounds)) as server, server.http() as http:
+        yield gate, server, http
 
 
 def items(*texts: str) -> dict[str, Any]:
@@ -97,45 +111,43 @@ def test_two_gateways_on_one_database_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_client_that_leaves_ends_the_turn_and_nothing_is_left_of_it(tmp_path: Path) -> None:
-    gate = Gate()
-    with running(make_conversations(tmp_path / "log.db", gated(gate))) as server, server.http() as http:
+    with serving(tmp_path / "log.db") as (gate, server, http):
         name = http.post("/v1/conversations", json=items("Ann lives in Rome.")).json()["id"]
+        body = {"conversation": name, "input": "Where does Ann live?"}
         for stream in (False, True):
-            gate.open.clear(), gate.entered.clear(), gate.cancelled.clear()
-            body = {"conversation": name, "input": "Where does Ann live?", "stream": stream}
+            gate.close_again()
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{server.url}/v1/responses", json=body, timeout=0.4)
+                httpx.post(f"{server.url}/v1/responses", json={**body, "stream": stream}, timeout=0.4)
             assert gate.cancelled.wait(5)
             gate.open.set()
-        kinds, _ = log_of(server.conversations, name)
-        assert kinds == ["item", "step", "ask", "ask"]
+        assert log_of(server.conversations, name)[0] == ["item", "step", "ask", "ask"]
         questions = server.conversations.log.events(name, ("ask",))
         unanswered = http.get(f"/v1/responses/{questions[0].response}").json()
         assert (unanswered["status"], unanswered["incomplete_details"]) == ("incomplete", {"reason": "interrupted"})
-        again = http.post("/v1/responses", json={"conversation": name, "input": "Where does Ann live?"}).json()
+        again = http.post("/v1/responses", json=body).json()
         assert again["output"][1]["content"][0]["text"] == "Ann lives in Rome."
 
 
 def test_clients_that_leave_while_they_wait_for_a_stream_take_nobody_s_place(tmp_path: Path) -> None:
-    gate = Gate()
-    conversations = make_conversations(tmp_path / "log.db", gated(gate), waiting_each=2)
-    with running(conversations) as server, server.http() as http, ThreadPoolExecutor(1) as threads:
+    with (
+        serving(tmp_path / "log.db", waiting_each=2) as (gate, server, http),
+        ThreadPoolExecutor(1) as threads,
+    ):
         name = http.post("/v1/conversations", json=items("Ann lives in Rome.")).json()["id"]
         body = {"conversation": name, "input": "Where does Ann live?"}
-        gate.open.clear(), gate.entered.clear()
+        gate.close_again()
         asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json=body, timeout=10)
         assert gate.entered.wait(5)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.url}/v1/responses", json={**body, "stream": True}, timeout=0.2)
-        until(lambda: conversations.waiting(name, "local") == 1)
+        until(lambda: server.conversations.waiting(name, "local") == 1)
         gate.open.set()
         assert asked.result().status_code == 200
-        assert log_of(conversations, name)[0].count("ask") == 1
+        assert log_of(server.conversations, name)[0].count("ask") == 1
 
 
 def test_reading_that_was_interrupted_goes_on_with_the_next_call(tmp_path: Path) -> None:
-    gate = Gate()
-    with running(make_conversations(tmp_path / "log.db", gated(gate))) as server, server.http() as http:
+    with serving(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
         name = http.post("/v1/conversations", json=items("one 1")).json()["id"]
         gate.fail = OutageError("http://10.0.0.7 is gone")
         refused = http.post(f"/v1/conversations/{name}/items", json=items("two 2", "three 3"))
@@ -144,23 +156,21 @@ def test_reading_that_was_interrupted_goes_on_with_the_next_call(tmp_path: Path)
         listed = http.get(f"/v1/conversations/{name}/items").json()["data"]
         assert [item["status"] for item in listed] == ["in_progress", "completed"]
         gate.fail = None
-        gate.open.clear(), gate.entered.clear()
-        with ThreadPoolExecutor(1) as threads:
-            body = {"conversation": name, "input": "three"}
-            asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json=body, timeout=10)
-            assert gate.entered.wait(5)
-            (question,) = server.conversations.log.events(name, ("ask",))
-            assert http.get(f"/v1/responses/{question.response}").json()["status"] == "in_progress"
-            gate.open.set()
-            asked.result().raise_for_status()
+        gate.close_again()
+        body = {"conversation": name, "input": "three"}
+        asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json=body, timeout=10)
+        assert gate.entered.wait(5)
+        (question,) = server.conversations.log.events(name, ("ask",))
+        assert http.get(f"/v1/responses/{question.response}").json()["status"] == "in_progress"
+        gate.open.set()
+        asked.result().raise_for_status()
         held = http.get(f"/v1/conversations/{name}/memory").json()["entries"]
         assert [entry["text"] for entry in held] == ["one 1", "two 2", "three 3"]
         assert log_of(server.conversations, name)[0][:5] == ["item", "step", "item", "ask", "step"]
 
 
 def test_a_text_that_does_not_fit_does_not_stand_in_the_way_for_good(tmp_path: Path) -> None:
-    gate = Gate()
-    with running(make_conversations(tmp_path / "log.db", gated(gate))) as server, server.http() as http:
+    with serving(tmp_path / "log.db") as (gate, server, http):
         name = http.post("/v1/conversations", json={}).json()["id"]
         gate.fail = PromptTooLongError("The prompt has 9 tokens")
         assert http.post(f"/v1/conversations/{name}/items", json=items("long")).status_code == 400
@@ -170,26 +180,26 @@ def test_a_text_that_does_not_fit_does_not_stand_in_the_way_for_good(tmp_path: P
 
 
 def test_what_may_wait_is_bounded(tmp_path: Path) -> None:
-    gate = Gate()
-    conversations = make_conversations(tmp_path / "log.db", gated(gate), active=1, waiting=1, waiting_each=2)
-    with running(conversations) as server, server.http() as http:
+    with (
+        serving(tmp_path / "log.db", active=1, waiting=1, waiting_each=2) as (gate, server, http),
+        ThreadPoolExecutor(4) as threads,
+    ):
         names = [http.post("/v1/conversations", json={}).json()["id"] for _ in range(3)]
-        gate.open.clear()
+        gate.close_again()
 
         def ask(name: str) -> httpx.Response:
             with server.http() as client:
                 return client.post("/v1/responses", json={"conversation": name, "input": "Who?"})
 
-        with ThreadPoolExecutor(4) as threads:
-            waiting = [threads.submit(ask, name) for name in names[:2]]
-            until(lambda: conversations.shared.turns.taken == 2)
-            busy = ask(names[2])
-            assert (busy.status_code, busy.headers["Retry-After"]) == (429, "1")
-            waiting.append(threads.submit(ask, names[0]))
-            until(lambda: conversations.waiting(names[0], "local") == 2)
-            assert ask(names[0]).status_code == 429, "two wait for this conversation already"
-            gate.open.set()
-            assert [answer.result().status_code for answer in waiting] == [200, 200, 200]
+        waiting = [threads.submit(ask, name) for name in names[:2]]
+        until(lambda: server.conversations.shared.turns.taken == 2)
+        busy = ask(names[2])
+        assert (busy.status_code, busy.headers["Retry-After"]) == (429, "1")
+        waiting.append(threads.submit(ask, names[0]))
+        until(lambda: server.conversations.waiting(names[0], "local") == 2)
+        assert ask(names[0]).status_code == 429, "two wait for this conversation already"
+        gate.open.set()
+        assert [answer.result().status_code for answer in waiting] == [200, 200, 200]
 
 
 def test_only_so_many_are_held_open_and_the_others_are_taken_up_again(tmp_path: Path) -> None:
@@ -209,50 +219,36 @@ def test_only_so_many_are_held_open_and_the_others_are_taken_up_again(tmp_path: 
 
 
 def test_a_turn_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
-    gate = Gate()
-    with running(make_conversations(tmp_path / "log.db", gated(gate), turn_seconds=0.05)) as server:
-        gate.open.clear()
-        with server.http() as http:
-            assert http.post("/v1/responses", json={"input": "Who?"}).status_code == 503
+    with serving(tmp_path / "log.db", turn_seconds=0.05) as (gate, _, http):
+        gate.close_again()
+        assert http.post("/v1/responses", json={"input": "Who?"}).status_code == 503
         gate.open.set()
 
 
 def test_what_is_asked_when_the_server_is_told_to_end_is_answered(tmp_path: Path) -> None:
-    gate = Gate()
-    gate.open.clear()
     with ThreadPoolExecutor(1) as threads:
-        with running(make_conversations(tmp_path / "log.db", gated(gate))) as server:
+        with serving(tmp_path / "log.db") as (gate, server, _):
+            gate.close_again()
             asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json={"input": "Who?"}, timeout=10)
             assert gate.entered.wait(5)
             threading.Timer(0.3, gate.open.set).start()
         assert asked.result().status_code == 200
 
 
-def test_a_session_that_was_taken_up_is_the_one_that_was_held(tmp_path: Path) -> None:
+async def test_a_session_that_was_taken_up_is_the_one_that_was_held(tmp_path: Path) -> None:
     """With snapshots in between: after every step the same memory, vectors and all."""
-
-    async def both() -> None:
-        conversations = make_conversations(tmp_path / "log.db")
-        about = await conversations.in_thread(conversations.log.create, "local", {"goal": "case 3"})
-        for number in range(140):
-            async with conversations.use(about.id, "local") as held:
-                await held.add(
-                    [{"id": f"i{number}", "role": "user", "parts": [f"case {number} {number % 7}"], "name": ""}]
-                )
-                await held.read()
-        async with conversations.use(about.id, "local") as held:
-            memory = held.session.memory
-            await conversations_again(conversations, about.id, memory)
-        await conversations.close()
-
-    async def conversations_again(conversations: Conversations, name: str, memory: Any) -> None:
-        loaded = await conversations.in_thread(conversations.log.load, name, "local", memory.start.embedder)
-        assert loaded.start is not None
-        other = make_conversations(tmp_path / "log.db")
-        async with other.use(name, "local") as twin:
-            assert twin.session.memory.contents == memory.contents
-            assert (twin.session.memory.vectors().rows == memory.vectors().rows).all()
-            assert twin.session.turns == 140
-        await other.close()
-
-    asyncio.run(both())
+    one, other = (make_conversations(tmp_path / "log.db") for _ in range(2))
+    name = one.log.create("local", {"goal": "case 3"}).id
+    for number in range(140):
+        async with one.use(name, "local") as held:
+            text = f"case {number} {number % 7}"
+            await held.add([{"id": f"i{number}", "role": "user", "parts": [text], "name": ""}])
+            await held.read()
+    async with one.use(name, "local") as held, other.use(name, "local") as twin:
+        memory = held.session.memory
+        assert one.log.load(name, "local", memory.start.embedder).start is not None
+        assert twin.session.memory.contents == memory.contents
+        assert (twin.session.memory.vectors().rows == memory.vectors().rows).all()
+        assert twin.session.turns == 140
+    await one.close()
+    await other.close()

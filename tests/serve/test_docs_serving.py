@@ -69,9 +69,8 @@ def test_the_compose_file_is_one() -> None:
     services = found["services"]
     assert set(services) == {"database", "policy", "gateway"}
     for service in services.values():
-        assert all(
-            volume[0] == "/" or volume.split(":")[0] in found["volumes"] for volume in service.get("volumes", ())
-        )
+        named = [volume.split(":")[0] for volume in service.get("volumes", ()) if volume[0] != "/"]
+        assert {*named} <= {*found["volumes"]}
         assert all("healthcheck" in services[other] for other in service.get("depends_on", {}))
     program, room, *command = services["gateway"]["command"]
     assert (program, room) == ("atommem", "serve")

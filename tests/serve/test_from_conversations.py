@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config
 from atommem.envs.task_files import load_tasks
+from atommem.episode import Episode
 from atommem.serve.conversations import Conversations
 from atommem.serve.log_rows import Event
 from atommem.serve.transfer import exported, imported
@@ -19,7 +19,6 @@ from atommem.serve.wire import Message, new_item
 from atommem.trace import read_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
 from tests.fakes import command
-from tests.serve.servers import make_conversations
 
 TEXTS = ("Ann lives in Rome.", "Bob lives in Oslo.")
 RIGHT: dict[str, Any] = {"reward": 1.0, "consent": True}
@@ -41,20 +40,27 @@ async def served(conversations: Conversations, *ratings: dict[str, Any] | None, 
     return about.id
 
 
-@pytest.fixture
-def conversations(tmp_path: Path) -> Conversations:
-    return make_conversations(tmp_path / "log.db")
-
-
 def run(tmp_path: Path, *more: str) -> int:
     given = ["from-conversations", "--db", f"sqlite:///{tmp_path / 'log.db'}", "--out", str(tmp_path / "out")]
     return command("data")([*given, *more])
 
 
-def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, conversations: Conversations) -> None:
-    rated = asyncio.run(served(conversations, RIGHT, {"reward": 0.0, "answer": "Oslo", "consent": True}))
-    asyncio.run(served(conversations, None))
-    asyncio.run(conversations.close())
+def documents(tmp_path: Path) -> list[str]:
+    """Of the one task that was written."""
+    (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
+    return [document.text for document in task.documents]
+
+
+def traced(tmp_path: Path) -> tuple[str, Episode]:
+    """The one conversation that was written, and its trace."""
+    (file,) = (tmp_path / "out" / "traces").iterdir()
+    return file.stem, read_trace(file).episode
+
+
+async def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, conversations: Conversations) -> None:
+    rated = await served(conversations, RIGHT, {"reward": 0.0, "answer": "Oslo", "consent": True})
+    await served(conversations, None)
+    await conversations.close()
     assert run(tmp_path) == 0
     (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
     assert [(question.text, question.answers) for question in task.questions] == [
@@ -62,9 +68,8 @@ def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, convers
         ("Where does Bob live?", ("Oslo",)),  # set right
     ]
     assert [(document.title, document.text) for document in task.documents] == [("Ann", TEXTS[0]), ("Bob", TEXTS[1])]
-    (file,) = (tmp_path / "out" / "traces").iterdir()
-    episode = read_trace(file).episode
-    assert (file.stem, episode.reward, episode.answers) == (rated, 0.5, ("Ann lives in Rome.", "Bob lives in Oslo."))
+    stem, episode = traced(tmp_path)
+    assert (stem, episode.reward, episode.answers) == (rated, 0.5, ("Ann lives in Rome.", "Bob lives in Oslo."))
     steps = [event.body for event in conversations.log.events(rated, ("step",))]
     assert [step.token_ids for step in episode.steps] == [step["token_ids"] for step in steps]
     assert all(step.token_ids and step.prompt_ids for step in episode.steps)
@@ -76,90 +81,62 @@ def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, convers
     assert rows == [(step["prompt_ids"], step["token_ids"]) for step in steps]
 
 
-def test_without_consent_nothing_is_taken(
+async def test_without_consent_nothing_is_taken_and_what_was_written_is_taken_back(
     tmp_path: Path, conversations: Conversations, capsys: pytest.CaptureFixture[str]
 ) -> None:
     no = {"reward": 1.0, "consent": False}
-    asyncio.run(served(conversations, no, None))
-    half = asyncio.run(served(conversations, no, RIGHT))
+    await served(conversations, no, None)
+    half = await served(conversations, no, RIGHT)
     assert run(tmp_path) == 0
-    (file,) = (tmp_path / "out" / "traces").iterdir()
-    assert file.stem == half
-    episode = read_trace(file).episode
-    assert episode.answers == ("Bob lives in Oslo.",)
+    stem, episode = traced(tmp_path)
+    assert (stem, episode.answers) == (half, ("Bob lives in Oslo.",))
     asked = [step.observation.values("questions") for step in episode.steps if step.observation.question is not None]
     assert asked == [["Where does Bob live?"]] * 2
     assert [question.text for question in load_tasks(tmp_path / "out" / "tasks.jsonl")[0].questions] == asked[0]
-
-    async def take_back() -> None:
-        async with conversations.use(half, "ann") as memory:
-            await memory.note(Event("feedback", {"response": f"resp_{half}_1", **no}))
-        await conversations.close()
-
-    asyncio.run(take_back())
+    async with conversations.use(half, "ann") as memory:
+        await memory.note(Event("feedback", {"response": f"resp_{half}_1", **no}))
     assert run(tmp_path, "--owner", "ann") == 2
     assert "none of 2 conversations" in capsys.readouterr().err
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
+    conversations.log.erase(await served(conversations, RIGHT), "ann")
+    assert run(tmp_path) == 2
+    await conversations.close()
 
 
-def test_an_import_brings_nothing_to_train_on(tmp_path: Path, conversations: Conversations) -> None:
-    asyncio.run(served(conversations, RIGHT))
-    (first,) = conversations.log.engine.connect().exec_driver_sql("SELECT id FROM conversations").scalars()
-    lines = "".join(json.dumps(line) + "\n" for line in exported(conversations.log, first, "ann"))
-    imported(conversations.log, "eve", lines)
-    asyncio.run(conversations.close())
+async def test_an_import_or_a_fork_of_it_brings_nothing_to_train_on(
+    tmp_path: Path, conversations: Conversations
+) -> None:
+    log = conversations.log
+    first = await served(conversations, RIGHT)
+    lines = "".join(json.dumps(line) + "\n" for line in exported(log, first, "ann"))
+    brought = imported(log, "eve", lines).id
     assert run(tmp_path, "--owner", "eve") == 2
     assert run(tmp_path, "--owner", "ann") == 0
-
-
-def test_a_fork_of_a_part_of_an_import_brings_nothing_either(tmp_path: Path, conversations: Conversations) -> None:
-    log = conversations.log
-
-    async def forked() -> None:
-        first = await served(conversations, RIGHT)
-        lines = "".join(json.dumps(line) + "\n" for line in exported(log, first, "ann"))
-        brought = imported(log, "eve", lines).id
-        about = log.fork(brought, "eve", log.length(brought) - 1)
-        async with conversations.use(about.id, "eve") as memory:
-            await memory.ask("Where does Bob live?", "resp_eve")
-            await memory.note(Event("feedback", {"response": "resp_eve", **RIGHT}))
-        await conversations.close()
-
-    asyncio.run(forked())
+    about = log.fork(brought, "eve", log.length(brought) - 1)
+    async with conversations.use(about.id, "eve") as memory:
+        await memory.ask("Where does Bob live?", "resp_eve")
+        await memory.note(Event("feedback", {"response": "resp_eve", **RIGHT}))
     assert run(tmp_path, "--owner", "eve") == 0
-    (file,) = (tmp_path / "out" / "traces").iterdir()
-    assert {step.observation.phase for step in read_trace(file).episode.steps} == {"answering"}, "nobody read here"
+    assert {step.observation.phase for step in traced(tmp_path)[1].steps} == {"answering"}, "nobody read here"
+    await conversations.close()
 
 
-def test_a_text_that_was_forgotten_by_its_source_is_left_out(tmp_path: Path, conversations: Conversations) -> None:
-    async def forgotten() -> None:
-        about = await served(conversations, RIGHT, RIGHT)
-        async with conversations.use(about, "ann", whole=True) as memory:
-            await memory.change(Event("edit", {"forget": "Ann"}), lambda session: session.memory.forget("Ann", 3))
-            await memory.ask("Where does Bob live?", "resp_later")
-            await memory.note(Event("feedback", {"response": "resp_later", **RIGHT}))
-        await conversations.close()
-
-    asyncio.run(forgotten())
+async def test_a_text_that_was_forgotten_by_its_source_is_left_out(
+    tmp_path: Path, conversations: Conversations
+) -> None:
+    about = await served(conversations, RIGHT, RIGHT)
+    async with conversations.use(about, "ann", whole=True) as memory:
+        await memory.change(Event("edit", {"forget": "Ann"}), lambda session: session.memory.forget("Ann", 3))
+        await memory.ask("Where does Bob live?", "resp_later")
+        await memory.note(Event("feedback", {"response": "resp_later", **RIGHT}))
+    await conversations.close()
     assert run(tmp_path) == 0
-    (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
-    assert [document.text for document in task.documents] == [TEXTS[1]]
+    assert documents(tmp_path) == [TEXTS[1]]
 
 
-def test_consent_that_was_taken_back_takes_back_what_was_written(tmp_path: Path, conversations: Conversations) -> None:
-    about = asyncio.run(served(conversations, RIGHT))
+async def test_what_was_deleted_and_what_came_before_is_left_out(tmp_path: Path, conversations: Conversations) -> None:
+    await served(conversations, RIGHT, RIGHT, deleted=True)
+    await conversations.close()
     assert run(tmp_path) == 0
-    conversations.log.erase(about, "ann")
-    asyncio.run(conversations.close())
-    assert run(tmp_path) == 2
-    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
-
-
-def test_what_was_deleted_and_what_came_before_is_left_out(tmp_path: Path, conversations: Conversations) -> None:
-    asyncio.run(served(conversations, RIGHT, RIGHT, deleted=True))
-    asyncio.run(conversations.close())
-    assert run(tmp_path) == 0
-    (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
-    assert [document.text for document in task.documents] == [TEXTS[1]]
-    (file,) = (tmp_path / "out" / "traces").iterdir()
-    phases = {step.observation.phase for step in read_trace(file).episode.steps}
-    assert phases == {"answering"}
+    assert documents(tmp_path) == [TEXTS[1]]
+    assert {step.observation.phase for step in traced(tmp_path)[1].steps} == {"answering"}

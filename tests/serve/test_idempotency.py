@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from atommem.serve.api_keys import Keys
+from atommem.serve.conversations import Conversations
 from tests.serve.servers import Running, make_conversations, running
-from tests.serve.test_conversations import Gate, gated, items, log_of
+from tests.serve.test_conversations import items, log_of, serving
 
 ONCE = {"Idempotency-Key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}
 
@@ -63,8 +64,7 @@ def test_every_write_is_done_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_after_a_broken_connection_it_goes_on_where_it_was(tmp_path: Path) -> None:
-    gate = Gate()
-    with running(make_conversations(tmp_path / "log.db", gated(gate))) as server, server.http() as http:
+    with serving(tmp_path / "log.db") as (gate, server, http):
         name = http.post("/v1/conversations", json={}).json()["id"]
         for route, body in (
             (f"/v1/conversations/{name}/items", items("Ann lives in Rome.")),
@@ -72,7 +72,7 @@ def test_after_a_broken_connection_it_goes_on_where_it_was(tmp_path: Path) -> No
             ("/v1/responses", {"conversation": name, "input": "Where is Ann?", "stream": True}),
         ):
             key = {"Idempotency-Key": str(body)}
-            gate.open.clear(), gate.entered.clear(), gate.cancelled.clear()
+            gate.close_again()
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(f"{server.url}{route}", json=body, headers=key, timeout=0.4)
             assert gate.cancelled.wait(5)
@@ -109,8 +109,7 @@ def test_sent_to_two_gateways_at_once_it_is_done_by_one(tmp_path: Path) -> None:
         assert len(first.conversations.log.all()) == 5
 
 
-def test_a_key_is_for_one_request_of_one_owner(tmp_path: Path) -> None:
-    conversations = make_conversations(tmp_path / "log.db")
+def test_a_key_is_for_one_request_of_one_owner(conversations: Conversations) -> None:
     (_, ann), (_, bob) = Keys(conversations.log).add("ann"), Keys(conversations.log).add("bob")
     with running(conversations) as server, server.http(ann) as http, server.http(bob) as other:
         name = http.post("/v1/conversations", json={}, headers=ONCE).json()["id"]

@@ -18,6 +18,7 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.exceptions import MCPError
 
 from atommem.serve.api_keys import Keys
+from atommem.serve.conversations import Conversations
 from atommem.serve.mcp_server import make_mcp
 from tests.serve.servers import Running, make_conversations, running
 
@@ -87,10 +88,9 @@ async def test_remember_recall_ask_forget(transport: str, tmp_path: Path) -> Non
 
 
 async def test_what_is_wrong_is_said_in_words_and_a_crash_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    conversations: Conversations, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     handlers = list(logging.getLogger().handlers)
-    conversations = make_conversations(tmp_path / "log.db")
     async with Client(make_mcp(conversations, "me")) as client:
         conversation = (await called(client, "remember", text=FACTS))["conversation"]
         assert "blank" in await refused(client, "remember", text="  ")
@@ -113,10 +113,8 @@ async def test_what_is_wrong_is_said_in_words_and_a_crash_says_nothing(
     await conversations.close()
 
 
-async def test_another_owner_s_memory_is_not_there(tmp_path: Path) -> None:
-    conversations = make_conversations(tmp_path / "log.db")
-    _, ann = Keys(conversations.log).add("ann")
-    _, bob = Keys(conversations.log).add("bob")
+async def test_another_owner_s_memory_is_not_there(conversations: Conversations) -> None:
+    (_, ann), (_, bob) = (Keys(conversations.log).add(owner) for owner in ("ann", "bob"))
     with running(conversations) as server:
         async with over_http(server, ann) as client:
             conversation = (await called(client, "remember", text=FACTS, name="bees"))["conversation"]
@@ -125,7 +123,6 @@ async def test_another_owner_s_memory_is_not_there(tmp_path: Path) -> None:
                 ("remember", {"text": "x"}),
                 ("recall", {"query": "x"}),
                 ("ask", {"question": "x"}),
-                ("forget", {"entry": 1}),
                 ("forget", {"source": "bees"}),
             ):
                 told = await refused(client, tool, conversation=conversation, **more)

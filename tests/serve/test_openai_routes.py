@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.serve.servers import Running, make_conversations, running
+from tests.serve.servers import Running
 
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo."]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(make_conversations(tmp_path_factory.mktemp("serve") / "log.db")) as found:
-        yield found
 
 
 def said(*texts: str) -> dict[str, Any]:
@@ -51,9 +45,8 @@ def test_a_conversation_reads_is_asked_and_deleted(server: Running) -> None:
 def test_a_response_is_streamed_step_by_step(server: Running) -> None:
     client = server.client()
     conversation = client.conversations.create(items=[said("Ann lives in Rome.")])
-    with client.responses.stream(
-        model="scripted", conversation=conversation.id, input="Where does Ann live?"
-    ) as stream:
+    asked = {"model": "scripted", "conversation": conversation.id, "input": "Where does Ann live?"}
+    with client.responses.stream(**asked) as stream:
         events = list(stream)
         final = stream.get_final_response()
     assert final.output_text == "Ann lives in Rome."
@@ -61,9 +54,8 @@ def test_a_response_is_streamed_step_by_step(server: Running) -> None:
     assert [text.partition(",")[0] for text in steps] == ["step 1", "step 2"]
     assert "read: Where does Ann live?" in steps[0]
     assert [event.delta for event in events if event.type == "response.output_text.delta"] == ["Ann lives in Rome."]
-    assert [event.sequence_number for event in events if hasattr(event, "sequence_number")] == sorted(
-        event.sequence_number for event in events if hasattr(event, "sequence_number")
-    )
+    numbers = [event.sequence_number for event in events if hasattr(event, "sequence_number")]
+    assert numbers == sorted(numbers)
 
 
 def test_a_response_without_conversation_keeps_nothing(server: Running) -> None:
@@ -84,10 +76,8 @@ def test_a_chat_s_last_message_asks_and_the_rest_is_read_once(server: Running) -
     kept = {"extra_body": {"conversation": conversation}}
     first = client.chat.completions.create(model="scripted", messages=[*said_before, asked], **kept)
     answer = {"role": "assistant", "content": first.choices[0].message.content}
-    more = [*said_before, asked, answer, {"role": "user", "content": "Bob lives in Oslo."}]
-    second = client.chat.completions.create(
-        model="scripted", messages=[*more, {"role": "user", "content": "Where does Bob live?"}], **kept
-    )
+    more = [{"role": "user", "content": text} for text in ("Bob lives in Oslo.", "Where does Bob live?")]
+    second = client.chat.completions.create(model="scripted", messages=[*said_before, asked, answer, *more], **kept)
     assert second.choices[0].message.content == "Bob lives in Oslo."
     listed = client.conversations.items.list(conversation, order="asc").data
     texts = [item.content[0].text for item in listed]
@@ -98,26 +88,17 @@ def test_a_chat_s_last_message_asks_and_the_rest_is_read_once(server: Running) -
     assert any(getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks)
 
 
-def test_what_is_refused_makes_no_conversation(server: Running) -> None:
-    with server.http() as http:
-        before = len(server.conversations.log.all())
-        assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
-        assert len(server.conversations.log.all()) == before
+def test_what_is_refused_makes_no_conversation(server: Running, http: httpx.Client) -> None:
+    before = len(server.conversations.log.all())
+    assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
+    assert len(server.conversations.log.all()) == before
 
 
 @pytest.mark.parametrize("path", ["conversations/%00", "responses/%00", "conversations?after=%00"])
-def test_an_id_is_text_that_every_database_takes(server: Running, path: str) -> None:
-    with server.http() as http:
-        refused = http.get(f"/v1/{path}")
-        assert refused.status_code == 404
-        assert "\\x00" not in refused.text, "PostgreSQL takes none, and refuses to look for it"
-
-
-def test_items_after_one_that_is_not_there(server: Running) -> None:
-    client = server.client()
-    conversation = client.conversations.create().id
-    with pytest.raises(openai.NotFoundError, match="there is no item 'item_9'"):
-        client.conversations.items.list(conversation, after="item_9")
+def test_an_id_is_text_that_every_database_takes(http: httpx.Client, path: str) -> None:
+    refused = http.get(f"/v1/{path}")
+    assert refused.status_code == 404
+    assert "\\x00" not in refused.text, "PostgreSQL takes none, and refuses to look for it"
 
 
 def test_what_is_wrong_is_told_as_openai_tells_it(server: Running) -> None:
@@ -126,6 +107,8 @@ def test_what_is_wrong_is_told_as_openai_tells_it(server: Running) -> None:
     assert client.models.retrieve("scripted").owned_by == "atommem"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.responses.create(model="gpt", input="Who?")
+    with pytest.raises(openai.NotFoundError, match="there is no item 'item_9'"):
+        client.conversations.items.list(client.conversations.create().id, after="item_9")
     with pytest.raises(openai.NotFoundError, match="there is no conversation"):
         client.responses.create(model="scripted", conversation="conv_other", input="Who?")
     with pytest.raises(openai.BadRequestError, match="blank"):

@@ -45,13 +45,8 @@ async def test_training_evaluation_and_serving_are_one(shown: str, chunking: str
     task = next(generate(WorldConfig(), 1, 3))
     policy = ScriptedPolicy(tokenizer, note_taker)
 
-    args: Any = SimpleNamespace(
-        temperature=1.0,
-        max_completion_length=200,
-        template_kwargs={},
-        episode_max_tokens=None,
-        episode_max_seconds=None,
-    )
+    limits = {"max_completion_length": 200, "episode_max_tokens": None, "episode_max_seconds": None}
+    args: Any = SimpleNamespace(temperature=1.0, template_kwargs={}, **limits)
     trained = await Rollouts(args, tokenizer, embedder, MEMORY, environment).runner(policy).run(task)
 
     environments = make_environments(environment, tokenizer)

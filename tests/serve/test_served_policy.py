@@ -8,7 +8,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -84,16 +87,12 @@ def test_a_fingerprint_is_of_what_the_files_hold(run: Path, tmp_path: Path) -> N
     assert len({first, other, large, fingerprint(str(tmp_path))}) == 4
 
 
-def test_nobody_listens_to_the_network_without_a_key(
+def test_nobody_listens_to_the_network_without_a_key_and_keys_are_made_listed_and_revoked(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    db = f"sqlite:///{tmp_path / 'log.db'}"
-    assert cli.main(["serve", "--policy", str(run), "--host", "0.0.0.0", "--db", db]) == 2
-    assert "atommem serve keys add" in capsys.readouterr().err
-
-
-def test_keys_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = ["--db", f"sqlite:///{tmp_path / 'log.db'}"]
+    assert cli.main(["serve", "--policy", str(run), "--host", "0.0.0.0", *db]) == 2
+    assert "atommem serve keys add" in capsys.readouterr().err
     assert cli.main(["serve", "keys", "add", "ann", "--requests_per_minute", "5", *db]) == 0
     token, said = capsys.readouterr()
     number = said.split()[1]
@@ -126,27 +125,51 @@ def wait_until_ready(port: str) -> None:
     raise TimeoutError(f"nothing answers at port {port}")
 
 
-@pytest.mark.slow
-def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
+@contextmanager
+def started(folder: Path, *more: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``atommem serve`` in `folder`, and its port; it ends with the block."""
     port = free_port()
-    command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--port", port, "--max_tokens", "8"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [*command, "--db", f"sqlite:///{tmp_path / 'log.db'}"], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "atommem.cli", "serve", "--port", port, "--db", f"sqlite:///{folder / 'log.db'}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*command, *more], env=environment, cwd=folder, stdout=pipe, stderr=pipe, text=True)
     try:
-        wait_until_ready(port)
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
-        conversation = client.conversations.create(items=[{"role": "user", "content": "Ann lives in Rome."}])
-        answer = client.responses.create(model="grpo", conversation=conversation.id, input="Where does Ann live?")
-        assert answer.status in ("completed", "incomplete")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        assert process.stdout is not None
-        assert '"route": "/v1/responses"' in process.stdout.read()
+        yield process, port
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
+
+
+def asked(port: str) -> Any:
+    """Its answer to a question without a text."""
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+    return client.responses.create(model="grpo", input="Where does Ann live?")
+
+
+@pytest.mark.slow
+def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
+    with started(tmp_path, "--policy", str(run), "--max_tokens", "8") as (process, port):
+        wait_until_ready(port)
+        assert asked(port).status in ("completed", "incomplete")
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert '"route": "/v1/responses"' in told
+
+
+@pytest.mark.slow
+def test_the_command_starts_vllm_and_ends_it(run: Path, tmp_path: Path) -> None:
+    python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
+    with started(tmp_path, "--policy", str(run), "--vllm", VLLM_PYTHON=python) as (process, port):
+        assert process.stderr is not None
+        url = next(line for line in process.stderr if "starting vLLM" in line).split()[5]
+        wait_until_ready(port)
+        assert asked(port).output_text == "Rome"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
+    assert "--model" in (tmp_path / "runs" / "serve" / f"vllm_{port}.log").read_text()
 
 
 def test_vllm_is_for_one_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,26 +183,3 @@ def test_vllm_is_for_one_folder(run: Path, tmp_path: Path, monkeypatch: pytest.M
     assert not log.exists()  # nothing is started by opening
     assert (policy.name, policy.checkpoint) == ("grpo", fingerprint(str(run / "grpo")))
     assert server.url.startswith("http://127.0.0.1:")
-
-
-@pytest.mark.slow
-def test_the_command_starts_vllm_and_ends_it(run: Path, tmp_path: Path) -> None:
-    python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
-    port = free_port()
-    command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--port", port, "--vllm"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_PYTHON": python}
-    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        url = next(line for line in process.stderr if "starting vLLM" in line).split()[5]
-        wait_until_ready(port)
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
-        assert client.responses.create(model="grpo", input="Where does Ann live?").output_text == "Rome"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(url)
-        assert "--model" in (tmp_path / "runs" / "serve" / f"vllm_{port}.log").read_text()
-    finally:
-        process.kill()
-        process.wait()

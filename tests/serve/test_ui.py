@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import httpx
-import pytest
 
 from atommem.serve.api_keys import Keys
-from tests.serve.servers import Running, make_conversations, running
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(make_conversations(tmp_path_factory.mktemp("ui") / "log.db")) as found:
-        yield found
+from atommem.serve.conversations import Conversations
+from tests.serve.servers import running
 
 
 def page_files(http: httpx.Client) -> dict[str, httpx.Response]:
@@ -30,31 +23,24 @@ def page_files(http: httpx.Client) -> dict[str, httpx.Response]:
     return found
 
 
-def test_nothing_is_in_line_or_from_elsewhere(server: Running) -> None:
-    with server.http() as http:
-        found = page_files(http)
+def test_nothing_is_in_line_or_from_elsewhere_and_there_are_no_other_files(http: httpx.Client) -> None:
+    found = page_files(http)
     assert set(found) == {"ui", "front.css", "front.js", "memory.css", "memory.js", "api.js", "rendering.js"}
     assert {item.status_code for item in found.values()} == {200}
     (policy,) = {item.headers["content-security-policy"] for item in found.values()}
     assert "unsafe" not in policy
     for directive in ("default-src 'none'", "script-src 'self'", "require-trusted-types-for 'script'"):
         assert directive in policy
-    page = found["ui"].text
-    assert not re.search(r"<style|style=|\son\w+=|<script(?![^>]*\ssrc=)", page)
+    assert not re.search(r"<style|style=|\son\w+=|<script(?![^>]*\ssrc=)", found["ui"].text)
     for item in found.values():
         assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(", item.text)
         assert item.headers["x-content-type-options"] == "nosniff"
+    assert http.get("/ui/", follow_redirects=True).url.path == "/ui"
+    for name in ("..%2fguard.py", "ui_routes.py", "%2e%2e/app.py", "x"):
+        assert http.get(f"/ui/{name}").status_code == 404
 
 
-def test_there_are_no_other_files(server: Running) -> None:
-    with server.http() as http:
-        assert http.get("/ui/", follow_redirects=True).url.path == "/ui"
-        for name in ("..%2fguard.py", "ui_routes.py", "%2e%2e/app.py", "x"):
-            assert http.get(f"/ui/{name}").status_code == 404
-
-
-def test_the_page_needs_no_key_and_the_list_does(server: Running, tmp_path_factory: pytest.TempPathFactory) -> None:
-    conversations = make_conversations(tmp_path_factory.mktemp("keys") / "log.db")
+def test_the_page_needs_no_key_and_the_list_does(conversations: Conversations) -> None:
     keys = Keys(conversations.log)
     (_, ann), (_, bob) = keys.add("ann"), keys.add("bob")
     with running(conversations) as keyed:
@@ -72,11 +58,10 @@ def test_the_page_needs_no_key_and_the_list_does(server: Running, tmp_path_facto
             assert http.get("/v1/conversations", params={"after": mine[0]}).status_code == 404
 
 
-def test_steps_are_had_from_either_end(server: Running) -> None:
-    with server.http() as http:
-        texts = [{"type": "input_text", "text": text} for text in ("Ann lives in Rome.", "Bob lives in Oslo.")]
-        made = http.post("/v1/conversations", json={"items": [{"role": "user", "content": texts}]}).json()
-        steps = f"/v1/conversations/{made['id']}/steps"
-        (last,) = http.get(steps, params={"before": 2**31 - 1, "limit": 1}).json()["data"]
-        (before,) = http.get(steps, params={"before": last["version"]}).json()["data"]
-        assert [last["index"], before["index"]] == [1, 0]
+def test_steps_are_had_from_either_end(http: httpx.Client) -> None:
+    items = [{"content": text} for text in ("Ann lives in Rome.", "Bob lives in Oslo.")]
+    made = http.post("/v1/conversations", json={"items": items}).json()
+    steps = f"/v1/conversations/{made['id']}/steps"
+    (last,) = http.get(steps, params={"before": 2**31 - 1, "limit": 1}).json()["data"]
+    (before,) = http.get(steps, params={"before": last["version"]}).json()["data"]
+    assert [last["index"], before["index"]] == [1, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +41,14 @@ def has(selector: str, text: str, *, count: int | None = None) -> str:
     return f"{shown}.some((node) => node.textContent.includes({json.dumps(text)})){many}"
 
 
+def slide(browser: Browser, operations: int) -> None:
+    """Look at the memory as it was after so many operations."""
+    browser.evaluate(
+        "(() => { const slider = document.querySelector('#at');"
+        f"slider.value = {operations}; slider.dispatchEvent(new Event('input')); }})()"
+    )
+
+
 def press(browser: Browser, within: str, label: str) -> None:
     """Click the button of this label inside of an element."""
     browser.evaluate(
@@ -61,14 +68,6 @@ def read_text(browser: Browser, text: str, name: str, entries: int) -> None:
     browser.click("#add form button")
     browser.wait(has("#count", f"of {entries} entries"))
     browser.wait(has("#doing", "Done"))
-
-
-def keep(browser: Browser, name: str) -> None:
-    """Screenshots, where they are wanted."""
-    browser.evaluate("scrollTo(0, 0)")
-    folder = os.environ.get("SCREENSHOTS")
-    for dark in (False, True) if folder else ():
-        browser.screenshot(Path(folder or "", f"{name}{'_dark' if dark else ''}.png"), dark=dark)
 
 
 def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, browser: Browser) -> None:
@@ -132,12 +131,9 @@ def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, b
     browser.wait(has("#entry-1 .history li", "by user", count=2))
     assert browser.text("#entry-1 .history ins") == "Ann lives in Rome."
     assert browser.text("#entry-1 .history li + li ins") == "Lima."
-    keep(browser, "ui_desktop")
 
     # Slide back: to the end of the first step, where nothing can be changed; and by the history to the creation.
-    browser.evaluate(
-        "(() => { const a = document.querySelector('#at'); a.value = 1; a.dispatchEvent(new Event('input')); })()"
-    )
+    slide(browser, 1)
     browser.wait(has("#entries > li", "Ann lives in Rome.", count=1))
     browser.wait(has("#step .note", "Step 0:"))
     assert "As it was after 1 of" in browser.text("#moment")
@@ -157,9 +153,7 @@ def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, b
     browser.wait(has("#count", "0 of 0 entries"))
 
     # As it was, in a conversation of its own; and one is deleted for good.
-    browser.evaluate(
-        "(() => { const a = document.querySelector('#at'); a.value = 1; a.dispatchEvent(new Event('input')); })()"
-    )
+    slide(browser, 1)
     browser.wait(has("#count", "1 of 1 entries"))
     browser.click("#fork")
     browser.wait("document.querySelectorAll('#list button').length === 2")
@@ -233,7 +227,6 @@ def test_it_fits_a_phone(server: Running, browser: Browser) -> None:
     browser.evaluate("[...document.querySelectorAll('#add, #items details')].forEach((node) => { node.open = true; })")
     assert browser.evaluate(WIDER) == []
     assert browser.evaluate("document.documentElement.scrollWidth") == 400
-    keep(browser, "ui_phone")
     assert browser.problems == []
 
 

@@ -24,9 +24,12 @@ TASK = Task(
 )
 
 
-def environment(**settings: object) -> LongDocEnvironment:
-    config = LongDocConfig(**{"chunking": "documents", "max_reads": 2, **settings})  # type: ignore[arg-type]
-    return LongDocEnvironments(config, WordTokenizer())()
+def factory(**settings: Any) -> LongDocEnvironments:
+    return LongDocEnvironments(LongDocConfig(**{"chunking": "documents", "max_reads": 2, **settings}), WordTokenizer())
+
+
+def environment(**settings: Any) -> LongDocEnvironment:
+    return factory(**settings)()
 
 
 async def play(env: LongDocEnvironment, steps: list[list[Action]], task: Task = TASK) -> list[Observation | str]:
@@ -46,17 +49,13 @@ def answer(text: str) -> list[Action]:
     return [Action(ANSWER, text)]
 
 
-def test_half_a_character_of_a_text_is_read_as_a_sign_that_one_was_lost() -> None:
-    make = LongDocEnvironments(LongDocConfig(), WordTokenizer())
-    (observation,) = make.reading("one \ud800 two\0", ["Who?"])
-    assert observation.values("chunk") == ["one \ufffd two\ufffd"]
-
-
-def test_a_chunk_says_where_in_the_text_it_stands() -> None:
+def test_a_chunk_says_where_in_the_text_it_stands_and_half_a_character_is_a_sign_that_one_was_lost() -> None:
     text = "Ann lives in Rome. Bob left."
-    chunks = LongDocEnvironments(LongDocConfig(chunk_tokens=3), WordTokenizer()).reading(text, [])
+    chunks = factory(chunking="tokens", chunk_tokens=3).reading(text, [])
     assert len(chunks) > 1
     assert [[text[chunk.start : chunk.end]] for chunk in chunks] == [chunk.values("chunk") for chunk in chunks]
+    (observation,) = factory().reading("one \ud800 two\0", ["Who?"])
+    assert observation.values("chunk") == ["one \ufffd two\ufffd"]
 
 
 async def test_chunks_then_the_questions_in_turn() -> None:
@@ -69,6 +68,12 @@ async def test_chunks_then_the_questions_in_turn() -> None:
     ]
     score = await env.score()
     assert (score.reward, score.answers) == (0.5, ("roma", "41"))
+    env = environment(max_reads=3)
+    steps = 1
+    await env.reset(TASK)
+    while not (await env.step(Turn(""))).done:
+        steps += 1
+    assert steps == 2 + 2 * (3 + 1), "bounded by chunks and questions"
 
 
 @pytest.mark.parametrize(
@@ -124,15 +129,6 @@ async def test_what_answers_count_and_earn(
     assert (score.answers, score.reward) == (answers, reward)
 
 
-async def test_the_number_of_steps_is_bounded_by_chunks_and_questions() -> None:
-    env = environment(max_reads=3)
-    await env.reset(TASK)
-    steps = 1
-    while not (await env.step(Turn(""))).done:
-        steps += 1
-    assert steps == 2 + 2 * (3 + 1)
-
-
 async def test_f1_can_be_the_reward() -> None:
     env = environment(reward="f1")
     await play(env, [[], [], answer("Rome city"), answer("42")])
@@ -141,22 +137,21 @@ async def test_f1_can_be_the_reward() -> None:
     assert score.metrics["em"] == 0.5
 
 
-async def test_a_task_without_a_question_is_refused() -> None:
+async def test_what_cannot_be_is_refused_with_its_value() -> None:
+    for settings, message in (
+        ({"chunking": "pages"}, "chunking is 'pages'"),
+        ({"reward": "bleu"}, "reward is 'bleu'"),
+        ({"at_once": 0}, "at_once is 0: give at least 1"),
+        ({"questions_shown": "never"}, "questions_shown is 'never'"),
+        ({"questions_shown": []}, "questions_shown is empty"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            factory(**settings)
     with pytest.raises(ConfigError, match="'empty' has no question"):
         await environment().reset(Task("empty", ()))
 
 
-def test_the_episodes_of_a_group_share_the_chunks() -> None:
-    shared = LongDocEnvironments(LongDocConfig(chunk_tokens=2), WordTokenizer())
-    assert shared.chunks(TASK) is shared.chunks(TASK)
-    other = [Task(str(i), TASK.questions, TASK.documents) for i in range(100)]
-    first = shared.chunks(TASK)
-    for task in other:
-        shared.chunks(task)
-    assert shared.chunks(TASK) == first
-
-
-async def test_chunks_are_cut_in_a_thread_once_for_all_that_wait() -> None:
+async def test_chunks_are_cut_in_a_thread_once_for_the_episodes_of_a_group() -> None:
     class Noting(WordTokenizer):
         threads: ClassVar[list[str]] = []
 
@@ -166,23 +161,16 @@ async def test_chunks_are_cut_in_a_thread_once_for_all_that_wait() -> None:
 
     shared = LongDocEnvironments(LongDocConfig(chunk_tokens=2), Noting())
     await asyncio.gather(*(shared.prepare(TASK) for _ in range(4)))
-    assert shared.chunks(TASK) is shared.chunks(TASK)
+    first = shared.chunks(TASK)
+    assert shared.chunks(TASK) is first
     assert len(Noting.threads) == 1
     assert Noting.threads[0].startswith("atommem-chunks")
+    for number in range(100):
+        shared.chunks(Task(str(number), TASK.questions, TASK.documents))
+    assert len(Noting.threads) == 101
+    assert shared.chunks(TASK) == first
+    assert len(Noting.threads) == 102, "not kept for ever"
     await shared.close()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"chunking": "pages"}, "chunking is 'pages'"),
-        ({"reward": "bleu"}, "reward is 'bleu'"),
-        ({"at_once": 0}, "at_once is 0: give at least 1"),
-    ],
-)
-def test_a_wrong_setting_is_refused_with_its_value(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LongDocConfig(**settings)  # type: ignore[arg-type]
 
 
 def test_questions_asked_at_once_are_one_step_of_a_task_s_shape(tmp_path: Path) -> None:
@@ -190,7 +178,6 @@ def test_questions_asked_at_once_are_one_step_of_a_task_s_shape(tmp_path: Path) 
     supposed = TaskShape("", 1, 200, 0, 0, 5.5, 0, 0)
     cases = ((1, "", 5.5), (2, "", 2.75), (10, "", 1), (1, "tasks.jsonl", 2), (10, "tasks.jsonl", 1))
     for at_once, path, questions in cases:
-        factory = LongDocEnvironments(LongDocConfig(at_once=at_once), WordTokenizer())
-        shape = factory.shape(str(tmp_path / path) if path else None, supposed)
+        shape = factory(chunking="tokens", at_once=at_once).shape(str(tmp_path / path) if path else None, supposed)
         assert shape.questions == questions
         assert shape.questions * shape.question_tokens == (2 if path else 5.5 * 25)

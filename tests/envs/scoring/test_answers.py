@@ -28,9 +28,6 @@ async def test_what_a_list_of_candidates_earns_is_no_reward() -> None:
     with pytest.raises(ConfigError, match="LoCoMo"):
         await environments.score(TASK, [LISTING])
     await environments.close()
-
-
-def test_other_rewards() -> None:
     for reward in {*REWARDS} - {"gaia"}:
         check_reward(reward, "hotpotqa")
     check_reward("em", "locomo")

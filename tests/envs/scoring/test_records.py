@@ -39,15 +39,10 @@ def episode(reward: float | None = 0.5, **more: Any) -> Episode:
 def test_a_description_says_what_scores_and_traces_need() -> None:
     question = Question("Where?", ("Port", "Harbour"), "q", {"category": "temporal", "supporting": [("A", 0)]})
     found = describe_task(Task("t", (question, Question("Who?", ("Orla",))), source="locomo"))
-    assert found.questions[0] == QuestionDescription("Where?", ("Port", "Harbour"), "q", "temporal")
-    assert json.loads(json.dumps(found.to_json())) == {
-        "id": "t",
-        "source": "locomo",
-        "group": "",
-        "questions": [
-            {"text": "Where?", "golds": ["Port", "Harbour"], "id": "q", "category": "temporal", "attributes": {}},
-            {"text": "Who?", "golds": ["Orla"], "id": "", "category": "", "attributes": {}},
-        ],
+    first = QuestionDescription("Where?", ("Port", "Harbour"), "q", "temporal")
+    assert found == TaskDescription("t", "locomo", (first, QuestionDescription("Who?", ("Orla",))))
+    assert json.loads(json.dumps(found.to_json()))["questions"][0] == {
+        **{"text": "Where?", "golds": ["Port", "Harbour"], "id": "q", "category": "temporal", "attributes": {}}
     }
 
 
@@ -78,7 +73,7 @@ def test_an_environment_that_scores_whole_episodes_only() -> None:
     assert record_of(TaskDescription("u"), episode(1.0)).right
 
 
-def test_an_episode_that_nothing_scores_is_neither_right_nor_wrong_nor_failed() -> None:
+def test_an_episode_that_nothing_scores_is_neither_right_nor_wrong_nor_failed_and_a_failed_one_has_no_score() -> None:
     unknown = record_of(TASK, replace(episode(0.5, answers=("Port", "x")), reward=None))
     assert (unknown.right, unknown.failed, unknown.reward) == (None, False, None)
     assert [question.right for question in unknown.questions] == [None, None]
@@ -88,12 +83,9 @@ def test_an_episode_that_nothing_scores_is_neither_right_nor_wrong_nor_failed() 
     summary = summarize([unknown, record_of(TaskDescription("u"), episode(0.5, metrics={"em": 0.5}))])
     assert (summary["metric"], summary["metrics"]["em"]["mean"]) == ("em", 0.5)
     assert (summary["means"]["reward"], summary["means"]["reward_std"]) == (0.5, 0.0)
-
-
-def test_failed_episodes_have_no_score() -> None:
-    record = record_of(TASK, episode(None, error="gone"))
-    assert (record.questions, record.scores("reward"), record.scores("em")) == ((), [], [])
-    assert (summarize([record])["metrics"], main_metric([record])) == ({}, "em")
+    failed = record_of(TASK, episode(None, error="gone"))
+    assert (failed.questions, failed.scores("reward"), failed.scores("em")) == ((), [], [])
+    assert (summarize([failed])["metrics"], main_metric([failed])) == ({}, "em")
 
 
 @pytest.mark.parametrize(
@@ -139,16 +131,15 @@ async def test_an_environment_without_exact_match_is_evaluated_compared_and_repo
     cells = [str(cell) for column in report_table({"all": result.summary()}).columns for cell in column.cells]
     assert "Reward [95% interval]" in cells
     assert "EM [95% interval]" not in cells
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(tmp_path / "c.json")]) == 0
+    folders = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["compare", *folders, "--json", str(tmp_path / "c.json")]) == 0
     found = json.loads((tmp_path / "c.json").read_text())
     assert (found["metric"], found["wins"], found["losses"]) == ("reward", 5, 0)
     assert "Reward on the 8 tasks" in capsys.readouterr().out
     out = tmp_path / "report"
-    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
+    assert main(["report", *folders, "--out", str(out)]) == 0
     results = json.loads((out / "results.json").read_text())
-    assert [(cell["metric"], cell["metrics"]["reward"]["mean"]) for cell in results["cells"]] == [
-        ("reward", pytest.approx(5 / 8)),
-        ("reward", pytest.approx(7.5 / 8)),
-    ]
+    means = [(cell["metric"], cell["metrics"]["reward"]["mean"]) for cell in results["cells"]]
+    assert means == [("reward", pytest.approx(5 / 8)), ("reward", pytest.approx(7.5 / 8))]
     assert [item["metric"] for item in results["comparisons"]] == ["reward"]
     assert "|  | Reward | n | episodes |" in (out / "tables.md").read_text()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
+from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, Turn, environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import save_tasks
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.episode import Episode
@@ -90,34 +93,25 @@ def texts(episode: Episode) -> list[list[Any]]:
 
 
 def test_a_call_shows_its_result_at_the_next_step_and_nowhere_else() -> None:
-    episode = play([call("visit", page="Ann"), call("search", query="Vin"), ANSWER])
-    assert episode.stop_reason is StopReason.ANSWERED
-    assert episode.reward == 1.0
+    written = "<create_memory>Ann: Oakrest</create_memory>"
+    episode = play([call("visit", page="Ann"), written + call("search", query="Vin"), ANSWER])
+    assert (episode.stop_reason, episode.reward) == (StopReason.ANSWERED, 1.0)
+    (operation,) = episode.steps[1].operations
+    assert operation.source is not None
+    assert operation.source.piece == "Ann", "memory applies before the call and knows the page"
     assert [step.observation.phase for step in episode.steps] == ["acting"] * 3
     first, second, third = texts(episode)
     assert first == []
     assert second == [PAGES[0].text]
-    assert len(third) == 1
-    assert third[0].startswith("Bob Vin: Bob Vin lives")
+    assert [text[:22] for text in third] == ["Bob Vin: Bob Vin lives"]
     assert [step.observation.values("left") for step in episode.steps] == [[40], [39], [38]]
     assert [step.observation.origin for step in episode.steps] == [None, "Ann", "search Vin"]
-
-
-def test_memory_applies_before_the_call_and_knows_the_page() -> None:
-    episode = play([call("visit", page="Ann"), "<create_memory>Ann: Oakrest</create_memory>", ANSWER])
-    (operation,) = episode.steps[1].operations
-    assert operation.source is not None
-    assert operation.source.piece == "Ann"
 
 
 @pytest.mark.parametrize(
     ("task", "pages", "shown"),
     [
-        (
-            make_task(),
-            ["ann", "1", "1"],
-            [PAGES[0].text, PAGES[1].text, "There is no page: 1"],
-        ),  # the last has no links
+        (make_task(), ["ann", "1", "1"], [PAGES[0].text, PAGES[1].text, "There is no page: 1"]),  # it has no links
         (make_task(), ["Ann", "9" * 5000], [PAGES[0].text, "There is no page: " + "9" * 982 + "..."]),
         (make_task(start="Ann", links={"Ann": ["Cold Mere", "Nobody"]}), ["2"], ["There is no page: Nobody"]),
     ],
@@ -174,15 +168,11 @@ def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so(
 
 
 def test_a_long_page_goes_on_by_itself_until_another_call_is_made() -> None:
-    task = make_task()
-    note = "<create_memory>Mere: cold</create_memory>"
-    read = play(
-        [call("visit", page="Cold Mere"), "", note, "", call("visit", page="Ann"), ANSWER], task, chunk_tokens=4
-    )
+    visit, note = call("visit", page="Cold Mere"), "<create_memory>Mere: cold</create_memory>"
+    read = play([visit, "", note, "", call("visit", page="Ann"), ANSWER], chunk_tokens=4)
     shown = [text for (text,) in texts(read)[1:4]]
     assert " ".join(" ".join(shown).split()) == PAGES[2].text
-    parts = [step.observation.values("part") for step in read.steps[1:4]]
-    assert parts == [[1], [2], [3]]
+    assert [step.observation.values("part") for step in read.steps[1:4]] == [[1], [2], [3]]
     assert read.steps[2].observation.origin == "Cold Mere, part 2/3"
     spans = [slice(step.observation.start, step.observation.end) for step in read.steps[1:4]]
     assert [PAGES[2].text[span] for span in spans] == shown
@@ -190,7 +180,7 @@ def test_a_long_page_goes_on_by_itself_until_another_call_is_made() -> None:
     assert operation.source == Source(2, "Cold Mere, part 2/3", spans[1].start, spans[1].stop)
     left = [step.observation.values("left") for step in read.steps]
     assert left[1:6] == [[39], [39], [39], [38], [37]], "reading on costs nothing, a turn without anything does"
-    gone = play([call("visit", page="Cold Mere"), call("visit", page="Bob Vin"), ANSWER], task, chunk_tokens=4)
+    gone = play([visit, call("visit", page="Bob Vin"), ANSWER], chunk_tokens=4)
     assert gone.steps[2].observation.values("part") == [1]
 
 
@@ -214,33 +204,17 @@ def weather(place: str) -> str:
     return f"rain in {place}"
 
 
-def test_a_typed_function_is_a_tool() -> None:
-    episode = play(
-        [call("weather", place="Ann"), call("weather", place="2", when="now"), ANSWER],
-        tools=["task", "tests.envs.web.test_environment:weather"],
-    )
-    assert texts(episode)[1] == ["rain in Ann"]
-    assert "when" in texts(episode)[2][0]
-    system = make_runner(tools=["tests.envs.web.test_environment:weather"]).agent.prompts.system
-    assert "Tells the weather." in system
-    assert '"search"' not in system
-
-
 async def failing(place: str) -> str:
-    """
-    Fails.
+    """Fails.
 
     Args:
         place: Where; "out" for an outage.
     """
-    if place == "out":
-        raise OutageError("the station is gone")
-    raise KeyError(place)
+    raise OutageError("the station is gone") if place == "out" else KeyError(place)
 
 
 def stalling(place: str) -> str:
-    """
-    Waits for something without letting others go on.
+    """Waits for something without letting others go on.
 
     Args:
         place: Where.
@@ -249,19 +223,29 @@ def stalling(place: str) -> str:
     return "calm" * 200_000
 
 
-def test_a_function_that_fails_says_so_and_one_that_waits_holds_up_nobody() -> None:
-    tools = [f"{__name__}:failing", f"{__name__}:stalling"]
-    episode = play([call("failing", place="x"), ANSWER], tools=tools)
-    assert texts(episode)[1] == ["KeyError: 'x'"]
-    assert play([call("failing", place="out")], tools=tools).stop_reason is StopReason.FAILED
-    waited = play([call("stalling", place="x")], tools=tools, tool_seconds=0.1)
-    assert waited.error is not None
-    assert "stalling is silent for 0.1 seconds" in waited.error
-    (result,) = use(make_sources(tools[1:], environment_config("web"))[0], ("stalling", {"place": "x"}))
+FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "failing", "stalling")]
+
+
+def test_a_typed_function_is_a_tool_and_one_that_fails_says_so() -> None:
+    calls = [call("weather", place="Ann"), call("weather", place="2", when="now"), call("failing", place="x")]
+    episode = play([*calls, ANSWER], tools=["task", *FUNCTIONS])
+    _, told, wrong, failed = texts(episode)
+    assert (told, failed) == (["rain in Ann"], ["KeyError: 'x'"])
+    assert "when" in wrong[0]
+    assert play([call("failing", place="out")], tools=FUNCTIONS).stop_reason is StopReason.FAILED
+    system = make_runner(tools=FUNCTIONS).agent.prompts.system
+    assert "Tells the weather." in system
+    assert '"search"' not in system
+
+
+def test_a_function_that_waits_holds_up_nobody_and_what_it_gives_is_cut() -> None:
+    waited = play([call("stalling", place="x")], tools=FUNCTIONS, tool_seconds=0.1)
+    assert "stalling is silent for 0.1 seconds" in str(waited.error)
+    (result,) = use(make_sources(FUNCTIONS[2:], environment_config("web"))[0], ("stalling", {"place": "x"}))
     assert len(result.text) == 500_000
 
     async def run() -> int:
-        runner, ticks = make_runner([call("stalling", place="x"), ANSWER], tools=tools), 0
+        runner, ticks = make_runner([call("stalling", place="x"), ANSWER], tools=FUNCTIONS), 0
         playing = asyncio.create_task(runner.run(make_task()))
         while not playing.done():
             await asyncio.sleep(0.01)
@@ -302,16 +286,13 @@ def test_several_questions_are_searched_for_together_and_asked_one_by_one() -> N
     assert [step.observation.question for step in waited.steps] == [None, 0, 0, 1]
 
 
-def test_the_compact_form_of_a_call() -> None:
+def test_the_compact_form_of_a_call_and_a_search_that_finds_nothing() -> None:
     task = make_task(start="Ann")
     completions = [f"<tool_call> {said} </tool_call>" for said in ("visit 1", "search Vin Fenford", "fly 3", "visit")]
     episode = play([*completions, ANSWER], task, calls="compact")
     assert texts(episode)[1] == [PAGES[1].text]
     assert texts(episode)[2][0].startswith("Bob Vin: ")
     assert all("Write a tool" in shown for (shown,) in texts(episode)[3:5])
-
-
-def test_a_search_that_finds_nothing() -> None:
     assert texts(play([call("search", query="zebra"), ANSWER]))[1] == ["No page was found for: zebra"]
 
 
@@ -322,3 +303,17 @@ def test_the_part_of_the_evidence_that_was_shown() -> None:
     first, second = runner.environments.diagnose(task, asyncio.run(runner.run(task)))
     assert first == {"calls": 1.0, "calls_refused": 0.0, "evidence_shown": 0.5}
     assert second == {"calls": 1.0, "calls_refused": 0.0}
+
+
+def test_the_most_that_an_episode_may_be_as_a_dry_run_is_told(tmp_path: Path) -> None:
+    supposed = TaskShape("supposed", 1000, 200, 0, 0, 5.5, 0, 3)
+    environments = web(max_calls=7, chunk_tokens=50)
+    shape = environments.shape(None, supposed)
+    assert (shape.stream_steps, shape.stream_tokens, shape.questions, shape.reads) == (7, 50, 1.0, 0)
+    assert not shape.same_stream
+    path = tmp_path / "tasks.jsonl"
+    questions = tuple(Question(f"q{number}", ("a",)) for number in range(3))
+    save_tasks([Task("a", questions[:1]), Task("b", questions)], path)
+    measured = environments.shape(str(path), supposed)
+    assert (measured.tasks, measured.questions, measured.stream_steps) == (2, 2.0, 7)
+    assert str(path) in measured.source

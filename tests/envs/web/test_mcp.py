@@ -46,7 +46,9 @@ def source(*servers: str, **settings: Any) -> McpSource:
     return McpSource(environment_config("web", tools=["mcp"], mcp_servers=list(servers), **settings))
 
 
-def check(server: str) -> None:
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_an_episode_with_the_tools_of_a_server(transport: str, request: pytest.FixtureRequest) -> None:
+    server = STDIO if transport == "stdio" else request.getfixturevalue("url")
     completions = [call("lookup", name="Ann"), call("broken", name="luck"), call("lookup", nom="Ann"), ANSWER]
     episode = play(completions, tools=["mcp"], mcp_servers=[server])
     assert episode.reward == 1.0
@@ -54,14 +56,6 @@ def check(server: str) -> None:
     assert shown[1] == ["Ann lives in Oakrest."]
     assert "broken" in shown[2][0], "a tool that fails says so, and the episode goes on"
     assert "'name' is a required property" in shown[3][0]
-
-
-def test_an_episode_with_the_tools_of_a_server_over_stdio() -> None:
-    check(STDIO)
-
-
-def test_an_episode_with_the_tools_of_a_server_over_http(url: str) -> None:
-    check(url)
 
 
 def test_a_server_that_dies_is_an_outage_and_is_started_again_for_the_next_call() -> None:
@@ -89,8 +83,7 @@ def test_a_server_that_refuses_is_an_outage(url: str, status: int) -> None:
     refuse = f'<tool_call>{{"name": "refuse", "arguments": {{"status": {status}}}}}</tool_call>'
     episode = play([refuse, call("lookup", name="Ann"), ANSWER], tools=["mcp"], mcp_servers=[url], tool_seconds=5.0)
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
-    assert episode.error is not None
-    assert url in episode.error
+    assert url in str(episode.error)
 
 
 @pytest.mark.parametrize(

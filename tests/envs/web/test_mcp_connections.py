@@ -16,8 +16,8 @@ from atommem.environment import environment_config
 from atommem.envs.web import mcp_source
 from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.sources import make_sources
-from atommem.episode import Episode
 from atommem.errors import ConfigError, OutageError
+from atommem.observation import Observation
 from tests.envs.web.test_environment import ANSWER, call, play, use
 
 pytest.importorskip("mcp")
@@ -30,10 +30,8 @@ class Servers:
     def __init__(self, schema: Any = SCHEMA) -> None:
         self.schema, self.made, self.open = schema, 0, 0
         self.addresses: list[Any] = []
-        self.more = ""
+        self.names, self.more, self.endless = ["grep"], "", False
         self.parts: list[Any] = []
-        self.names: list[str] = ["grep"]
-        self.endless = False
 
     def client(self, address: Any) -> Any:
         self.addresses.append(address)
@@ -80,15 +78,13 @@ def test_a_broken_connection_is_replaced_once_for_all_calls_and_none_is_left_ope
 
     async def run() -> list[Any]:
         try:
-            calls = (made.tools[0].run({"late": late}, None) for late in range(8))
-            return await asyncio.gather(*calls)
+            return await asyncio.gather(*(made.tools[0].run({"late": late}, None) for late in range(8)))
         finally:
             assert servers.open == 1
             await made.close()
 
     assert [result.text for result in asyncio.run(run())] == ["found"] * 8
-    assert servers.made == 2
-    assert servers.open == 0
+    assert (servers.made, servers.open) == (2, 0)
 
 
 def test_a_key_is_named_in_the_settings_and_stands_nowhere_else(
@@ -120,27 +116,32 @@ def test_a_resource_in_a_result_is_its_text_and_a_picture_is_named(servers: Serv
     assert use(source(), ("grep", {}))[0].text == "found\na file\n(resource)\n(image)"
 
 
-def test_a_result_without_end_is_cut_as_a_page_is(servers: Servers) -> None:
+def test_what_a_server_says_without_end_is_cut_or_refused_and_its_regular_expressions_are_left_to_it(
+    servers: Servers,
+) -> None:
     servers.more = "x" * 600_000
-    assert len(use(source(), ("grep", {}))[0].text) == 500_000
-
-
-def test_a_schemas_regular_expressions_are_left_to_the_server(servers: Servers) -> None:
     made = source()
-    asyncio.run(made.close())
+    assert len(use(made, ("grep", {}))[0].text) == 500_000
     assert made.tools[0].schema["properties"] == {"pattern": {"type": "string"}}
+    servers.endless = True
+    with pytest.raises(ConfigError, match="more than 1000 tools"):
+        source()
+    servers.endless = False
+    for _ in range(5000):
+        servers.schema = {"not": servers.schema}
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        source()
 
 
 def test_a_replay_starts_no_server(servers: Servers, tmp_path: Path) -> None:
-    def grep(**settings: Any) -> Episode:
+    def grep(**settings: Any) -> list[Observation]:
         settings = {"mcp_servers": ["https://a.test/mcp"], "cassette": str(tmp_path / "c"), **settings}
-        return play([call("grep", pattern="x"), ANSWER], tools=["mcp"], **settings)
+        episode = play([call("grep", pattern="x"), ANSWER], tools=["mcp"], **settings)
+        return [step.observation for step in episode.steps]
 
     recorded, made = grep(), servers.made
     for mode in ("replay", "frozen"):
-        assert [step.observation for step in grep(cassette_mode=mode).steps] == [
-            step.observation for step in recorded.steps
-        ]
+        assert grep(cassette_mode=mode) == recorded
     assert servers.made == made
     with pytest.raises(ConfigError, match="holds no tools of mcp other"):
         grep(cassette_mode="replay", mcp_servers=["other"])
@@ -170,20 +171,6 @@ def test_a_tool_with_the_name_of_an_action_of_ours_gets_another(servers: Servers
     assert [action.kind for step in episode.steps for action in step.actions] == ["mcp_read", "answer"]
     assert "no tool 'read'; there are mcp_read, mcp_answer, grep" in episode.steps[1].problems[0].detail
     assert not any(step.operations for step in episode.steps)
-
-
-def test_a_server_that_lists_tools_without_end_is_refused(servers: Servers) -> None:
-    servers.endless = True
-    with pytest.raises(ConfigError, match="more than 1000 tools"):
-        source()
-
-
-def test_a_schema_without_a_bottom_is_refused(servers: Servers) -> None:
-    servers.schema = {}
-    for _ in range(5000):
-        servers.schema = {"not": servers.schema}
-    with pytest.raises(ConfigError, match="nested too deeply"):
-        source()
 
 
 ALTERNATIVES = {f"a{number}": {"anyOf": [{"$ref": f"#/$defs/a{number + 1}"}] * 2} for number in range(40)}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,32 +20,32 @@ from atommem.envs.web.injections import injection_followed
 from atommem.envs.web.site.expert import BrowsingExpert, BrowsingFaults
 from atommem.envs.web.site.world import ORDERS, SiteConfig, generate_sites
 from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
 from tests.fakes import WordTokenizer, make_episode_runner
 
 
-def play(
-    config: SiteConfig | None = None,
-    faults: BrowsingFaults | None = None,
-    *,
-    disabled: tuple[str, ...] = (),
-) -> list[Episode]:
-    config = config or SiteConfig()
+def browsing(
+    config: SiteConfig, faults: BrowsingFaults | None = None, disabled: Sequence[str] = (), **settings: Any
+) -> EpisodeRunner:
+    """Who runs the expert's episodes on sites of `config`."""
     tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose(config.prose), get_dialect("paper", "compact"), faults)
-    settings = environment_config(
-        "web", calls="compact", max_calls=config.catalogues + config.hops + 1, chunk_tokens=400
-    )
-    runner = make_episode_runner(
+    settings |= {"calls": "compact", "max_calls": config.catalogues + config.hops + 1, "chunk_tokens": 400}
+    return make_episode_runner(
         policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
         embedder=HashingEmbedder(2048),
-        environments=make_environments(settings, tokenizer),
+        environments=make_environments(environment_config("web", **settings), tokenizer),
         memory=MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled)),
         sampling=Sampling(seed=0, max_tokens=400),
     )
-    return asyncio.run(runner.run_all([(task, 0) for task in sites(config)]))
+
+
+def play(config: SiteConfig | None = None, faults: BrowsingFaults | None = None, *disabled: str) -> list[Episode]:
+    config = config or SiteConfig()
+    return asyncio.run(browsing(config, faults, disabled).run_all([(task, 0) for task in sites(config)]))
 
 
 def sites(config: SiteConfig) -> list[Task]:
@@ -78,9 +80,10 @@ def test_the_faultless_expert_answers_every_question(config: SiteConfig) -> None
 
 def test_store_and_scratchpad_are_needed_where_the_site_asks_for_them() -> None:
     moved = SiteConfig(moved=1.0)
-    assert em(play(moved, disabled=("create",))) == 0.0, "only the store still knows the news"
-    assert em(play(SiteConfig(moved=0.0), disabled=("create",))) == 1.0
-    assert em(play(disabled=("scratchpad",))) <= 0.5, "the directory says nothing but names"
+    assert em(play(moved, None, "create")) == 0.0, "only the store still knows the news"
+    assert em(play(SiteConfig(moved=0.0), None, "create")) == 1.0
+    assert em(play(None, None, "scratchpad")) <= 0.5, "the directory says nothing but names"
+    assert em(play(SiteConfig(hops=4), None, "scratchpad")) <= 0.3
 
 
 def test_longer_ways_and_doubles_mislead_who_does_not_look() -> None:
@@ -88,13 +91,9 @@ def test_longer_ways_and_doubles_mislead_who_does_not_look() -> None:
         pages = {document.title: document for document in task.documents}
         (double,) = (title for title in pages if title.endswith(" old"))
         person = double.removesuffix(" old")
-        assert pages[person].gold
-        assert not pages[double].gold
+        assert [pages[title].gold for title in (person, "guilds", "prizes", double)] == [True, True, True, False]
         assert task.questions[0].answers[0] not in pages[double].text
         assert {double, person} <= {*task.metadata["links"]["people"]}
-        assert pages["guilds"].gold
-        assert pages["prizes"].gold
-    assert em(play(SiteConfig(hops=4), disabled=("scratchpad",))) <= 0.3
 
 
 @pytest.mark.parametrize("fault", ["create", "read", "scratchpad", "wander"])

@@ -9,7 +9,7 @@ from atommem.environment import EnvironmentConfig, environment_config, make_envi
 from atommem.envs.task import Document, Question, Task
 from atommem.eval.methods import Setup
 from atommem.policy.contract import Completion, Sampling
-from tests.fakes import WordEmbedder, WordTokenizer
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
 
 DOCUMENTS = (
     Document("Moss", "Moss grows on stones."),
@@ -28,27 +28,16 @@ TASK = Task(
 )
 
 
-class TextPolicy:
+class TextPolicy(ListPolicy):
     """Replies with what `script` makes of the prompt: a text, or an error to raise."""
 
     def __init__(self, tokenizer: WordTokenizer, script: Callable[[str], str | Exception]) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, [])
         self.script = script
-        self.prompts: list[str] = []
-        self.samplings: list[Sampling] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        self.prompts.append(prompt)
-        self.samplings.append(sampling)
-        reply = self.script(prompt)
-        if isinstance(reply, Exception):
-            raise reply
-        ids = [*self.tokenizer.encode(reply), 0]
-        return Completion(ids, [-0.5] * len(ids), reply, "stop")
-
-    async def close(self) -> None:
-        return None
+        self.texts = [self.script(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))]
+        return await super().complete(prompt_ids, sampling)
 
 
 def right(prompt: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,23 @@ from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
 from atommem.rules.rouge import rouge_l
 from atommem.rules.type_prior import kind_of
+from tests.envs.benchmark_rows import write_json
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT.parent / "shared" / "data"
 PAPER = published_tables("amac")
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("I love hiking", "preference"),
-        ("My name is Ann", "identity"),  # also "is": a tie, of which the first counts
-        ("The manager", "identity"),  # "age"
-        ("This", "fact"),  # "is"
-        ("Ok!", "unknown"),
-        ("Right now", "temporary"),
-    ],
-)
-def test_types_are_those_of_substrings(text: str, kind: str) -> None:
-    assert kind_of(text) == kind
+def test_types_are_those_of_substrings() -> None:
+    for text, kind in {
+        "I love hiking": "preference",
+        "My name is Ann": "identity",  # also "is": a tie, of which the first counts
+        "The manager": "identity",  # "age"
+        "This": "fact",  # "is"
+        "Ok!": "unknown",
+        "Right now": "temporary",
+    }.items():
+        assert kind_of(text) == kind, text
 
 
 def test_rouge_l_is_f_of_the_longest_common_subsequence() -> None:
@@ -57,18 +54,24 @@ def test_rouge_l_is_f_of_the_longest_common_subsequence() -> None:
     assert factors.rouge_words("She's RUNNING, 3 dogs run") == ["she", "s", "run", "3", "dog", "run"]
 
 
+def drawn(seed: int, n: int, dim: int = 8) -> np.ndarray:
+    """Unit vectors at random, (n, dim) float32."""
+    return unit(np.random.default_rng(seed).normal(size=(n, dim)))
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
 async def test_the_simulation_decides_as_the_rule_does() -> None:
     """`AMac` at the door of a bank, turn by turn, on vectors that conflict now and then."""
     rng = np.random.default_rng(0)
     kinds = ["I love it", "my name is", "is", "tomorrow", "right now", "so"]
     texts = [f"{kinds[i]} {n}" for n, i in enumerate(rng.integers(0, len(kinds), 80))]
     centres = rng.normal(size=(12, 8))
-    vectors = (centres[rng.integers(0, 12, 80)] + 0.35 * rng.normal(size=(80, 8))).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    setting = described.Setting(0.0, 0.4, 0.6, 0.45)
-    stream = described.Stream(
-        (vectors @ vectors.T).astype(float), np.zeros(80), factors.type_priors(texts), np.zeros(80, bool)
-    )
+    vectors = unit(centres[rng.integers(0, 12, 80)] + 0.35 * rng.normal(size=(80, 8)))
+    setting, alike = described.Setting(0.0, 0.4, 0.6, 0.45), (vectors @ vectors.T).astype(float)
+    stream = described.Stream(alike, np.zeros(80), factors.type_priors(texts), np.zeros(80, bool))
     bank = Bank(KeptVectors(texts, vectors), admission="amac(weights=0/0/.4/0/.6, threshold=.45)")
     done = []
     for text in texts:
@@ -101,34 +104,42 @@ def test_a_fit_does_not_see_the_conversation_that_it_is_tested_on() -> None:
     assert described.fit_without_each(streams, every)[2] == choices[0]
 
 
-def locomo(tmp_path: Path, conversations: int, name: str = "conv-26") -> Path:
-    """A file in LoCoMo's layout, written for this test."""
+def locomo(folder: Path) -> Path:
+    """A file in LoCoMo's layout, of three conversations in which every turn of more than eight words is evidence."""
     rng = np.random.default_rng(0)
-    words = (
-        *("dog", "cat", "river", "house", "music", "love", "hike", "plan", "today"),
-        *("friend", "blue", "work", "paint", "read", "cook"),
-    )
+    words = [
+        "dog",
+        "cat",
+        "river",
+        "house",
+        "music",
+        "love",
+        "hike",
+        "plan",
+        "today",
+        "friend",
+        "blue",
+        "work",
+        "paint",
+        "read",
+        "cook",
+    ]
     rows: list[dict[str, Any]] = []
-    for c in range(conversations):
-        turns = [
-            {"speaker": "A", "dia_id": f"D1:{i}", "text": " ".join(rng.choice(words, rng.integers(2, 12)))}
-            for i in range(30)
-        ]
+    for name in ("conv-26", "conv-26-1", "conv-26-2"):
+        texts = [" ".join(rng.choice(words, rng.integers(2, 12))) for _ in range(30)]
+        turns = [{"speaker": "A", "dia_id": f"D1:{i}", "text": text} for i, text in enumerate(texts)]
         evidence = [turn["dia_id"] for turn in turns if len(turn["text"].split()) > 8]
         talk = {"speaker_a": "A", "speaker_b": "B", "session_1": turns, "session_1_date_time": "1 May 2023"}
         qa = [{"question": "q", "answer": "a", "evidence": evidence, "category": 1}]
-        rows.append({"sample_id": name if not c else f"{name}-{c}", "conversation": talk, "qa": qa})
-    (tmp_path / "locomo10.json").write_text(json.dumps(rows))
-    return tmp_path
+        rows.append({"sample_id": name, "conversation": talk, "qa": qa})
+    write_json(folder / "locomo10.json", rows)
+    return folder
 
 
 def test_whole_conversations_end_to_end_on_turns_made_up(tmp_path: Path) -> None:
-    conversations = read_conversations(locomo(tmp_path, 3))
-    count = sum(len(conversation.texts) for conversation in conversations)
-    vectors = np.random.default_rng(1).normal(size=(count, 8)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    conversations = read_conversations(locomo(tmp_path))
     sheet = Sheet("amac", "")
-    leave_one_out(sheet, conversations, vectors, lambda text: None)
+    leave_one_out(sheet, conversations, drawn(1, sum(len(one.texts) for one in conversations)), lambda text: None)
     rows = {str(row[0]): row for row in sheet.tables[0].rows}
     assert rows["at least L words"][4] == pytest.approx(1.0), "that is how these turns were made"
     assert not sheet.holds, "three conversations are too few"

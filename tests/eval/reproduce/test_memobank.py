@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from atommem.eval.reproduce.memobank.filling import HERE, top_positives
 from atommem.eval.reproduce.sheet import Sheet
 from atommem.eval.reproduce.user_files import published_tables
 from atommem.experience.evaluators import Experience
+from tests.envs.benchmark_rows import write_lines
+from tests.eval.reproduce.test_amac import drawn
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT.parent / "shared" / "data"
@@ -23,18 +24,12 @@ PAPER = published_tables("memobank")
 SMALL = {**PAPER, "capacity": 20, "sample": 10, "min_positives": 4, "questions": 10}
 
 
-def vectors(n: int, seed: int = 0) -> np.ndarray:
-    drawn = np.random.default_rng(seed).normal(size=(n, 16)).astype(np.float32)
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-
-
-def cases(labels: list[bool]) -> list[Experience]:
-    plan = '{"plan": [{"description": "look"}]}'
-    return [Experience(f"what is number {i}?", plan, float(label)) for i, label in enumerate(labels)]
+PLAN = '{"plan": [{"description": "look"}]}'
 
 
 def stream(labels: list[bool]) -> Stream:
-    return Stream(cases(labels), vectors(len(labels)), vectors(30, 1), vectors(20, 2))
+    cases = [Experience(f"what is number {i}?", PLAN, float(label)) for i, label in enumerate(labels)]
+    return Stream(cases, drawn(0, len(labels), 16), drawn(1, 30, 16), drawn(2, 20, 16))
 
 
 def test_a_full_bank_keeps_three_quarters_and_the_oldest_of_equals() -> None:
@@ -67,29 +62,24 @@ def test_labels_decide_alone_and_mean_nothing() -> None:
 
 
 def test_the_tables_are_made_of_rows_made_up(tmp_path: Path) -> None:
-    lines = [
-        {"case": f"what is number {i}?", "plan": '{"plan": [{"description": "look"}]}', "case_label": label}
-        for i, label in enumerate(["positive", "negative"] * 30)
-    ]
-    (tmp_path / "memory.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    labels = [{"plan": PLAN, "case_label": label} for label in ("positive", "negative")] * 30
+    rows = [{"case": f"what is number {i}?", **label} for i, label in enumerate(labels)]
+    write_lines(tmp_path / "memory.jsonl", rows)
     asked = [{"question": f"what is number {i}?", "ground_truth": "a<|answer_split|>b"} for i in range(50, 80)]
-    (tmp_path / "deepresearcher.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    write_lines(tmp_path / "deepresearcher.jsonl", asked)
     read, questions = read_cases(tmp_path), read_questions(tmp_path)
     assert questions[0] == ("what is number 50?", ("a", "b"))
     sheet = Sheet("memobank", "")
     contamination(sheet, SMALL, read, questions, [text for text, _ in questions[:10]], 20)
     assert ["cases that are questions of the test's file", 10] in sheet.tables[0].rows
-    one = Stream(read, vectors(60), vectors(10, 1), vectors(20, 2))
+    one = replace(stream([True] * 60), cases=read)
     method = one.filled(SMALL)
     table_3(sheet, SMALL, one, method)
     controls(sheet, SMALL, one, method)
     assert {check.name: check.holds for check in sheet.checks}["'sort by label' keeps the same cases"]
     assert not sheet.holds
     assert "labels shuffled" in sheet.markdown()
-
-
-def test_damaged_rows_are_named(tmp_path: Path) -> None:
-    (tmp_path / "memory.jsonl").write_text('{"case": "q", "plan": "{}", "case_label": "maybe"}\n')
+    write_lines(tmp_path / "memory.jsonl", [{**rows[0], "case_label": "maybe"}])
     with pytest.raises(DataError, match="case_label"):
         read_cases(tmp_path)
 

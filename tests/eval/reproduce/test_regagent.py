@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from atommem.eval.reproduce.regagent.records import Records
 from atommem.eval.reproduce.regagent.runs import Runs, success
 from atommem.eval.reproduce.regagent.stream import Rules, run_stream
 from atommem.eval.reproduce.regagent.world import make_world
+from atommem.eval.reproduce.sheet import Sheet
 from atommem.eval.reproduce.user_files import KeptVectors, published_tables
 from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
@@ -74,14 +77,18 @@ async def test_the_arrays_delete_what_the_experience_bank_does() -> None:
     assert steps == sorted(int(r.text.split()[1]) for r in bank.records() if r.text.startswith("task"))
 
 
+def run(tell: Callable[[str], object] = print, **given: Any) -> Sheet:
+    return experiment.run(argparse.Namespace(**{"seeds": [0], "policy": None, **given}), tell, Journal())
+
+
 def test_every_table_is_made_and_a_short_stream_holds_nothing() -> None:
     told: list[str] = []
-    sheet = experiment.run(argparse.Namespace(seeds=[0], tasks=60, policy=None), told.append, Journal())
+    sheet = run(told.append, tasks=60)
     assert len(sheet.tables) >= 9
     assert not sheet.holds
     assert told
     with pytest.raises(ConfigError, match="tasks is 0"):
-        experiment.run(argparse.Namespace(seeds=[0], tasks=0, policy=None), told.append, Journal())
+        run(tasks=0)
 
 
 def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,10 +105,7 @@ def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPat
         async def close(self) -> None: ...
 
     monkeypatch.setattr(asking, "open_policy", lambda choice: Model())
-    arguments = argparse.Namespace(
-        seeds=[0], tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None
-    )
-    sheet = experiment.run(arguments, lambda text: None, Journal())
+    sheet = run(tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None)
     assert 20 <= len(heard) == len(set(heard)) < 100, "a greedy reply is asked for once"
     assert "5 of 100 answers had no number" in sheet.notes[0]
     assert sheet.tables[0].rows[1][2] == 120

@@ -14,6 +14,7 @@ import pytest
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
 from atommem.eval.journal import Journal
+from atommem.eval.reproduce.sheet import Sheet
 from atommem.eval.reproduce.streams import experiment
 from atommem.eval.reproduce.streams.agents import StreamRow, executions
 from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
@@ -25,35 +26,27 @@ from atommem.memory.entries import Entry
 HERE = __name__
 
 
-async def likeness(similarity: Any, query: Mapping[str, Any], *records: Mapping[str, Any]) -> list[float]:
+async def likeness(similarity: Any, query: Any, *records: Any) -> list[float]:
     """Of each record, in their order."""
     bank = Bank(HashingEmbedder(16))
-    await bank.fill(Experience(json.dumps(record), "", 1.0) for record in records)
-    found = await bank.retrieve(json.dumps(query), 9, similarity)
+    asked, *texts = (value if isinstance(value, str) else json.dumps(value) for value in (query, *records))
+    await bank.fill(Experience(text, "", 1.0) for text in texts)
+    found = await bank.retrieve(asked, 9, similarity)
     return [score for _, score in sorted(found, key=lambda pair: pair[0].id)]
 
 
-async def test_relative_change_is_the_mean_over_features() -> None:
-    found = await likeness(
-        relative_change(frozenset({"tcp"})), {"rate": 2.0, "tcp": 1}, {"rate": 4.0, "tcp": 1}, {"rate": 2.0, "tcp": 0}
-    )
+async def test_similarities_by_hand_and_inputs_that_do_not_fit() -> None:
+    change = relative_change(frozenset({"tcp"}))  # the mean over features
+    found = await likeness(change, {"rate": 2.0, "tcp": 1}, {"rate": 4.0, "tcp": 1}, {"rate": 2.0, "tcp": 0})
     assert found == pytest.approx([1 - 0.5 / 2, 0.5])
     assert await likeness(relative_change(), {"rate": 0.0}, {"rate": 0.0}, {"rate": -1.0}) == [1.0, 0.0]
-
-
-async def test_three_keys_weigh_the_goal_most() -> None:
-    here = {"ego": [0.0], "goal": [0.0, 0.0], "history": [0.0]}
+    here = {"ego": [0.0], "goal": [0.0, 0.0], "history": [0.0]}  # of three keys the goal weighs most
     found = await likeness(three_keys(), here, {**here, "ego": [1.0]}, {**here, "goal": [0.0, 0.5]})
     assert found == pytest.approx([np.exp(-1), np.exp(-2.5)], abs=1e-5)
-
-
-async def test_inputs_that_do_not_fit_are_named() -> None:
     with pytest.raises(DataError, match="do not have the same fields"):
         await likeness(relative_change(), {"rate": 1.0}, {"flow": 1.0})
-    bank = Bank(HashingEmbedder(16))
-    await bank.fill([Experience("a text", "", 1.0)])
     with pytest.raises(DataError, match="JSON objects"):
-        await bank.retrieve("another", 1, three_keys())
+        await likeness(three_keys(), "another", "a text")
 
 
 class Learner:
@@ -66,35 +59,32 @@ class Learner:
         return {"outcome": float(output == row.truth)}
 
 
-def flags(**given: Any) -> argparse.Namespace:
+def run(**given: Any) -> Sheet:
+    """The experiment with these flags."""
     parser = argparse.ArgumentParser()
     experiment.add_flags(parser)
-    return argparse.Namespace(**{**vars(parser.parse_args([])), "out": None, **given})
+    flags = {**vars(parser.parse_args([])), "out": None, **given}
+    return experiment.run(argparse.Namespace(**flags), lambda text: None, Journal())
 
 
 def test_a_stream_of_a_file_runs_with_the_users_agent(tmp_path: Path) -> None:
     rows = [{"query": {"day": i % 3}, "truth": f"t{i % 3}"} for i in range(12)]
     rows.insert(0, {"query": "first", "truth": "t0", "output": "t0"})
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    sheet = experiment.run(
-        flags(stream=tmp_path / "own.jsonl", agent=f"{HERE}:Learner", k=20), lambda text: None, Journal()
-    )
+    sheet = run(stream=tmp_path / "own.jsonl", agent=f"{HERE}:Learner", k=20)
     found = {str(row[0]): row for row in sheet.tables[0].rows}
     assert found["fixed, none"][3] == 1
     assert found["add_all, none"][3] == 13
     assert found["fixed, none"][1] == pytest.approx(4 / 12), "only what was known from the first"
     with pytest.raises(ConfigError, match="without its agent"):
-        experiment.run(flags(stream=tmp_path / "own.jsonl"), lambda text: None, Journal())
+        run(stream=tmp_path / "own.jsonl")
     (tmp_path / "own.jsonl").write_text('{"query": "q"}')
     with pytest.raises(DataError, match="truth"):
         experiment.read_stream(tmp_path / "own.jsonl")
 
 
 def test_examples_are_written_as_they_are_read(tmp_path: Path) -> None:
-    sheet = experiment.run(
-        flags(tasks=12, out=tmp_path, evaluators=["add_all", "strict"]), lambda text: None, Journal()
-    )
-    assert len(sheet.tables) == 3
+    assert len(run(tasks=12, out=tmp_path, evaluators=["add_all", "strict"]).tables) == 3
     for name, example in EXAMPLES.items():
         rows = example.rows(0, 60, 12)
         assert experiment.read_stream(tmp_path / f"{name}.jsonl") == rows

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import sqlite3
-import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atommem.actions import Action
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
 from atommem.eval.retention.audit import audit
@@ -22,14 +21,14 @@ from atommem.experience import Bank, Experience
 from atommem.session_state import SessionState
 from atommem.trace import write_trace
 from tests.atommem.memory.toys import CREATE, READ, memory
+from tests.envs.benchmark_rows import write_lines
 from tests.train.toys import make_episode, make_step
 
 TEXTS = ["Ann lives in Brent", "Ann lives in Brent", "Bob likes tea", "Ann lives in Lorne now", "It rains"]
 
 
 def rows(path: Path, **more: Any) -> Path:
-    path.write_text("".join(json.dumps({"text": text, **more}) + "\n" for text in TEXTS))
-    return path
+    return write_lines(path, [{"text": text, **more} for text in TEXTS])
 
 
 async def test_doubles_contradictions_and_what_rules_drop(tmp_path: Path) -> None:
@@ -37,9 +36,8 @@ async def test_doubles_contradictions_and_what_rules_drop(tmp_path: Path) -> Non
         return None if "tea" in one + other else "Brent" in one and "Lorne" in other
 
     store = read_store(rows(tmp_path / "a.jsonl"))
-    found = await audit(
-        store, HashingEmbedder(256), budget=3, rules=("fifo", "reject", "redundancy", "length"), judge=judge
-    )
+    rules = ("fifo", "reject", "redundancy", "length")
+    found = await audit(store, HashingEmbedder(256), budget=3, rules=rules, judge=judge)
     assert (found.entries, found.doubles, found.never_shown) == (5, [[1, 2]], None)
     assert found.contradictions == [(1, 4), (2, 4)]
     assert found.asked[0] >= 2
@@ -51,8 +49,8 @@ async def test_doubles_contradictions_and_what_rules_drop(tmp_path: Path) -> Non
 
 async def test_our_own_logs(tmp_path: Path) -> None:
     m = memory(retrieve_k=1)
-    m.contents  # noqa: B018
-    operations = await _apply(m)
+    written = [Action(CREATE, "bob hums"), Action(CREATE, "ann sings"), Action(READ, "ann")]
+    operations = tuple(await m.apply(written, 0))
     SessionState("k", 1, 0, m.start, operations).save(tmp_path / "s.jsonl")
     store = read_store(tmp_path / "s.jsonl")
     assert (store.kind, [entry.shown for entry in store.entries]) == ("session of AtomMem", [0, 1])
@@ -67,56 +65,41 @@ async def test_our_own_logs(tmp_path: Path) -> None:
     assert (found.entries, found.never_shown, found.contradictions) == (2, [2], None)
 
 
-async def _apply(m: Any) -> tuple[Any, ...]:
-    from atommem.actions import Action
+class PointStruct:
+    """A point as Qdrant's local mode pickles it: one of pydantic's models, whose class is not there when it is read."""
 
-    return await m.apply([Action(CREATE, "bob hums"), Action(CREATE, "ann sings"), Action(READ, "ann")], 0)
+    def __init__(self, payload: dict[str, Any]) -> None:
+        self.id, self.vector, self.payload = "x", [0.1], payload
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"__dict__": dict(vars(self)), "__pydantic_fields_set__": {"id"}, "__pydantic_private__": None}
+
+    @property
+    def blob(self) -> bytes:
+        return pickle.dumps(self, protocol=3).replace(__name__.encode(), b"qdrant_client.http.models.models")
 
 
-def mem0_store(folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As Qdrant's local mode writes it: a pickled point in a table; the class is gone when it is read."""
-    module = types.ModuleType("qdrant_client.http.models.models")
+class Bad:
+    blob = pickle.dumps(print, protocol=3)
 
-    class PointStruct:
-        def __init__(self, payload: dict[str, Any]) -> None:
-            self.id, self.vector, self.payload = "x", [0.1], payload
 
-        def __getstate__(self) -> dict[str, Any]:
-            return {"__dict__": dict(vars(self)), "__pydantic_fields_set__": {"id"}, "__pydantic_private__": None}
-
-    PointStruct.__module__, PointStruct.__qualname__ = module.__name__, "PointStruct"
-    module.PointStruct = PointStruct  # type: ignore[attr-defined]
-    for name in ("qdrant_client", "qdrant_client.http", "qdrant_client.http.models"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    target = folder / "collection" / "mem0"
-    target.mkdir(parents=True)
-    connection = sqlite3.connect(target / "storage.sqlite")
+def mem0_store(path: Path, *points: Any) -> Path:
+    path.parent.mkdir(parents=True)
+    connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)")
-    for number, text in enumerate(texts):
-        point = PointStruct({"data": text, "hash": "h", "created_at": f"2026-01-0{9 - number}"})
-        connection.execute("INSERT INTO points VALUES (?, ?)", (str(number), pickle.dumps(point)))
+    connection.executemany("INSERT INTO points VALUES (?, ?)", [(str(i), one.blob) for i, one in enumerate(points)])
     connection.commit()
     connection.close()
-    monkeypatch.undo()
-    return folder
+    return path
 
 
-def test_mem0s_store_is_read_without_loading_what_it_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = read_store(mem0_store(tmp_path / "mem0", ["newer", "older"], monkeypatch))
-    assert (store.kind, [entry.text for entry in store.entries]) == ("mem0", ["older", "newer"])
-
-    class Bad:
-        def __reduce__(self) -> Any:
-            return (print, ("ran",))
-
-    connection = sqlite3.connect(tmp_path / "bad.sqlite")
-    connection.execute("CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)")
-    connection.execute("INSERT INTO points VALUES ('1', ?)", (pickle.dumps(Bad()),))
-    connection.commit()
-    connection.close()
+def test_mem0s_store_is_read_without_loading_what_it_pickled(tmp_path: Path) -> None:
+    payloads = [{"data": text, "hash": "h", "created_at": f"2026-01-0{day}"} for text, day in (("new", 9), ("old", 8))]
+    mem0_store(tmp_path / "mem0" / "collection" / "mem0" / "storage.sqlite", *map(PointStruct, payloads))
+    store = read_store(tmp_path / "mem0")
+    assert (store.kind, [entry.text for entry in store.entries]) == ("mem0", ["old", "new"])
     with pytest.raises(DataError, match=r"builtins\.print, which is not read"):
-        read_store(tmp_path / "bad.sqlite")
+        read_store(mem0_store(tmp_path / "bad" / "bad.sqlite", Bad()))
 
 
 @pytest.mark.parametrize("text", ["", "no json", '{"a": 1}\n', '{"type": "session"}\n'])

@@ -1,21 +1,30 @@
-"""What keepers keep: by hand on a small stream, and on LoCoMo no arm more than the greedy oracle."""
+"""What keepers keep, what a synthetic task needs kept, the claims: by hand; on LoCoMo no arm more than the oracle."""
 
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
+from atommem.eval.retention.claims import Column, mean_em, near_specialist
 from atommem.eval.retention.fitting import logistic
 from atommem.eval.retention.keeping import embedded, kept, score
 from atommem.eval.retention.retention_cli import main
 from atommem.eval.retention.table import ORACLE, UNLIMITED, fill, markdown
 from atommem.eval.retention.turns import Stream, read_streams
-from tests.envs.benchmark_rows import real_data
+from atommem.eval.retention.worlds import labelled, needs_of
+from tests.envs.benchmark_rows import real_data, write_lines
+from tests.eval.toys import made
 
 TEXTS = tuple(
     f"in {1990 + i} Ann moved to town number {i} with her dog" if i % 3 == 0 else f"oh well {i}" for i in range(30)
@@ -74,27 +83,23 @@ def test_the_fit_is_that_of_a_reference() -> None:
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        {"stream": stream.name, "text": text, "needed": needed}
-        for stream in (SMALL, OTHER)
-        for text, needed in zip(stream.texts, stream.needs(), strict=True)
-    ]
+    entries = [(one.name, *entry) for one in (SMALL, OTHER) for entry in zip(one.texts, one.needs(), strict=True)]
+    rows = [dict(zip(("stream", "text", "needed"), entry, strict=True)) for entry in entries]
     data, out = tmp_path / "rows.jsonl", tmp_path / "weights.json"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    hashing = ["--embedder", "hashing"]
-    assert main(["fit", str(data), *hashing, "--out", str(out), "--exclude", "other", "--with_embedding"]) == 0
+    write_lines(data, rows)
+    fit = ["fit", str(data), "--embedder", "hashing", "--out", str(out), "--exclude"]
+    assert main([*fit, "other", "--with_embedding"]) == 0
     assert json.loads(out.read_text())["fitted_on"] == {"streams": ["small"], "texts": 30}
     with pytest.raises(ConfigError, match="fitted on vectors of 256 numbers"):  # another embedder's
         main(["check", f"linear(weights={out})"])
-    assert (
-        main(["table", str(data), *hashing, "--capacities", "5", "--rules", "fifo", "--out", str(tmp_path / "t")]) == 0
-    )
+    table = ["table", str(data), "--embedder", "hashing", "--capacities", "5", "--rules", "fifo"]
+    assert main([*table, "--out", str(tmp_path / "t")]) == 0
     assert json.loads((tmp_path / "t").read_text())["fifo"]["5"]["all_kept"] > 0
     assert main(["check", "lru"]) == 0
     assert main(["list"]) == 0
     assert "ebbinghaus" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="nobody"):
-        main(["fit", str(data), *hashing, "--out", str(out), "--exclude", "nobody"])
+        main([*fit, "nobody"])
     data.write_text('{"stream": "a", "text": "b"}\n')
     with pytest.raises(DataError, match="needed"):
         read_streams(data)
@@ -111,3 +116,63 @@ async def test_on_locomo_no_rule_keeps_more_evidence_than_the_greedy_oracle() ->
             if name != UNLIMITED:
                 assert row[column].references <= table[ORACLE][column].references, name
     assert table[ORACLE]["100"].all_kept > table["length"]["100"].all_kept
+
+
+TASK = Task(
+    "one-0",
+    (Question("Ivoryharp made home ?", ("Fenwick",), id="q"),),
+    (Document("", "Marena Oakrest home Peri Stonewick home"), Document("", "Ivoryharp Peri made Peri Fenwick moved")),
+    metadata={"prose": "compact"},
+)
+
+
+def test_needs_by_hand() -> None:
+    needed = {"Peri Stonewick home": 1, "Ivoryharp Peri made": 1, "Peri Fenwick home": 1}
+    assert needs_of([TASK]) == {"one-0": needed}
+    (stream,) = labelled([TASK])
+    assert stream.texts == ("Marena Oakrest home", "Peri Stonewick home", "Ivoryharp Peri made")
+    assert stream.needs() == [0, 1, 1]
+
+
+def test_every_task_needs_its_answer() -> None:
+    config = WorldConfig(prose="compact", hops=(1, 3), questions=(1, 2), distractors=5)
+    tasks = list(generate(config, 20, 3))
+    for task, needed in zip(tasks, needs_of(tasks).values(), strict=True):
+        said = get_prose("compact").statements(" ".join(needed))
+        assert {answer for question in task.questions for answer in question.answers} <= {each.value for each in said}
+
+
+def records(right: list[bool], seeds: int = 1) -> list[EpisodeRecord]:
+    scored = made("synthetic", [{"em": float(em)} for em in right]).records
+    return [replace(one, task_id=f"synthetic-7-{one.task_id[1:]}", sample=s) for s in range(seeds) for one in scored]
+
+
+def test_the_best_rule_is_chosen_on_tasks_that_are_in_no_figure() -> None:
+    """60 tasks; on the first 20 lru is the better rule, on the others fifo."""
+    draws = random.Random(0)
+    own = [True] * 60
+    lru = [True] * 20 + [draws.random() < 0.5 for _ in range(40)]
+    fifo = [False] * 20 + [draws.random() < 0.6 for _ in range(40)]
+    given = {"own reject": own, "writes lru": lru, "writes fifo": fifo, "writes oracle": own}
+    arms = {f"atommem, {name}": records(right, 3) for name, right in given.items()}
+    column = Column(arms, 20)
+    found = column.against_rules()
+    expected = 1 - sum(lru[20:]) / 40
+    assert (column.rule, found["own_em"], len(column.arms[column.own])) == ("atommem, writes lru", 1.0, 120)
+    assert found["difference"] == pytest.approx(expected)
+    assert found["p_holm"] < 0.01
+    assert found["not_beaten"] == []
+    assert column.gap_closed()["share"] == 1.0
+    assert column.gap_closed()["gap"] == pytest.approx(expected)
+    assert column.spread()["farthest"] in ("atommem, writes lru", "atommem, writes fifo")
+    with pytest.raises(ConfigError, match="more than 60 tasks"):
+        Column(arms, 60)
+    with pytest.raises(ConfigError, match="no row atommem, own"):
+        Column({"atommem, writes lru": records(lru)}, 20)
+
+
+def test_a_specialist_by_hand() -> None:
+    general, special = records([True] * 20 + [True, False] * 20), records([True] * 20 + [True, True, True, False] * 10)
+    found = near_specialist(general, special, 20)
+    assert (found["difference"], found["within"], mean_em(special[20:])) == (-0.25, False, 0.75)
+    assert near_specialist(special, general, 20)["within"]

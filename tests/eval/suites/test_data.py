@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,35 +16,27 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 from atommem.eval.suites.suite import BenchmarkData, Column, FileData, SyntheticData
 from atommem.eval.suites.task_cache import TaskCache
+from tests.envs.benchmark_rows import hotpot_row, twowiki_row, write_json, write_lines
 from tests.eval.toys import make_task
 
 
-def rows(answer: str = "A") -> str:
-    return json.dumps(
-        [
-            {
-                "_id": str(number),
-                "question": f"Who is number {number}?",
-                "answer": answer,
-                "supporting_facts": [[f"Page {number}", 0]],
-                "context": [[f"Page {number}", [f"He is {answer}."]], [f"Other {number}", ["Nothing."]]],
-                "type": "comparison",
-                "answer_id": "Q1",
-            }
-            for number in range(6)
-        ]
-    )
+def write_benchmarks(folder: Path, **changes: Any) -> Path:
+    """Files of two benchmarks, of eight questions each."""
+    for name, file, row in (
+        ("hotpotqa", "hotpot_dev_distractor_v1.json", hotpot_row),
+        ("2wikimultihopqa", "dev.json", twowiki_row),
+    ):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        write_json(folder / name / file, [row(number, **changes) for number in range(8)])
+    return folder
 
 
 @pytest.fixture
 def benchmarks(tmp_path: Path) -> Path:
-    for name, file in (("hotpotqa", "hotpot_dev_distractor_v1.json"), ("2wikimultihopqa", "dev.json")):
-        (tmp_path / "benchmarks" / name).mkdir(parents=True)
-        (tmp_path / "benchmarks" / name / file).write_text(rows())
-    return tmp_path / "benchmarks"
+    return write_benchmarks(tmp_path / "benchmarks")
 
 
-def column(name: str = "hotpotqa", documents: int = 3, seed: int = 42) -> Column:
+def column(name: str = "hotpotqa", documents: int = 4, seed: int = 42) -> Column:
     return Column(name, BenchmarkData(name, "dev", BuildConfig(documents, 2, seed=seed)), documents)
 
 
@@ -55,7 +48,7 @@ def test_a_file_is_built_once(tmp_path: Path, benchmarks: Path) -> None:
     said: list[str] = []
     cache = TaskCache(tmp_path / "cache", benchmarks, said.append)
     tasks = load(cache, column())
-    assert [(len(task.documents), task.source) for task in tasks] == [(3, "hotpotqa")] * 2
+    assert [(len(task.documents), task.source) for task in tasks] == [(4, "hotpotqa")] * 2
     path = cache.path(column())
     stamp = path.stat().st_mtime_ns
     assert load(TaskCache(tmp_path / "cache", benchmarks, said.append), column()) == tasks
@@ -63,7 +56,7 @@ def test_a_file_is_built_once(tmp_path: Path, benchmarks: Path) -> None:
     assert len(said) == 1
     provenance = json.loads(path.with_name(f"{path.name}.json").read_text())
     assert provenance["inputs"][0]["name"] == "hotpot_dev_distractor_v1.json"
-    assert (provenance["seed"], provenance["documents"]) == (42, 3)
+    assert (provenance["seed"], provenance["documents"]) == (42, 4)
 
 
 def test_whatever_differs_has_a_file_of_its_own(tmp_path: Path, benchmarks: Path) -> None:
@@ -71,25 +64,25 @@ def test_whatever_differs_has_a_file_of_its_own(tmp_path: Path, benchmarks: Path
         return TaskCache(tmp_path / "cache", benchmarks).path(which)
 
     first = path(column())
-    others = [path(column(seed=43)), path(column(documents=4))]
-    (benchmarks / "hotpotqa" / "hotpot_dev_distractor_v1.json").write_text(rows("B"))
+    others = [path(column(seed=43)), path(column(documents=5))]
+    write_benchmarks(benchmarks, answer="B")
     others.append(path(column()))
     assert len({first, *others}) == 4
     assert load(TaskCache(tmp_path / "cache", benchmarks), column())[0].questions[0].answers == ("B",)
     # The content counts, not the name or the place.
-    (benchmarks / "hotpotqa" / "hotpot_dev_distractor_v1.json").write_text(rows())
+    write_benchmarks(benchmarks)
     moved = benchmarks.rename(tmp_path / "moved")
     assert TaskCache(tmp_path / "cache", moved).path(column()) == first
 
 
 def test_aliases_beside_the_questions_count(tmp_path: Path, benchmarks: Path) -> None:
     cache = TaskCache(tmp_path / "cache", benchmarks)
-    before = cache.path(column("2wikimultihopqa"))
-    (benchmarks / "2wikimultihopqa" / "id_aliases.json").write_text(
-        json.dumps({"Q_id": "Q1", "aliases": ["Alias"], "demonyms": []}) + "\n"
-    )
-    assert cache.path(column("2wikimultihopqa")) != before
-    assert load(cache, column("2wikimultihopqa"))[0].questions[0].answers == ("A", "Alias")
+    wiki = column("2wikimultihopqa")
+    before = cache.path(wiki)
+    aliases = [{"Q_id": f"Q{number}", "aliases": ["Alias"], "demonyms": []} for number in range(8)]
+    write_lines(benchmarks / "2wikimultihopqa" / "id_aliases.json", aliases)
+    assert cache.path(wiki) != before
+    assert load(cache, wiki)[0].questions[0].answers[1:] == ("Alias",)
 
 
 def test_plain_files_are_found_beside_the_benchmarks(tmp_path: Path, benchmarks: Path) -> None:
@@ -102,14 +95,13 @@ def test_plain_files_are_found_beside_the_benchmarks(tmp_path: Path, benchmarks:
 
 
 def test_what_is_missing_is_named(tmp_path: Path, benchmarks: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"column hotpotqa-3: .*--benchmarks.* hotpotqa/hotpot_dev_distractor_v1\.json"
-    ):
+    where = r"column hotpotqa-4: .*--benchmarks.* hotpotqa/hotpot_dev_distractor_v1\.json"
+    with pytest.raises(ConfigError, match=where):
         load(TaskCache(tmp_path, None), column())
     with pytest.raises(DataError, match=r"no dev file of musique .* looked for musique_ans_v1\.0_dev\.jsonl"):
         TaskCache(tmp_path, benchmarks).path(column("musique"))
-    with pytest.raises(DataError, match="the pool has 12 different documents, too few for tasks of 13"):
-        TaskCache(tmp_path, benchmarks).path(column(documents=13))
+    with pytest.raises(DataError, match="the pool has 32 different documents, too few for tasks of 33"):
+        TaskCache(tmp_path, benchmarks).path(column(documents=33))
     assert not list(tmp_path.glob("*.parquet"))
 
 

@@ -13,38 +13,10 @@ import yaml
 
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from atommem.eval import eval_cli, workbench
-from atommem.eval.suites.board import Board
-from atommem.eval.suites.cells import Cell
-from atommem.policy.contract import Completion, Sampling
+from atommem.eval import eval_cli
 from tests.eval.toys import ToyPolicy, make_task
-from tests.fakes import WordTokenizer
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-class CountingPolicy(ToyPolicy):
-    """Notes how many tasks were asked about at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__(WordTokenizer())
-        self.open = 0
-        self.most = 0
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        self.open += 1
-        self.most = max(self.most, self.open)
-        try:
-            return await super().complete(prompt_ids, sampling)
-        finally:
-            self.open -= 1
-
-
-@pytest.fixture
-def policy(monkeypatch: pytest.MonkeyPatch) -> CountingPolicy:
-    toy = CountingPolicy()
-    monkeypatch.setattr(workbench, "open_policy", lambda config: toy)
-    return toy
 
 
 @pytest.fixture
@@ -76,17 +48,11 @@ def scores(folder: Path) -> dict[tuple[str, str], float]:
     return {(cell["row"], cell["dataset"]): cell["metrics"]["em"]["mean"] for cell in results(folder)["cells"]}
 
 
-def test_runs_everything_once_and_reports(
-    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_everything_once_and_reports(folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:
     policy.wrong = {"a"}
     assert run(folder) == 0
-    assert scores(folder) == {
-        ("atommem", "one"): 0.75,
-        ("atommem", "two"): 1.0,
-        ("no_memory", "one"): 0.75,
-        ("no_memory", "two"): 1.0,
-    }
+    rows = ("atommem", "no_memory")
+    assert scores(folder) == {(row, data): em for row in rows for data, em in (("one", 0.75), ("two", 1.0))}
     assert (results(folder)["title"], results(folder)["reference"]) == ("Toys", "no_memory")
     captured = capsys.readouterr()
     assert "75.0 [" in captured.out
@@ -102,7 +68,7 @@ def test_runs_everything_once_and_reports(
     assert "a completion: 0 calls" in capsys.readouterr().err, "an earlier run's episodes cost nothing again"
 
 
-def test_cells_run_side_by_side_under_one_bound(folder: Path, policy: CountingPolicy) -> None:
+def test_cells_run_side_by_side_under_one_bound(folder: Path, policy: ToyPolicy) -> None:
     policy.until["a"] = lambda: len({*policy.asked}) >= 3
     policy.until["d"] = lambda: not {"e", "f"}.isdisjoint(policy.asked)
     assert run(folder, "--rows", "atommem") == 0
@@ -113,7 +79,7 @@ def test_cells_run_side_by_side_under_one_bound(folder: Path, policy: CountingPo
 
 
 def test_a_spent_budget_leaves_a_report_and_continues(
-    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
+    folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(folder, "--budget_tokens", "400", "--max_in_flight", "1") == 4
     error = capsys.readouterr().err
@@ -128,7 +94,7 @@ def test_a_spent_budget_leaves_a_report_and_continues(
 
 
 def test_a_cell_that_is_refused_does_not_stop_the_others(
-    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
+    folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy.refuse = "e"
     assert run(folder) == 2
@@ -136,7 +102,7 @@ def test_a_cell_that_is_refused_does_not_stop_the_others(
     assert scores(folder)[("no_memory", "one")] == 1.0
 
 
-def test_other_settings_are_refused_before_anything_runs(folder: Path, policy: CountingPolicy) -> None:
+def test_other_settings_are_refused_before_anything_runs(folder: Path, policy: ToyPolicy) -> None:
     assert run(folder, "--columns", "two") == 0
     policy.asked.clear()
     with pytest.raises(ConfigError, match=r"two.*environment\.max_reads is 3 there and 2 now"):
@@ -145,10 +111,8 @@ def test_other_settings_are_refused_before_anything_runs(folder: Path, policy: C
 
 
 def test_cells_are_listed_without_a_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = [
-        {"name": "world", "synthetic": {}, "n": 7},
-        {"benchmark": "musique", "documents": 5, "n": 3, "optional": True},
-    ]
+    optional = {"benchmark": "musique", "documents": 5, "n": 3, "optional": True}
+    data = [{"name": "world", "synthetic": {}, "n": 7}, optional]
     settings = {"max_in_flight": 3}
     assert run(folder, "--list", "--limit", "5", data=data, settings=settings) == 0
     captured = capsys.readouterr()
@@ -158,54 +122,45 @@ def test_cells_are_listed_without_a_policy(folder: Path, capsys: pytest.CaptureF
     assert "4 cells, 0 episodes and those of all tasks in files" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="no column is left: give --benchmarks"):
         run(folder, "--list", "--columns", "musique", data=data, settings=settings)
+    assert run(folder, "--list", "--rows", "atommem", "--policies", "more=x", **NAMED) == 0, "a row not chosen"
+
+
+NAMED: dict[str, Any] = {
+    "rows": [{"method": "atommem", "policy": "base"}, {"method": "no_memory", "policy": "more"}],
+    "policies": {"base": "toy", "more": "toy"},
+    "settings": {},
+}
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--data", "x"], "--data is for a single evaluation: .* --columns"),
-        (["--method=rag"], "--method is for a single evaluation: .* --rows"),
-        (["--seed", "1"], "give --seeds"),
-        (["--config", "x"], "the suite's file holds the settings"),
-        (["--benchmarks", "/none"], "benchmarks is /none: there is no such folder"),
-        (["--seeds", "1", "1"], "give different ones"),
-        (["--rows", "magic"], "no row 'magic'"),
-        (["--magic", "1"], "magic"),
+        ("--data x", "--data is for a single evaluation: .* --columns"),
+        ("--method=rag", "--method is for a single evaluation: .* --rows"),
+        ("--seed 1", "give --seeds"),
+        ("--config x", "the suite's file holds the settings"),
+        ("--benchmarks /none", "benchmarks is /none: there is no such folder"),
+        ("--seeds 1 1", "give different ones"),
+        ("--rows magic", "no row 'magic'"),
+        ("--magic 1", "magic"),
+        ("--policies bas=x", "policies has 'bas=x': the suite's rows name base, more"),
+        ("--policies trained=x", "policies has 'trained=x': give --policy, which is `trained`"),
+        ("--policies base=", "policies has 'base=': give NAME=WHERE"),
+        ("--policies base=x base=y", "policies has base=x and base=y: give one of them"),
     ],
 )
-def test_wrong_flags_are_named(flags: list[str], message: str, folder: Path, policy: CountingPolicy) -> None:
+def test_wrong_flags_are_named(flags: str, message: str, folder: Path, policy: ToyPolicy) -> None:
     with pytest.raises(ConfigError, match=message):
-        run(folder, *flags)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("bas=x", "policies has 'bas=x': the suite's rows name base, more"),
-        ("trained=x", "policies has 'trained=x': give --policy, which is `trained`"),
-        ("base=", "policies has 'base=': give NAME=WHERE"),
-        ("base=x base=y", "policies has base=x and base=y: give one of them"),
-    ],
-)
-def test_a_policy_that_is_named_wrongly_answers_nothing(
-    given: str, message: str, folder: Path, policy: CountingPolicy
-) -> None:
-    rows = [{"method": "atommem", "policy": "base"}, {"method": "no_memory", "policy": "more"}]
-    more: dict[str, Any] = {"rows": rows, "policies": {"base": "toy", "more": "toy"}, "settings": {}}
-    with pytest.raises(ConfigError, match=message):
-        run(folder, "--policies", *given.split(), **more)
-    assert run(folder, "--list", "--rows", "atommem", "--policies", "more=x", **more) == 0, "a row not chosen"
+        run(folder, *flags.split(), **NAMED)
 
 
 def test_failures_are_an_exit_status_after_all_cells_ran(
-    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str]
+    folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy.out_of_reach = {"a"}
     assert run(folder) == 3
-    assert (
-        "atommem on one, seed 0: 1 of 4 episodes failed, more than --max_failed_fraction 0.05"
-        in capsys.readouterr().err
-    )
+    said = "atommem on one, seed 0: 1 of 4 episodes failed, more than --max_failed_fraction 0.05"
+    assert said in capsys.readouterr().err
     assert {cell["failed"] for cell in results(folder)["cells"] if cell["dataset"] == "one"} == {1}
     assert run(folder, "--max_failed_fraction", "0.25") == 0
     policy.out_of_reach = set()
@@ -214,24 +169,11 @@ def test_failures_are_an_exit_status_after_all_cells_ran(
     assert set(policy.asked) == {"a"}
 
 
-def test_control_c_says_how_to_continue(
-    folder: Path, policy: CountingPolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A job in the background of a script (CI) inherits SIGINT as ignored; at a terminal it is not.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    note = Board.note
-
-    def press(board: Board, cell: Cell) -> None:
-        # Once: a second time it would not wait for the episodes to be cancelled.
-        monkeypatch.setattr(Board, "note", note)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(Board, "note", lambda board, cell: (press if cell.column.key == "two" else note)(board, cell))
-    try:
-        assert run(folder, "--max_in_flight", "1") == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_control_c_says_how_to_continue(folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:
+    policy.until["e"] = lambda: os.kill(os.getpid(), signal.SIGINT) is not None
+    assert run(folder, "--max_in_flight", "1") == 130
     assert "the same command continues from there" in capsys.readouterr().err
+    policy.until.clear()
     policy.asked.clear()
     assert run(folder, "--max_in_flight", "1") == 0
     assert policy.asked.count("a") == 0

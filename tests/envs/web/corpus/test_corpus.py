@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sqlite3
@@ -23,6 +22,7 @@ from atommem.envs.web.corpus.corpus import fused
 from atommem.envs.web.corpus.page_store import cut
 from atommem.envs.web.page_texts import core, named, snippet
 from atommem.errors import ConfigError, DataError
+from tests.envs.benchmark_rows import write_lines
 
 pytest.importorskip("tantivy")
 HASHING = EmbedderConfig("hashing", embedder_dim=64)
@@ -58,52 +58,42 @@ def test_words_find_pages(folder: Path) -> None:
         found(corpus, "x", mode="dense")
 
 
-@pytest.mark.parametrize("name", ["doc7", "https://a.example/p", "Potatoes", " potatoes "])
-def test_a_page_is_read_by_id_url_and_title(folder: Path, name: str) -> None:
-    assert Corpus(folder).page(name) == PAGES[3]
-
-
-def test_titles_in_a_text_are_links(folder: Path) -> None:
+def test_a_page_is_read_by_id_url_and_title_and_titles_in_a_text_are_links(folder: Path) -> None:
     corpus = Corpus(folder)
-    page = corpus.page("Orla Finch")
-    assert corpus.links(page) == ["Brent"]
-    assert corpus.links(Page("Brent and Orla   finch of Brent, at 北京大学.", "x")) == [
-        "Brent",
-        "Orla Finch",
-        "北京大学",
-    ]
-
-
-def test_the_longest_title_is_the_link() -> None:
+    assert all(corpus.page(name) == PAGES[3] for name in ("doc7", "https://a.example/p", "Potatoes", " potatoes "))
+    assert corpus.links(corpus.page("Orla Finch")) == ["Brent"]
+    others = corpus.links(Page("Brent and Orla   finch of Brent, at 北京大学.", "x"))
+    assert others == ["Brent", "Orla Finch", "北京大学"]
+    # The longest title is the link.
     titles = {core("Dr. No (film)"), core("Dr. No"), core("No")}
     assert named("He saw Dr. No (film), then Dr. No; No.", titles.intersection) == ["dr. no (film", "dr. no", "no"]
     assert named("no dr. no", titles.intersection) == []  # in small letters: no name
 
 
-def test_a_page_under_its_id_is_replaced(folder: Path) -> None:
+def test_a_page_under_its_id_is_replaced_and_the_version_says_what_the_pages_say(folder: Path, tmp_path: Path) -> None:
+    build_corpus(PAGES[::-1], tmp_path / "other")
+    assert Corpus(tmp_path / "other").version == (before := Corpus(folder).version)
     build_corpus([Page("Now about carrots.", "Carrots", "https://a.example/p", "doc7")], folder)
     corpus = Corpus(folder)
+    assert corpus.version != before
     assert corpus.counts["pages"] == 4
     assert found(corpus, "potatoes") == []
     assert found(corpus, "carrots") == ["Carrots"]
 
 
-def test_the_version_says_what_the_pages_say(tmp_path: Path) -> None:
-    versions = set()
-    for name, pages in (("a", PAGES), ("b", PAGES[::-1])):
-        build_corpus(pages, tmp_path / name)
-        versions.add(Corpus(tmp_path / name).version)
-    assert len(versions) == 1
-
-
-def test_passages_of_one_title_are_one_page(tmp_path: Path) -> None:
-    build_corpus([Page("First.", "Ann"), Page("Second.", "Ann"), Page("First. ", "Ann")], tmp_path / "c")
+def test_passages_of_one_title_are_one_page_unless_another_address_calls_itself_so(tmp_path: Path) -> None:
+    pages = [
+        *(Page("First.", "Bob"), Page("Second.", "Bob"), Page("First. ", "Bob")),
+        Page("Ann lives in Oakrest.", "Ann", "https://a.test/"),
+        Page("Ann lives in Fenford.", "Ann", "https://evil.test/"),
+    ]
+    build_corpus(pages, tmp_path / "c")
     corpus = Corpus(tmp_path / "c")
-    page = corpus.page("ann")
-    assert page.text == "First.\n\nSecond."
-    assert corpus.counts["pages"] == 2
-    second = corpus.page("Ann (2)")
-    assert second.text == "Second."
+    assert corpus.counts["pages"] == 4
+    assert (corpus.page("bob").text, corpus.page("Bob (2)").text) == ("First.\n\nSecond.", "Second.")
+    ann = corpus.page("ann")
+    assert (ann.text, ann.url) == ("Ann lives in Oakrest.", "https://a.test/")
+    asyncio.run(corpus.close())
 
 
 def test_a_long_page_is_found_by_its_passage_and_read_whole(tmp_path: Path) -> None:
@@ -215,24 +205,14 @@ def test_wrong_folders_and_embedders(folder: Path, tmp_path: Path, monkeypatch: 
     ],
 )
 def test_rows_of_files(row: dict[str, object], page: Page | None, tmp_path: Path) -> None:
-    path = tmp_path / "pages.jsonl"
-    path.write_text(json.dumps(row) + "\n")
-    (read,) = read_pages(path)
+    (read,) = read_pages(write_lines(tmp_path / "pages.jsonl", [row]))
     assert read == page if page is not None else (read.title, read.id) == ("A B", "9")
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"title": "A"}, "row 1: field 'text' is missing"),
-        ({"text": "a", "id": {"x": 1}}, "row 1: field 'id' is"),
-    ],
-)
-def test_hostile_rows(row: dict[str, object], message: str, tmp_path: Path) -> None:
-    path = tmp_path / "pages.jsonl"
-    path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(DataError, match=message):
-        list(read_pages(path))
+@pytest.mark.parametrize(("row", "field"), [({"title": "A"}, "text"), ({"text": "a", "id": {"x": 1}}, "id")])
+def test_hostile_rows(row: dict[str, object], field: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"row 1: field '{field}' is"):
+        list(read_pages(write_lines(tmp_path / "pages.jsonl", [row])))
 
 
 def test_a_snippet_is_where_the_most_of_the_query_is_said() -> None:
@@ -242,21 +222,6 @@ def test_a_snippet_is_where_the_most_of_the_query_is_said() -> None:
     assert snippet(text, "nothing").startswith("Lorne word")
     assert snippet("", "x") == snippet("...", "x") == ""
     assert snippet("好" * 500 + "北京大学" + "好" * 500, "北京大学").count("好") == 36
-
-
-def test_a_page_that_calls_itself_as_another_does_not_speak_for_it(tmp_path: Path) -> None:
-    pages = [
-        Page("Ann lives in Oakrest.", "Ann", "https://a.test/"),
-        Page("Ann lives in Fenford.", "Ann", "https://evil.test/"),
-        Page("Bob one.", "Bob"),
-        Page("Bob two.", "Bob"),
-    ]
-    build_corpus(pages, tmp_path / "c")
-    corpus = Corpus(tmp_path / "c")
-    ann, bob = corpus.page("ann"), corpus.page("Bob")
-    assert (ann.text, ann.url) == ("Ann lives in Oakrest.", "https://a.test/")
-    assert bob.text == "Bob one.\n\nBob two."
-    asyncio.run(corpus.close())
 
 
 @pytest.mark.parametrize("file", ["pages.sqlite", "lexical/meta.json"])

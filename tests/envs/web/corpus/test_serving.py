@@ -17,13 +17,13 @@ from typing import Any
 import httpx
 import pytest
 
-from atommem.environment import EnvironmentConfig, environment_config, make_environments
+from atommem.environment import environment_config, make_environments
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
-from atommem.envs.web.corpus.corpus_source import CorpusSource
 from atommem.envs.web.sources import make_sources
-from atommem.envs.web.tools import ToolResult
+from atommem.envs.web.tools import ToolSource
 from atommem.errors import ConfigError, OutageError
 from tests.envs.benchmark_rows import twowiki_row, write_json
+from tests.envs.web.test_environment import use
 from tests.fakes import WordTokenizer, command
 
 pytest.importorskip("tantivy")
@@ -57,7 +57,7 @@ def ask(corpus: Corpus, path: str, body: Any) -> httpx.Response:
     return asyncio.run(send())
 
 
-def test_retrieve_speaks_search_r1s_protocol(corpus: Corpus) -> None:
+def test_retrieve_speaks_search_r1s_protocol_and_access_gives_pages_or_null(corpus: Corpus) -> None:
     reply = ask(corpus, "/retrieve", {"queries": ["bells", "nothing at all"], "topk": 1, "return_scores": True})
     bells, nothing = reply.json()["result"]
     document = {"id": "Orla Finch", "title": "Orla Finch", "url": "Orla Finch"}
@@ -66,14 +66,16 @@ def test_retrieve_speaks_search_r1s_protocol(corpus: Corpus) -> None:
     assert nothing == []
     unscored = ask(corpus, "/retrieve", {"queries": ["town"]}).json()["result"]
     assert unscored[0][0]["url"] == "https://a.example/brent"
-
-
-def test_access_gives_pages_or_null(corpus: Corpus) -> None:
     reply = ask(corpus, "/access", {"urls": ["https://a.example/brent", "https://a.example/none", "orla finch"]})
     page = {"contents": "Brent is a town.", "title": "Brent", "url": "https://a.example/brent", "links": []}
     brent, none, orla = reply.json()["result"]
     assert (brent, none) == (page, None)
     assert orla["links"] == [{"title": "Brent", "url": "Brent"}]
+    told = ask(corpus, "/health", None).json()
+    assert told == {"pages": 2, "passages": 2, "version": corpus.version, "mode": "lexical"}
+    build_corpus([replace(PAGES[1], text="Brent was a town.")], corpus.folder)
+    assert ask(corpus, "/health", None).json() == {**told, "version": Corpus(corpus.folder).version}
+    assert corpus.version != told["version"]
 
 
 @pytest.mark.parametrize(
@@ -102,18 +104,10 @@ def test_an_embedder_that_is_gone_is_an_outage(corpus: Corpus, monkeypatch: pyte
     assert (reply.status_code, reply.json()) == (503, {"error": "the embedder is gone."})
 
 
-def test_health_tells_the_version(corpus: Corpus) -> None:
-    told = ask(corpus, "/health", None).json()
-    assert told == {"pages": 2, "passages": 2, "version": corpus.version, "mode": "lexical"}
-    build_corpus([replace(PAGES[1], text="Brent was a town.")], corpus.folder)
-    assert ask(corpus, "/health", None).json() == {**told, "version": Corpus(corpus.folder).version}
-    assert corpus.version != told["version"]
-
-
 def test_mcp_offers_search_and_get_document(corpus: Corpus) -> None:
     from mcp import Client
 
-    async def use() -> tuple[Any, ...]:
+    async def asked() -> tuple[Any, ...]:
         async with Client(make_server(corpus)) as client:
             names = {tool.name for tool in (await client.list_tools()).tools}
             hits = await client.call_tool("search", {"query": "town"})
@@ -121,51 +115,38 @@ def test_mcp_offers_search_and_get_document(corpus: Corpus) -> None:
             none = await client.call_tool("get_document", {"docid": "zzz"})
             return names, hits, page, none
 
-    names, hits, page, none = asyncio.run(use())
+    names, hits, page, none = asyncio.run(asked())
     assert names == {"search", "get_document"}
-    assert hits.structured_content["result"][0] | {"score": 0} == {
-        "docid": "b1",
-        "score": 0,
-        "snippet": '"Brent"\nBrent is a town.',
-    }
+    hit = {"docid": "b1", "score": 0, "snippet": '"Brent"\nBrent is a town.'}
+    assert hits.structured_content["result"][0] | {"score": 0} == hit
     assert json.loads(page.content[0].text)["text"] == "Brent is a town."
     assert not none.is_error
 
 
-def settings(folder: Path | None) -> EnvironmentConfig:
-    corpus = None if folder is None else str(folder)
-    return environment_config("web", tools=["corpus"], corpus=corpus, search_results=3)
+def test_the_tool_source(corpus: Corpus, tmp_path: Path) -> None:
+    def source(folder: Path | None, **more: Any) -> ToolSource:
+        settings = {"tools": ["corpus"], "corpus": None if folder is None else str(folder), "search_results": 3, **more}
+        return make_sources(["corpus"], environment_config("web", **settings))[0]
 
-
-def test_the_tool_source(corpus: Corpus) -> None:
-    (source,) = make_sources(["corpus"], settings(corpus.folder))
-    search, visit = source.tools
-
-    async def use() -> list[ToolResult]:
-        given = [
-            await search.run({"query": "who builds bells?"}, None),
-            await search.run({"query": "xyzzy"}, None),
-            await visit.run({"page": "orla finch"}, None),
-            await visit.run({"page": "nowhere"}, None),
-        ]
-        await source.close()
-        return given
-
-    hits, none, page, gone = asyncio.run(use())
+    queries = [("search", {"query": query}) for query in ("who builds bells?", "xyzzy")]
+    pages = [("visit", {"page": page}) for page in ("orla finch", "nowhere")]
+    hits, none, page, gone = use(source(corpus.folder), *queries, *pages)
     assert "Orla Finch: Orla Finch lives in Brent" in hits.text
     assert [link.target for link in hits.links] == ["Orla Finch"]
-    assert none.is_error
     assert (page.title, page.text, page.origin) == ("Orla Finch", PAGES[0].text, "Orla Finch")
     assert [link.title for link in page.links] == ["Brent"]
-    assert gone.is_error
+    assert (none.is_error, gone.is_error) == (True, True)
+    for folder, message in ((None, "corpus is not set"), (tmp_path, "is no corpus")):
+        with pytest.raises(ConfigError, match=message):
+            source(folder)
+    with pytest.raises(ConfigError, match="corpus_search is 'dense': give one of lexical"):
+        source(corpus.folder, corpus_search="dense")
 
 
 def test_an_evaluation_goes_by_what_a_corpus_says(corpus: Corpus, tmp_path: Path) -> None:
     def identity(folder: Path) -> dict[str, Any]:
-        environments = make_environments(
-            environment_config("web", tools=["corpus"], corpus=str(folder)), WordTokenizer()
-        )
-        return environments.identity()
+        config = environment_config("web", tools=["corpus"], corpus=str(folder))
+        return make_environments(config, WordTokenizer()).identity()
 
     before = identity(corpus.folder)
     assert before == {"corpus": corpus.version, "corpus_embedder": None}
@@ -173,15 +154,6 @@ def test_an_evaluation_goes_by_what_a_corpus_says(corpus: Corpus, tmp_path: Path
     assert identity(tmp_path / "elsewhere") == before
     build_corpus([Page("More.", "More")], corpus.folder)
     assert identity(corpus.folder) != before
-
-
-def test_the_tool_source_wants_a_corpus(corpus: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="corpus is not set"):
-        CorpusSource(settings(None))
-    with pytest.raises(ConfigError, match="is no corpus"):
-        CorpusSource(settings(tmp_path))
-    with pytest.raises(ConfigError, match="corpus_search is 'dense': give one of lexical"):
-        CorpusSource(replace(settings(corpus.folder), corpus_search="dense"))
 
 
 def test_the_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +169,9 @@ def test_the_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureF
     assert "is no corpus" in capsys.readouterr().err
     assert main(["search", "bells", folder, "--results", "0"]) == 2
     assert "results is 0: give at least 1" in capsys.readouterr().err
+    rows, out = write_json(tmp_path / "dev.json", [twowiki_row()]), str(tmp_path / "paragraphs")
+    assert main(["build", "--benchmark", "2wikimultihopqa", "--input", str(rows), "--out", out]) == 0
+    assert Corpus(out).page("Orla 0").text == "Orla is a potter. Her brother is Bran 0."
 
 
 def test_an_address_that_cannot_be_listened_at_is_said(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,13 +181,6 @@ def test_an_address_that_cannot_be_listened_at_is_said(corpus: Corpus, capsys: p
             assert "cannot listen at" in capsys.readouterr().err
     assert main(["serve", str(corpus.folder), "--port", "0", "--mode", "dense"]) == 2
     assert "mode is 'dense': give one of lexical" in capsys.readouterr().err
-
-
-def test_paragraphs_of_a_benchmark_are_pages(tmp_path: Path) -> None:
-    rows, out = write_json(tmp_path / "dev.json", [twowiki_row()]), str(tmp_path / "corpus")
-    assert main(["build", "--benchmark", "2wikimultihopqa", "--input", str(rows), "--out", out]) == 0
-    page = Corpus(out).page("Orla 0")
-    assert page.text == "Orla is a potter. Her brother is Bran 0."
 
 
 @pytest.mark.slow

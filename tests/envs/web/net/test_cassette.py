@@ -77,7 +77,8 @@ def search(path: Path, *queries: str, **more: Any) -> list[ToolResult | BaseExce
     """What the queries give, all asked at once."""
 
     async def run() -> list[ToolResult | BaseException]:
-        (source,) = make_sources([ENGINE], environment_config("web", **settings(path, **more)))
+        config = environment_config("web", **settings(path, **more))
+        (source,) = make_sources(config.tools, config)
         run = source.tools[0].run
         try:
             return await asyncio.gather(*(run({"query": query}, None) for query in queries), return_exceptions=True)
@@ -101,23 +102,17 @@ def test_what_is_recorded_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_calls_that_are_alike_are_made_once_and_never_again(tmp_path: Path) -> None:
-    results = search(tmp_path / "c.db", *["Ann"] * 8, "Bob", "nothing")
-    assert sorted(MADE) == ["Ann", "Bob", "nothing"]
-    assert results == search(tmp_path / "c.db", *["Ann"] * 8, "Bob", "nothing")
-    assert len(MADE) == 3, "also what was found missing is recorded"
-
-
-def test_replay_and_frozen_ask_nothing(tmp_path: Path) -> None:
-    recorded = search(tmp_path / "c.db", "Ann")
-    for mode in ("replay", "frozen"):
-        assert search(tmp_path / "c.db", "Ann", cassette_mode=mode) == recorded
-    (missing,) = search(tmp_path / "c.db", "Bob", cassette_mode="replay")
+    queries = [*["Ann"] * 8, "Bob", "nothing"]
+    results = search(tmp_path / "c.db", *queries)
+    for mode in ("live", "replay", "frozen"):
+        assert results == search(tmp_path / "c.db", *queries, cassette_mode=mode)
+    (missing,) = search(tmp_path / "c.db", "new", cassette_mode="replay")
     assert isinstance(missing, OutageError)
     assert "does not hold search" in str(missing)
-    (absent,) = search(tmp_path / "c.db", "Bob", cassette_mode="frozen")
+    (absent,) = search(tmp_path / "c.db", "new", cassette_mode="frozen")
     assert isinstance(absent, ToolResult)
     assert absent.is_error
-    assert MADE == ["Ann"]
+    assert sorted(MADE) == ["Ann", "Bob", "nothing"], "also what was found missing is recorded"
 
 
 def test_an_outage_is_shared_by_those_who_waited_and_is_not_recorded(tmp_path: Path) -> None:
@@ -188,19 +183,19 @@ def test_a_budget_of_calls_and_of_money_is_never_exceeded_and_what_is_recorded_s
     assert cassette.spent() == {"search": (3, pytest.approx(0.3))}
 
 
-def search_twice(path: Path, **more: Any) -> Episode:
-    return play([call("search", query="Ann"), call("search", query="nothing"), ANSWER], **settings(path, **more))
+def test_an_episode_replays_as_it_was_but_for_what_is_denied_now_and_a_spent_budget_stops_it(tmp_path: Path) -> None:
+    def episode(name: str, **more: Any) -> Episode:
+        calls = [call("search", query=query) for query in ("Ann", "nothing")]
+        return play([*calls, ANSWER], **settings(tmp_path / name, **more))
 
-
-def test_an_episode_replays_as_it_was(tmp_path: Path) -> None:
-    live, replayed = (search_twice(tmp_path / "c.db", cassette_mode=mode) for mode in ("live", "replay"))
+    live, replayed = (episode("c.db", cassette_mode=mode) for mode in ("live", "replay"))
     assert [step.observation for step in live.steps] == [step.observation for step in replayed.steps]
     assert MADE == ["Ann", "nothing"]
-
-
-def test_a_spent_budget_stops_the_run(tmp_path: Path) -> None:
+    denied = episode("c.db", cassette_mode="replay", deny_hosts=["ann.test"])
+    assert live.steps[1].observation.values("text") == ["found Ann"]
+    assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
     with pytest.raises(BudgetSpentError, match=r"call_budget is spent: 1 calls .* Give more"):
-        search_twice(tmp_path / "c.db", call_budget=1)
+        episode("d.db", call_budget=1)
 
 
 @pytest.mark.parametrize(
@@ -213,30 +208,26 @@ def test_a_spent_budget_stops_the_run(tmp_path: Path) -> None:
         ({"call_prices": ["search"]}, "search=0.001"),
         ({"private_hosts": ["127.0.0.1"]}, "write host:port"),
         ({"user_agent": "b\r\nHost: a"}, "printable ASCII"),
+        ({"tools": ["task"]}, "none of the tools"),
     ],
 )
-def test_settings_that_cannot_be_meant(more: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_be_meant(tmp_path: Path, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        environment_config("web", **{"cassette": "c.db", **more})
+        search(tmp_path / "c.db", **more)
 
 
 def test_files_that_are_no_cassettes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no cassette"):
-        Cassette(tmp_path / "none.db", read_only=True)
-    with pytest.raises(ConfigError, match="cannot be opened"):
-        Cassette(tmp_path / "nowhere" / "c.db")
     (tmp_path / "text.db").write_text("no database " * 100)
-    for read_only in (True, False):
-        with pytest.raises(DataError, match="is no cassette"):
-            Cassette(tmp_path / "text.db", read_only=read_only)
-    sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)")
-    with pytest.raises(ConfigError, match="cannot be opened"):
-        Cassette(tmp_path / "other.db", read_only=True)
-
-
-def test_a_cassette_without_a_tool_to_record_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="none of the tools"):
-        make_sources(["task"], environment_config("web", cassette=str(tmp_path / "c.db")))
+    sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)").close()
+    for name, read_only, error, message in (
+        ("none.db", True, ConfigError, "there is no cassette"),
+        ("nowhere/c.db", False, ConfigError, "cannot be opened"),
+        ("text.db", True, DataError, "is no cassette"),
+        ("text.db", False, DataError, "is no cassette"),
+        ("other.db", True, ConfigError, "cannot be opened"),
+    ):
+        with pytest.raises(error, match=message):
+            Cassette(tmp_path / name, read_only=read_only)
 
 
 def test_who_has_let_a_lease_run_out_changes_nothing_of_what_another_recorded(
@@ -256,28 +247,6 @@ def test_who_has_let_a_lease_run_out_changes_nothing_of_what_another_recorded(
     assert second.found(CALL) == RESULT
 
 
-@pytest.mark.parametrize(
-    "packed",
-    [
-        b"no zstd",
-        zstandard.compress(b"[1]"),
-        zstandard.compress(b'{"links": [5]}'),
-        zstandard.compress(b"0" * 100_000_000),
-        *(
-            zipped(RESULT_VALUES | change)
-            for change in ({"text": 5}, {"title": None}, {"origin": [1]}, {"is_error": "no"})
-        ),
-        zipped(RESULT_VALUES | {"links": [{"title": "a", "target": 5}]}),
-    ],
-)
-def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, packed: bytes) -> None:
-    cassette = Cassette(tmp_path / "c")
-    cassette.begin(CALL, 0.0)
-    cassette._set(CALL, "done", packed)
-    with pytest.raises(DataError, match="is damaged"):
-        cassette.found(CALL)
-
-
 def strangers(path: Path, *, state: str = "done", **columns: Any) -> Path:
     """A cassette with one call that nobody made."""
     Cassette(path).close()
@@ -285,10 +254,35 @@ def strangers(path: Path, *, state: str = "done", **columns: Any) -> Path:
     values |= {"holder": None, "until": None, "time": 1e12, "result": zipped(RESULT_VALUES | {"title": "T"}), **columns}
     with sqlite3.connect(path) as file:
         file.execute(
-            f"INSERT INTO calls ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", [*values.values()]
+            f"INSERT INTO calls ({', '.join(values)}) VALUES ({'?, ' * (len(values) - 1)}?)", [*values.values()]
         )
     file.close()
     return path
+
+
+BOMB = zstandard.compress(b"0" * 100_000_000)
+
+
+@pytest.mark.parametrize(
+    ("state", "result"),
+    [
+        *((state, result) for state in ("done", "failed") for result in (b"no zstd", BOMB, None, 5)),
+        *(("done", zipped(values)) for values in ([1], {"links": [5]})),
+        *(
+            ("done", zipped(RESULT_VALUES | change))
+            for change in (
+                {"text": 5},
+                {"title": None},
+                {"origin": [1]},
+                {"is_error": "no"},
+                {"links": [{"target": 5}]},
+            )
+        ),
+    ],
+)
+def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, state: str, result: Any) -> None:
+    with pytest.raises(DataError, match="is damaged"):
+        Cassette(strangers(tmp_path / "c", state=state, result=result)).begin(CALL, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -306,18 +300,26 @@ def test_a_strangers_call_that_is_never_made_is_ours_to_make(tmp_path: Path, col
     columns = {"state": "made", **columns}
     if columns.get("until") == "now":
         columns["until"] = time.time() + 20
-    cassette = Cassette(strangers(tmp_path / "c", **columns))
-    assert cassette.begin(CALL, 0.0) is True
+    assert Cassette(strangers(tmp_path / "c", **columns)).begin(CALL, 0.0) is True
 
 
-def test_a_strangers_outage_is_no_bomb_and_no_long_story(tmp_path: Path) -> None:
+def test_a_strangers_outage_is_no_long_story_its_arguments_are_some_and_its_names_move_no_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     story = zstandard.compress(b"gone " * 1_000_000)
     said = Cassette(strangers(tmp_path / "a", state="failed", result=story)).begin(CALL, 0.0)
     assert isinstance(said, Outage)
     assert len(said.message) == 1000
-    for number, result in enumerate((zstandard.compress(b"0" * 100_000_000), b"no zstd", None, 5)):
+    for number, arguments in enumerate(("{", "[1]", "5", "[" * 100_000)):
+        cassette = Cassette(strangers(tmp_path / f"b{number}", arguments=arguments), read_only=True)
         with pytest.raises(DataError, match="is damaged"):
-            Cassette(strangers(tmp_path / f"b{number}", state="failed", result=result)).begin(CALL, 0.0)
+            freeze(cassette, tmp_path / "out")
+    path = strangers(tmp_path / "c", tool="\x1b[2Jsearch", backend=5)
+    with sqlite3.connect(path) as file:
+        file.execute("INSERT INTO spent VALUES ('\x1b[5m', 'many', 'much')")
+    assert main(["show", str(path)]) == 0
+    assert "\x1b" not in (shown := capsys.readouterr().out)
+    assert "1 \ufffd[2Jsearch of 5" in shown
 
 
 @pytest.mark.parametrize(
@@ -328,28 +330,12 @@ def test_a_strangers_outage_is_no_bomb_and_no_long_story(tmp_path: Path) -> None
         "CREATE TRIGGER t AFTER UPDATE ON calls BEGIN DELETE FROM calls; END",
     ],
 )
-@pytest.mark.parametrize("read_only", [True, False])
-def test_a_file_that_runs_something_of_its_own_is_no_cassette(tmp_path: Path, statement: str, read_only: bool) -> None:
+def test_a_file_that_runs_something_of_its_own_is_no_cassette(tmp_path: Path, statement: str) -> None:
     path = strangers(tmp_path / "c")
     sqlite3.connect(path).executescript(statement).close()
-    with pytest.raises(DataError, match="it holds a trigger or a view"):
-        Cassette(path, read_only=read_only)
-
-
-@pytest.mark.parametrize("arguments", ["{", "[1]", "5", "[" * 100_000])
-def test_arguments_that_are_none_are_said(tmp_path: Path, arguments: str) -> None:
-    cassette = Cassette(strangers(tmp_path / "c", arguments=arguments), read_only=True)
-    with pytest.raises(DataError, match="is damaged"):
-        freeze(cassette, tmp_path / "out")
-
-
-def test_what_is_shown_of_a_cassette_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = strangers(tmp_path / "c", tool="\x1b[2Jsearch", backend=5)
-    with sqlite3.connect(path) as file:
-        file.execute("INSERT INTO spent VALUES ('\x1b[5m', 'many', 'much')")
-    assert main(["show", str(path)]) == 0
-    assert "\x1b" not in (said := capsys.readouterr().out)
-    assert "1 \ufffd[2Jsearch of 5" in said
+    for read_only in (True, False):
+        with pytest.raises(DataError, match="it holds a trigger or a view"):
+            Cassette(path, read_only=read_only)
 
 
 def test_a_file_that_is_damaged_within_is_said(tmp_path: Path) -> None:
@@ -359,18 +345,11 @@ def test_a_file_that_is_damaged_within_is_said(tmp_path: Path) -> None:
         cassette.begin(call_made, 0.0)
         cassette.end(call_made, ToolResult(f"page {number} " + "".join(map(chr, range(40, 40 + number)))))
     cassette.close()
-    content = bytearray((tmp_path / "c").read_bytes())
-    content[len(content) // 2 : -4096] = b"\xaa" * len(content[len(content) // 2 : -4096])
-    (tmp_path / "c").write_bytes(content)
+    content = (tmp_path / "c").read_bytes()
+    half = len(content) // 2
+    (tmp_path / "c").write_bytes(content[:half] + b"\xaa" * (half - 4096) + content[-4096:])
     with pytest.raises(DataError, match="cannot be used"):
         list(Cassette(tmp_path / "c", read_only=True).results())
-
-
-def test_what_is_denied_now_is_not_shown_because_it_was_recorded(tmp_path: Path) -> None:
-    recorded = search_twice(tmp_path / "c")
-    denied = search_twice(tmp_path / "c", cassette_mode="replay", deny_hosts=["ann.test"])
-    assert recorded.steps[1].observation.values("text") == ["found Ann"]
-    assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
 
 
 def test_a_cassette_in_a_folder_that_cannot_be_written_is_replayed() -> None:

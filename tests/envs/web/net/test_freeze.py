@@ -22,9 +22,7 @@ RECORDED = {
     ("search", "query", "Ann"): ToolResult(
         "Ann: a", links=(Link("Ann", "https://a.test/"), Link("C", "https://c.test/"))
     ),
-    ("visit", "page", "http://a.test"): ToolResult(
-        "Ann Gray lives in Oakrest.", title="Ann Gray", origin="https://a.test/"
-    ),
+    ("visit", "page", "http://a.test"): ToolResult("Ann Gray lives here.", title="Ann Gray", origin="https://a.test/"),
     ("visit", "page", "https://b.test/"): ToolResult("Bob wrote to Ann Gray.", title="Bob", origin="https://b.test/"),
     ("visit", "page", "https://gone.test/"): ToolResult("https://gone.test/ answers 404.", is_error=True),
 }
@@ -45,22 +43,16 @@ def test_what_was_read_can_be_searched_and_visited_again(tmp_path: Path, capsys:
     assert "2 pages. 1 that were found were not read" in capsys.readouterr().out
     (source,) = make_sources(["corpus"], environment_config("web", tools=["corpus"], corpus=str(tmp_path / "web")))
     visits = [("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob", "x")]
-    found, asked, origin, bob, missing = use(source, ("search", {"query": "Oakrest"}), *visits)
+    found, asked, origin, bob, missing = use(source, ("search", {"query": "who lives here"}), *visits)
     assert found.links[0].title == "Ann Gray"
-    assert asked.text == origin.text == "Ann Gray lives in Oakrest."
+    assert asked.text == origin.text == "Ann Gray lives here."
     assert (asked.title, asked.origin) == ("Ann Gray", "https://a.test/")
     assert [link.title for link in bob.links] == ["Ann Gray"]
     assert missing.is_error
-
-
-def test_a_frozen_web_grows_with_its_cassette(tmp_path: Path) -> None:
-    record(tmp_path / "c.db", RECORDED)
-    cassette = Cassette(tmp_path / "c.db")
-    assert freeze(cassette, tmp_path / "web") == {"pages": 2, "unread": 1}
+    # It grows with its cassette.
     more = {("visit", "page", "https://c.test/"): ToolResult("C is here.", title="C", origin="https://c.test/")}
     record(tmp_path / "c.db", more)
-    assert freeze(cassette, tmp_path / "web") == {"pages": 3, "unread": 0}
-    cassette.close()
+    assert freeze(Cassette(tmp_path / "c.db"), tmp_path / "web") == {"pages": 3, "unread": 0}
 
 
 def test_a_cassette_without_pages_cannot_be_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

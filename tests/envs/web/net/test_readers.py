@@ -70,16 +70,6 @@ def test_html_gives_title_text_and_links_and_pdf_and_plain_text_their_text() -> 
     assert bare.text == "few words"
 
 
-def test_pages_that_cannot_be_read_are_observations() -> None:
-    routes = {
-        "/binary": answering(bytes(range(32)) * 100, "text/plain"),
-        "/deep": answering("<div>" * 200_000, "text/html"),
-        "/nothing": answering("<html><script>x</script></html>", "text/html"),
-    }
-    with serving(routes) as (host, _):
-        assert all(result.is_error for result in read(direct(), *(f"http://{host}{path}" for path in routes)))
-
-
 @pytest.mark.slow
 def test_a_page_that_takes_too_long_or_too_much_memory_is_given_up_and_the_next_one_is_read() -> None:
     table = "<html><body><table>" + "<tr>" + "<td><p>x</p></td>" * 40_000 + "</tr></table></body></html>"
@@ -116,13 +106,12 @@ def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_g
     }
     with serving(routes) as (host, asked):
         refused, fine = read(direct(obey_robots=True), f"http://{host}/private/a", f"http://{host}/open")
+        routes["/in"] = answering("", status=302, Location="/private/a")
+        (led,) = read(direct(obey_robots=True), f"http://{host}/in")
     assert "does not let robots read" in refused.text
     assert not fine.is_error
-    assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /open"]
-    routes["/in"] = answering("", status=302, Location="/private/a")
-    with serving(routes) as (host, asked):
-        assert "does not let robots read" in read(direct(obey_robots=True), f"http://{host}/in")[0].text
-    assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /in"]
+    assert "does not let robots read" in led.text
+    assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /open", "GET /robots.txt", "GET /in"]
     with serving({"/open": routes["/open"]}) as (host, _):
         assert not read(direct(obey_robots=True), f"http://{host}/open")[0].is_error, "no rules: all is allowed"
     with serving({"/open": routes["/open"], "/robots.txt": answering("", status=503)}) as (host, _):
@@ -188,21 +177,15 @@ def provider(path: str, answer: Any, status: int = 200) -> Iterator[tuple[str, l
 def test_jina_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "my-key")
     data = {"title": "Ann", "url": "https://a.test/", "content": "Ann lives.", "links": {"Bob": "https://a.test/bob"}}
+    pages = ("https://huggingface.co/datasets/x", "https://huggingface.co\\datasets", "http://[", "//a")
     with provider("/", {"code": 200, "status": 20000, "data": data}) as (url, asked):
-        source = Jina(environment_config("web", reader_url=url))
-        pages = ("https://huggingface.co/datasets/x", "https://huggingface.co\\datasets", "http://[", "//a")
-        denied = read(source, *pages)
+        *denied, result = read(Jina(environment_config("web", reader_url=url)), *pages, "https://a.test/")
     assert all(one.is_error for one in denied)
-    assert asked == []
-    with provider("/", {"code": 200, "status": 20000, "data": data}) as (url, asked):
-        (result,) = read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
-    assert result == ToolResult(
-        "Ann lives.", title="Ann", links=(Link("Bob", "https://a.test/bob"),), origin="https://a.test/"
-    )
+    links = (Link("Bob", "https://a.test/bob"),)
+    assert result == ToolResult("Ann lives.", title="Ann", links=links, origin="https://a.test/")
     ((line, headers, body),) = asked
     assert (line, body) == ("POST /", b'{"url":"https://a.test/"}')
-    assert headers["Authorization"] == "Bearer my-key"
-    assert headers["Accept"] == "application/json"
+    assert (headers["Authorization"], headers["Accept"]) == ("Bearer my-key", "application/json")
 
 
 @pytest.mark.parametrize(
@@ -229,23 +212,21 @@ def test_a_page_whose_name_sounds_like_an_empty_account_is_a_page() -> None:
         read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
 
 
-def test_access_servers() -> None:
+def test_access_servers_are_not_asked_for_what_is_denied_nor_is_it_shown_where_they_are_led_to_it() -> None:
     links = [{"title": "Bob", "url": "bob"}]
     page = {"url": "https://a.test/", "title": "Ann", "contents": "Ann lives.", "links": links}
     with provider("/access", {"result": [page]}) as (url, asked):
-        (result,) = read(Access(environment_config("web", search_url=url)), "https://a.test/")
-    assert result == ToolResult("Ann lives.", title="Ann", links=(Link("Bob", "bob"),), origin="https://a.test/")
-    assert asked[0][2] == b'{"urls":["https://a.test/"]}'
-    with provider("/access", {"result": [None]}) as (url, _):
-        (missing,) = read(Access(environment_config("web", search_url=url)), "nowhere")
-    assert (missing.is_error, missing.text) == (True, "there is no page nowhere.")
-
-
-def test_access_servers_are_not_asked_for_what_is_denied_nor_is_it_shown_where_they_are_led_to_it() -> None:
-    page = {"url": "https://huggingface.co/datasets/x", "contents": "the answer"}
-    with provider("/access", {"result": [page]}) as (url, asked):
         source = Access(environment_config("web", search_url=url))
-        denied, led = read(source, "huggingface.co/datasets/x", "https://a.test/")
-    assert len(asked) == 1
+        denied, result = read(source, "huggingface.co/datasets/x", "https://a.test/")
     assert denied.is_error
-    assert (led.is_error, "the answer" in led.text) == (True, False)
+    assert result == ToolResult("Ann lives.", title="Ann", links=(Link("Bob", "bob"),), origin="https://a.test/")
+    assert [body for _, _, body in asked] == [b'{"urls":["https://a.test/"]}']
+    for answer, said in (
+        (None, "there is no page https://a.test/."),
+        ({"url": "https://huggingface.co/datasets/x", "contents": "the answer"}, "may not be visited"),
+    ):
+        with provider("/access", {"result": [answer]}) as (url, _):
+            (result,) = read(Access(environment_config("web", search_url=url)), "https://a.test/")
+        assert result.is_error
+        assert said in result.text
+        assert "the answer" not in result.text

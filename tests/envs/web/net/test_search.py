@@ -48,17 +48,18 @@ def test_serper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Authorization" not in headers
 
 
-def test_serpers_own_answer_is_a_result() -> None:
+def test_serpers_own_answer_and_searxngs_are_results() -> None:
     box = {"title": "Ann", "answer": "Oakrest", "link": "https://a.test/"}
     result, _ = ask(Serper, "/search", {"organic": [], "answerBox": box})
     assert result.text == "Ann: https://a.test/ Oakrest"
-
-
-def test_searxng() -> None:
     found = [{"title": "Ann", "url": "https://a.test/", "content": "Ann lives."}]
     result, asked = ask(Searxng, "/search", {"results": found, "unresponsive_engines": [["x", "timeout"]]})
     assert result.text == "Ann: https://a.test/ Ann lives."
     assert asked[0][0] == "GET /search?q=who+is+Ann&format=json"
+    result, asked = ask(Searxng, "/search", {"results": []})
+    assert (result.text, result.is_error) == ("No page was found for: who is Ann", True)
+    empty = search(Searxng(environment_config("web", search_url="http://127.0.0.1:9")), "  ")
+    assert empty.text == "The query is empty."
 
 
 def test_retrieve_servers_with_and_without_scores_titles_and_addresses() -> None:
@@ -72,14 +73,6 @@ def test_retrieve_servers_with_and_without_scores_titles_and_addresses() -> None
     assert result.text == "Ann Gray: Ann Gray Ann lives.\nBob: Bob Bob too.\n-: https://c.test/ no title"
     assert [link.target for link in result.links] == ["Ann Gray", "Bob", "https://c.test/"]
     assert json.loads(asked[0][2]) == {"queries": ["who is Ann"], "topk": 5, "return_scores": True}
-
-
-def test_nothing_found_and_nothing_asked_are_observations() -> None:
-    result, asked = ask(Searxng, "/search", {"results": []})
-    assert (result.text, result.is_error) == ("No page was found for: who is Ann", True)
-    assert len(asked) == 1
-    empty = search(Searxng(environment_config("web", search_url="http://127.0.0.1:9")), "  ")
-    assert empty.text == "The query is empty."
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,12 @@ from urllib.parse import quote
 
 import pytest
 
-from atommem.config import MemoryConfig
-from atommem.dialects import get_dialect
-from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
-from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.task import Task
-from atommem.envs.web.site.expert import BrowsingExpert
 from atommem.envs.web.site.world import SiteConfig, generate_sites
 from atommem.episode import Episode
-from atommem.policy.contract import Sampling
 from tests.envs.web.net.internet import answering, serving
 from tests.envs.web.net.test_faults import DIRECT
-from tests.fakes import WordTokenizer, make_episode_runner
+from tests.envs.web.test_site import browsing
 
 COUNT = 3
 CONFIG = SiteConfig(prose="plain", hops=3, doubles=1, moved=1.0)
@@ -43,24 +35,12 @@ def test_the_expert_answers_every_question_over_http() -> None:
         for task in tasks
         for document in task.documents
     }
-    tokenizer = WordTokenizer()
     with serving(routes) as (host, asked):
         begun = [
             replace(task, documents=(), metadata={**task.metadata, "start": f"http://{host}/{quote(task.id)}/home"})
             for task in tasks
         ]
-        settings = {"calls": "compact", "max_calls": CONFIG.catalogues + CONFIG.hops + 1, "chunk_tokens": 400}
-        environment = environment_config("web", tools=[DIRECT], parse_workers=1, **settings)
-        runner = make_episode_runner(
-            policy=ExpertPolicy(
-                BrowsingExpert(get_prose("plain"), get_dialect("paper", "compact")), tokenizer, tokenizer.eos_token_id
-            ),
-            tokenizer=tokenizer,
-            embedder=HashingEmbedder(2048),
-            environments=make_environments(environment, tokenizer),
-            memory=MemoryConfig(templates="compact", retrieve_k=3),
-            sampling=Sampling(seed=0, max_tokens=400),
-        )
+        runner = browsing(CONFIG, tools=[DIRECT], parse_workers=1)
 
         async def play() -> list[Episode]:
             try:

@@ -1,16 +1,19 @@
-"""The tokenizer knows all that the demo's prompts and demonstrations say; the model is what the recipe says."""
+"""What the demo is made of: a tokenizer that knows all that is said, a small model, pretraining by copying."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
 
-from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, PolicySize, Recipe
-from atommem.demo.run import Settings, load_settings
+from atommem.demo.copying import copying_rows, pretrain_copying
+from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, CopyingConfig, PolicySize, Recipe
+from atommem.demo.settings import Settings, load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.demo.worlds import world_of
+from atommem.dialects import Dialect, get_dialect
 from atommem.embedding import make_embedder
 from atommem.environment import make_environments
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
@@ -18,12 +21,7 @@ from atommem.envs.synthetic.prose import get_prose
 from atommem.policy.contract import Sampling
 from atommem.prompts import PromptBuilder
 from tests.fakes import make_episode_runner
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return load_settings(tmp_path_factory.mktemp("demo"), seed=0, updates=None)
-
+from tests.train.toys import make_model as make_toy_model
 
 RECIPES = {"full": FULL, "limited": LIMITED, "web": WEB, "injected": INJECTED, "mixed": MIXED}
 
@@ -35,9 +33,8 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Rec
     tokenizer = make_tokenizer(recipe.world, settings.memory, settings.environment)
     world = world_of(recipe.world)
     expert = world.expert(get_prose("compact"), dialect_of(settings), None)
-    policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
     runner = make_episode_runner(
-        policy=policy,
+        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
         embedder=make_embedder(settings.embedder),
         environments=make_environments(settings.environment, tokenizer),
@@ -57,13 +54,12 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Rec
     assert sum(episode.metrics["em"] for episode in episodes) / 40 >= 0.95
 
 
-def dialect_of(settings: Settings):  # type: ignore[no-untyped-def]
-    from atommem.dialects import get_dialect
-
+def dialect_of(settings: Settings) -> Dialect:
     return get_dialect(settings.memory.dialect, settings.memory.templates)
 
 
-def test_the_model_is_small_and_shaped_like_qwen3(settings: Settings) -> None:
+def test_the_model_is_small_and_shaped_like_qwen3(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, seed=0, updates=None)
     tokenizer = make_tokenizer(FULL.world, settings.memory)
     model = make_model(PolicySize(), tokenizer)
     assert model.config.model_type == "qwen3"
@@ -72,3 +68,35 @@ def test_the_model_is_small_and_shaped_like_qwen3(settings: Settings) -> None:
     environments = make_environments(settings.environment, tokenizer)
     prompts = PromptBuilder.of(tokenizer, dialect_of(settings), settings.memory, environments)
     assert "system" not in prompts.system
+
+
+def test_predictable_tokens_follow_the_same_token_earlier() -> None:
+    rows, predictable = copying_rows(range(5, 100), 20, 48, random.Random(0))
+    for row, known in zip(rows, predictable, strict=True):
+        assert (len(row), len(known), min(row) >= 5) == (48, 48, True)
+        for place, marked in enumerate(known):
+            before = row[place - 1] if place else None
+            earlier = [i for i in range(1, place) if row[i - 1] == before]
+            if marked:
+                # Tokens of a piece occur in no other piece, so every earlier occurrence goes on alike.
+                assert {row[i] for i in earlier} == {row[place]}
+    share = sum(map(sum, predictable)) / (20 * 48)
+    assert 0.3 < share < 0.6
+
+
+def copying(steps: int, until: float = 0.0, cooldown: int = 0) -> CopyingConfig:
+    return CopyingConfig(steps, until, cooldown, batch_size=8, length=32, warmup=1)
+
+
+def test_training_makes_what_can_be_predicted_likelier() -> None:
+    model = make_toy_model(vocabulary=60, spread=0.02)
+    before = pretrain_copying(model, copying(steps=1), seed=0, progress=False)
+    pretrain_copying(model, copying(steps=50, cooldown=10), seed=1, progress=False)
+    assert pretrain_copying(model, copying(steps=1), seed=0, progress=False) < before
+
+
+@pytest.mark.parametrize(("until", "updates"), [(9.0, 60), (0.0, 100)])
+def test_it_ends_when_it_has_learned(until: float, updates: int, capfd: pytest.CaptureFixture[str]) -> None:
+    pretrain_copying(make_toy_model(vocabulary=60), copying(steps=50, until=until, cooldown=50), seed=0)
+    told = [line.split(", loss")[0] for line in capfd.readouterr().err.splitlines()]
+    assert told == [f"copying: update {update}" for update in range(50, updates + 1, 50)]

@@ -1,0 +1,17 @@
+"""What the evaluation tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+from atommem.eval import workbench
+from tests.eval.toys import ToyPolicy
+from tests.fakes import WordTokenizer
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> ToyPolicy:
+    """What `atommem eval` opens, whatever it is told to."""
+    toy = ToyPolicy(WordTokenizer())
+    monkeypatch.setattr(workbench, "open_policy", lambda config: toy)
+    return toy
