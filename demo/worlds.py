@@ -49,10 +49,9 @@ def world_of(config: WorldConfig | SiteConfig) -> World:
 def bounded_world(world: WorldConfig, capacity: int | None, task_id: str) -> WorldConfig:
     """`world` for a store of `capacity` entries: what may go is told before there is no more room.
 
-    The task draws how much there is to keep: from less than the store holds to twice that, as far as there are names.
-    With two more than it holds, as it once was, nearly nothing had to go from a store of five, and nothing taught it.
+    The task draws how much there is to keep: from less than the store holds to more than that.
     """
-    most = _UNLIMITED if capacity is None else min(2 * capacity, world.names // 2 - 1)
+    most = (_UNLIMITED if capacity is None else capacity) + 2
     return replace(world, capacity=capacity, distractors=Random(f"distractors/{task_id}").randint(1, most))
 
 
@@ -91,8 +90,8 @@ def _prose_words(prose: Prose) -> list[str]:
     return [word for sentence in sentences for word in sentence.split() if word not in (subject, value)]
 
 
-_UNLIMITED = 10
-"""Facts beside those asked for, at most, where the store has no limit."""
+_UNLIMITED = 8
+"""A store without a limit is given as much as one of so many entries."""
 _WORLDS: dict[type, World] = {
     WorldConfig: World("longdoc", GRPO_CONFIG, generate, Expert, lambda config: config.hops[1], _document_words),
     SiteConfig: World(
