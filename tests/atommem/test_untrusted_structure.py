@@ -274,6 +274,8 @@ def test_headings_are_seen_through_what_the_normaliser_takes_away() -> None:
     # A tokenizer that knows no lines has headings guarded at every word.
     lower = shipped("full", shapes["lower_case"]())
     assert lower.guard.data("A memory  2: B") == "A \\memory  2: B"
+    # A value ends in nothing that could begin what stands behind it.
+    assert WORDINGS["tools"].guard.data("x at", "chunk", "tool") == "x \\at"
     # A word is no beginning of a longer one.
     notes = PromptGuard(WordTokenizer(), Structure({"note": "Note {text}", "notes": "Notes: {text}"}))  # type: ignore[arg-type]
     assert notes.data("Noted\nNote this\nNotes:") == "Noted\n\\Note this\n\\Notes:"
