@@ -20,6 +20,8 @@ class FakeServer:
         loads: The adapters that were loaded, in order.
         seconds: How long a completion takes.
         logprobs_mode: As vLLM's: whether log-probabilities are scaled by the temperature (``processed_logprobs``).
+        choice: Replaces parts of a completion's choice; None: there is none.
+        refusal: What every completion is answered with.
     """
 
     def __init__(self, lora: bool = True) -> None:
@@ -32,6 +34,8 @@ class FakeServer:
         self.in_flight = 0
         self.seconds = 0.0
         self.logprobs_mode = "raw_logprobs"
+        self.choice: dict[str, Any] | None = {}
+        self.refusal: httpx.Response | None = None
         self.counters: Counter[str] = Counter()
 
     def restart(self) -> None:
@@ -91,7 +95,9 @@ class FakeServer:
         likeliest = {"token_id:0": 0.0, "token_id:1": -1.0 / scale, "token_id:2": -2.0 / scale}
         logprobs = {"token_logprobs": [-0.5], "top_logprobs": [likeliest]}
         choice = {"token_ids": [0], "finish_reason": "stop", "logprobs": logprobs}
-        return httpx.Response(200, json={"choices": [choice]})
+        choices = [] if self.choice is None else [choice | self.choice]
+        # Not httpx's json=: vLLM may write NaN, which httpx refuses to.
+        return self.refusal or httpx.Response(200, content=json.dumps({"choices": choices}))
 
 
 class Cluster:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from atommem import cli
 from atommem.command_line import CommandParser
 
 MOST_LINES = 6
+INPUTS_ASKED = 40
 _STAGES = {"train": ("grpo", "sft", "async", "plot", "replay", "export"), "serve": ("", "keys")}
 """Words that are told apart before there is a parser."""
 
@@ -90,203 +91,89 @@ def leaves(*words: str) -> Iterator[Leaf]:
         yield from leaves(*words, name)
 
 
+FILES: dict[str, bytes] = {
+    "empty": b"",
+    "binary": bytes(range(256)) * 8,
+    "latin1": "Müller sagt: naïve".encode("latin-1"),
+    "cut.jsonl": b'{"id": "1", "questions": [{"text": "Who',
+    "number.json": b"7",
+    "rows.json": b'[{"a": 1}]',
+    "row.jsonl": b'{"a": null}\n',
+    "deep.json": b"[" * 100_000,
+    "broken.yaml": b"a: [1, 2\nb: }",
+    "list.yaml": b"- 1\n- 2\n",
+    "unknown.yaml": b"lerning_rate: 1\n",
+    "types.yaml": b"temperature: [1, 2]\nretrieve_k: many\n",
+    "run.parquet": b"PAR1 and no more",
+    "plain.txt": b"Ann lives in Lima.\n",
+}
+
+
 class Box:
     """A folder of broken things."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        files: dict[str, bytes] = {
-            "empty": b"",
-            "binary": bytes(range(256)) * 8,
-            "latin1": "Müller sagt: naïve".encode("latin-1"),
-            "cut.jsonl": b'{"id": "1", "questions": [{"text": "Who',
-            "number.json": b"7",
-            "rows.json": b'[{"a": 1}]',
-            "row.jsonl": b'{"a": null}\n',
-            "deep.json": b"[" * 100_000,
-            "broken.yaml": b"a: [1, 2\nb: }",
-            "list.yaml": b"- 1\n- 2\n",
-            "unknown.yaml": b"lerning_rate: 1\n",
-            "types.yaml": b"temperature: [1, 2]\nretrieve_k: many\n",
-            "run.parquet": b"PAR1 and no more",
-            "plain.txt": b"Ann lives in Lima.\n",
-        }
-        for name, content in files.items():
+        for name, content in FILES.items():
             (folder / name).write_bytes(content)
         (folder / "folder").mkdir()
         model = folder / "model"
         model.mkdir()
         config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 8}
-        sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-        (model / "config.json").write_text(json.dumps(config | sizes))
+        (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "num_attention_heads": 1}))
         (model / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
         (model / "atommem_config.json").write_text("{")
         (folder / "nowhere").symlink_to("not/there")
         (folder / "circle").symlink_to("circle")
 
     def contents(self) -> dict[str, int]:
-        return {
-            str(path.relative_to(self.folder)): path.lstat().st_size
-            for path in sorted(self.folder.rglob("*"))
-            if not path.is_dir() or path.is_symlink()
-        } | {str(path.relative_to(self.folder)): -1 for path in self.folder.rglob("*") if path.is_dir()}
+        return {str(path): -1 if path.is_dir() else path.lstat().st_size for path in sorted(self.folder.rglob("*"))}
 
 
-Broken = Callable[[Leaf], list[str] | None]
 MAIN = ("data", "input", "store", "policy", "model_name_or_path", "cassette", "checkpoint", "run", "folder", "file")
 OUT = ("out", "output_dir", "json", "memory")
-
-
-def first(leaf: Leaf, wanted: tuple[str, ...]) -> str | None:
-    known = [one.dest for one in leaf.parser._actions]
-    return next((name for name in wanted if name in known), None)
-
-
-def of_kind(leaf: Leaf, *kinds: type) -> list[argparse.Action]:
-    return [one for one in leaf.flags if one.type in kinds and not one.choices]
-
-
-def numbered(value: str, *kinds: type) -> Broken:
-    def made(leaf: Leaf) -> list[str] | None:
-        found = of_kind(leaf, *kinds)
-        # Without an input that is missing, a number may be right.
-        if not found or (first(leaf, MAIN) is None and value not in ("abc", "", "1.5")):
-            return None
-        return leaf.call(f"{found[0].option_strings[0]}={value}")
-
-    return made
-
-
-def main_is(value: str) -> Broken:
-    def made(leaf: Leaf) -> list[str] | None:
-        name = first(leaf, MAIN)
-        return None if name is None else leaf.call(instead={name: value})
-
-    return made
-
-
-def out_is(value: str) -> Broken:
-    def made(leaf: Leaf) -> list[str] | None:
-        name = first(leaf, OUT)
-        return None if name is None else leaf.call(instead={name: value})
-
-    return made
-
-
-def flag_is(flag: str, value: str) -> Broken:
-    return lambda leaf: leaf.call(flag, value) if flag in leaf.parser._option_string_actions else None
-
-
-def config_is(value: str) -> Broken:
-    return lambda leaf: leaf.call("--config", value) if leaf.words[:2] in _CONFIGURED else None
-
-
-_CONFIGURED = {("train", "grpo"), ("train", "sft"), ("train", "async"), ("eval",)}
-
-
-def misspelt(leaf: Leaf) -> list[str] | None:
-    flags = [one.option_strings[0] for one in leaf.flags if len(one.option_strings[0]) > 5]
-    return leaf.call(flags[0][:-2] + flags[0][-1] + flags[0][-2] + "x", "1") if flags else None
-
-
-def without_value(leaf: Leaf) -> list[str] | None:
-    flags = [one for one in leaf.flags if one.nargs in (None, "+") and one.type is not None]
-    return leaf.call(flags[0].option_strings[0]) if flags else None
-
-
-def wrong_choice(leaf: Leaf) -> list[str] | None:
-    chosen = [one for one in leaf.flags if one.choices and one.type in (None, str)]
-    return leaf.call(chosen[0].option_strings[0], "nonesuch") if chosen else None
-
-
-def incomplete(leaf: Leaf) -> list[str] | None:
-    needed = [one.dest for one in leaf.parser._actions if one.required]
-    return leaf.call(but=needed[0]) if needed else None
-
-
-def in_a_word(text: str) -> Broken:
-    return lambda leaf: leaf.call(f"--no_such_flag{text}")
-
-
+CONFIGURED = {("train", "grpo"), ("train", "sft"), ("train", "async"), ("eval",)}
 LONG = "x" * 5000
-NEITHER = (
-    *(
-        "more",
-        "",
-        "-",
-        "=",
-        "-=",
-        "..",
-        "~",
-        "*",
-        "%s",
-        "$(ls)",
-        "`ls`",
-        "@empty",
-        "{}",
-        "[1]",
-        "null",
-        "-0x1",
-        "\u202e",
-    ),
-    *("\udc80", "\x1b[2J", "\n\n\n", "\u0660", "a=b", "/proc/self/mem", "folder", LONG),
-)
+YAMLS = [name for name in FILES if name.endswith(".yaml")]
+INPUTS = ["missing/at/all", "", "folder", "nowhere", "circle", "empty/x", LONG, "model"]
+INPUTS += [name for name in FILES if name not in (*YAMLS, "plain.txt")]
+OUTPUTS = ("empty/x", "", LONG, "nowhere", "circle", "/proc/atommem")
+CONFIGS = ("missing.yaml", "binary", *YAMLS)
+NUMBERS = {"abc": (int, float), "": (int, float), "1.5": (int,), "nan": (float,), "-1": (int, float), "inf": (float,)}
+NUMBERS["9" * 30] = (int,)
+VALUES = {"temperature": ("-1", "warm"), "environment": ("longdok",), "max_tokens": ("0",), "dialect": ("papre",)}
+UNKNOWN = ("\udcff", "\x1b[31m", "\n" * 8, LONG)
+NEITHER = "more - = -= .. ~ * %s $(ls) `ls` @empty {} [1] null -0x1 a=b /proc/self/mem folder \u202e \udc80 \x1b[2J"
 """Words that are no flag, number or name of anything: they bring a command with few flags to its forty inputs."""
-ASKED = 40
-INPUTS: dict[str, Broken] = {
-    "unknown flag": lambda leaf: leaf.call("--no_such_flag"),
-    "unknown flag with a value": lambda leaf: leaf.call("--no_such_flag", "3"),
-    "misspelt flag": misspelt,
-    "flag without its value": without_value,
-    "words too many": lambda leaf: leaf.call("--no_such_flag", *["more"] * 50),
-    "something left out": incomplete,
-    "wrong choice": wrong_choice,
-    "no number": numbered("abc", int, float),
-    "empty number": numbered("", int, float),
-    "half a number": numbered("1.5", int),
-    "not a number": numbered("nan", float),
-    "negative number": numbered("-1", int, float),
-    "infinite number": numbered("inf", float),
-    "huge number": numbered("9" * 30, int),
-    "no text at all": in_a_word("\udcff"),
-    "escape sequence": in_a_word("\x1b[31m"),
-    "line break": in_a_word("\n\n\n\n\n\n\n\n"),
-    "endless word": in_a_word(LONG),
-    "negative temperature": flag_is("--temperature", "-1"),
-    "temperature of letters": flag_is("--temperature", "warm"),
-    "environment of another name": flag_is("--environment", "longdok"),
-    "window of nothing": flag_is("--max_tokens", "0"),
-    "dialect of another name": flag_is("--dialect", "papre"),
-    "nothing there": main_is("missing/at/all"),
-    "empty path": main_is(""),
-    "folder": main_is("folder"),
-    "empty file": main_is("empty"),
-    "bytes": main_is("binary"),
-    "other encoding": main_is("latin1"),
-    "cut off": main_is("cut.jsonl"),
-    "number": main_is("number.json"),
-    "rows of another kind": main_is("rows.json"),
-    "row of another kind": main_is("row.jsonl"),
-    "deep nesting": main_is("deep.json"),
-    "cut parquet": main_is("run.parquet"),
-    "link to nowhere": main_is("nowhere"),
-    "link to itself": main_is("circle"),
-    "file as a folder": main_is("empty/x"),
-    "long path": main_is(LONG),
-    "damaged model": main_is("model"),
-    "--out below a file": out_is("empty/x"),
-    "--out that is empty": out_is(""),
-    "--out that is too long": out_is(LONG),
-    "--out to nowhere": out_is("nowhere"),
-    "--out in a circle": out_is("circle"),
-    "--out that is read-only": out_is("/proc/atommem"),
-    "config that is missing": config_is("missing.yaml"),
-    "broken YAML": config_is("broken.yaml"),
-    "YAML without names": config_is("list.yaml"),
-    "unknown setting in YAML": config_is("unknown.yaml"),
-    "YAML of other types": config_is("types.yaml"),
-    "YAML of bytes": config_is("binary"),
-}
+
+
+def broken_lines(leaf: Leaf) -> Iterator[list[str]]:
+    """The command lines, each with something else that is wrong."""
+    flags = leaf.parser._option_string_actions
+    known = [one.dest for one in leaf.parser._actions]
+    main, out = (next((name for name in wanted if name in known), None) for wanted in (MAIN, OUT))
+    yield leaf.call("--no_such_flag")
+    yield leaf.call("--no_such_flag", "3")
+    yield leaf.call("--no_such_flag", *["more"] * 50)
+    for text in UNKNOWN:
+        yield leaf.call(f"--no_such_flag{text}")
+    for one in [one.option_strings[0] for one in leaf.flags if len(one.option_strings[0]) > 5][:1]:
+        yield leaf.call(one[:-2] + one[-1] + one[-2] + "x", "1")  # misspelt
+    for flag in [one for one in leaf.flags if one.nargs in (None, "+") and one.type is not None][:1]:
+        yield leaf.call(flag.option_strings[0])  # without its value
+    for flag in [one for one in leaf.flags if one.choices and one.type in (None, str)][:1]:
+        yield leaf.call(flag.option_strings[0], "nonesuch")
+    for needed in [one.dest for one in leaf.parser._actions if one.required][:1]:
+        yield leaf.call(but=needed)
+    for value, kinds in NUMBERS.items():
+        # Without an input that is missing, a number may be right.
+        if main is not None or value in ("abc", "", "1.5"):
+            for flag in [one for one in leaf.flags if one.type in kinds and not one.choices][:1]:
+                yield leaf.call(f"{flag.option_strings[0]}={value}")
+    yield from (leaf.call(f"--{name}", one) for name in VALUES if f"--{name}" in flags for one in VALUES[name])
+    yield from (leaf.call(instead={main: value}) for value in INPUTS if main is not None)
+    yield from (leaf.call(instead={out: value}) for value in OUTPUTS if out is not None)
+    yield from (leaf.call("--config", value) for value in CONFIGS if leaf.words[:2] in CONFIGURED)
 
 
 @pytest.fixture(scope="module")
@@ -333,15 +220,12 @@ def sweep(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = []
     tried = 0
     for leaf in leaves(command):
-        lines = {name: line for name, broken in INPUTS.items() if (line := broken(leaf)) is not None}
-        for word in NEITHER:
-            for name, line in (("a word", leaf.call(word)), ("a flag", leaf.call(f"--no_such_flag={word}"))):
-                if len(lines) < ASKED:
-                    lines[f"{name}, {word!r:.20}"] = line
-        assert len(lines) >= ASKED, leaf.words
+        lines = [*broken_lines(leaf)]
+        more = [line for word in NEITHER.split() for line in (leaf.call(word), leaf.call(f"--no_such_flag={word}"))]
+        lines += more[: max(0, INPUTS_ASKED - len(lines))]
+        assert len(lines) >= INPUTS_ASKED, leaf.words
         tried += len(lines)
-        for name, line in lines.items():
-            wrong += [f"{' '.join(leaf.words)}: {name}: {fault}" for fault in faults(line, box, capfd)]
+        wrong += [f"{line!r:.200}: {fault}" for line in lines for fault in faults(line, box, capfd)]
     assert not wrong, f"{len(wrong)} faults in {tried} calls:\n" + "\n".join(wrong)
 
 

@@ -12,8 +12,10 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
 from atommem.dialects import get_dialect, load_templates
+from atommem.eval.eval_cli import main as evaluate
+from atommem.eval.eval_config import parse_arguments
 from atommem.train.dry_run.launcher import read_launch
-from atommem.train.train_cli import main, parse_grpo, parse_sft
+from atommem.train.train_cli import main, parse_async, parse_grpo, parse_sft
 from atommem.train.train_config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +47,7 @@ def test_no_yaml_is_left_out() -> None:
     assert TRAIN
     shipped = sorted((ROOT / "configs").rglob("*.yaml"))
     assert shipped == sorted([*ACCELERATE, *TRAIN, *EVAL, PUBLISHED, *SUITES, *REPRODUCE, *TEMPLATES])
+    assert all(load_templates(str(path)).system for path in TEMPLATES)
     assert [path.stem for path in ACCELERATE] == ["ddp", "deepspeed_zero3", "fsdp2", "multi_node", "single_gpu"]
 
 
@@ -62,14 +65,18 @@ def test_a_dry_run_passes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "peak" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", TRAIN, ids=lambda path: path.stem)
-def test_train_configs_are_read_by_a_real_run_too(path: Path) -> None:
-    if stage_of(path) == "async":
-        from atommem.train.train_cli import parse_async as parse
+@pytest.mark.parametrize("path", [*TRAIN, *EVAL], ids=lambda path: path.stem)
+def test_configs_are_read_by_a_real_run_too(path: Path) -> None:
+    if path in EVAL:
+        _, memory, *_ = parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
     else:
-        parse = {"sft": parse_sft, "grpo": parse_grpo}[stage_of(path)]  # type: ignore[assignment]
-    args, memory, *_ = parse(["--config", str(path), "--use_cpu"])
-    assert args.data
+        parse = {"sft": parse_sft, "grpo": parse_grpo, "async": parse_async}[stage_of(path)]
+        args, memory, *_ = parse(["--config", str(path), "--use_cpu"])
+        assert args.data
+        given = yaml.safe_load(path.read_text())
+        if "Qwen3" in given["model_name_or_path"]:  # it thinks only where its thoughts fit
+            quiet = given.get("chat_template_kwargs") == {"enable_thinking": False}
+            assert quiet or given["max_completion_length"] >= 4096
     assert get_dialect(memory.dialect, memory.templates).grammar(phases=("reading", "answering")).specs
 
 
@@ -99,14 +106,6 @@ def test_recipes_of_the_paper_differ_in_nothing_but_what_they_are_about() -> Non
         assert f"--config {path.stem}" in text
 
 
-def test_qwen3_thinks_only_where_its_thoughts_fit() -> None:
-    for path in TRAIN:
-        text = yaml.safe_load(path.read_text())
-        if "Qwen3" in text["model_name_or_path"]:
-            quiet = text.get("chat_template_kwargs") == {"enable_thinking": False}
-            assert quiet or text["max_completion_length"] >= 4096, path.name
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "processes", "machines"),
     [
@@ -121,34 +120,16 @@ def test_accelerate_reads_the_launchers(name: str, kind: str, processes: int, ma
     path = ROOT / "configs" / "accelerate" / f"{name}.yaml"
     config = load_config_from_file(str(path))
     assert (config.num_processes, config.num_machines, config.mixed_precision) == (processes, machines, "bf16")
+    # Activations are checkpointed in one place: by the trainer.
+    assert not (config.fsdp_config or {}).get("fsdp_activation_checkpointing")
+    assert TrainConfig(output_dir="x", use_cpu=True, gradient_checkpointing=True).gradient_checkpointing
     launch = read_launch(str(path), None)
     assert (launch.name, launch.processes) == (kind, processes)
     assert f"--config_file $(atommem configs {name})" in path.read_text()
 
 
-def test_activations_are_checkpointed_in_one_place() -> None:
-    for path in ACCELERATE:
-        assert not (load_config_from_file(str(path)).fsdp_config or {}).get("fsdp_activation_checkpointing")
-    assert TrainConfig(output_dir="x", use_cpu=True, gradient_checkpointing=True).gradient_checkpointing
-
-
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
-def test_template_files(path: Path) -> None:
-    assert load_templates(str(path)).system
-
-
-@pytest.mark.parametrize("path", EVAL, ids=lambda path: path.stem)
-def test_eval_configs(path: Path) -> None:
-    from atommem.eval.eval_config import parse_arguments
-
-    _, memory, *_ = parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
-    assert get_dialect(memory.dialect, memory.templates).grammar(phases=("reading", "answering")).specs
-
-
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_suites_are_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from atommem.eval.eval_cli import main as evaluate
-
     assert evaluate(["--suite", str(path), "--list", "--benchmarks", str(ROOT)]) == 0
     assert " cells, " in capsys.readouterr().out
     assert f"--suite {path.stem}" in path.read_text()

@@ -13,22 +13,8 @@ from atommem.config import MemoryConfig
 from atommem.memory.operations import Operation, Outcome
 from atommem.memory.working import WorkingMemory
 from atommem.parsing import Grammar
-from tests.fakes import WordEmbedder, WordTokenizer
-from tests.pages import Reader, blocks
-
-
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the blocks of the page define, as a module."""
-    monkeypatch.setattr(dialects, "_REGISTERED", dict(dialects._REGISTERED))
-    defined: dict[str, Any] = {}
-    for _, block in blocks("docs/extending.md", "python"):
-        exec(compile(block, "docs/extending.md", "exec"), defined)
-    return defined
-
-
-def test_the_dialect_that_is_shown_is_registered(shown: dict[str, Any]) -> None:
-    assert dialects.get_dialect("mine").tags["create"] == "remember"
+from tests.fakes import WordEmbedder, WordTokenizer, load_script
+from tests.pages import ROOT, Reader, blocks
 
 
 async def test_the_rules_that_are_shown_rule(tmp_path: Path) -> None:
@@ -52,8 +38,25 @@ async def ruled() -> list[Operation]:
     return await memory.apply(grammar.parse("<create>red</create><create>green</create>").actions, 1)
 
 
-def test_the_bank_of_the_page_on_retention_keeps_what_it_says() -> None:
-    ((_, block),) = blocks("docs/retention.md", "python")
-    shown: dict[str, Any] = {}
-    exec(compile(block, "docs/retention.md", "exec"), shown)
-    assert shown["kept"] == ["cut the egg", "cut the plum"]
+def defined_by(page: str) -> dict[str, Any]:
+    """What the blocks of a page define, as a module."""
+    defined: dict[str, Any] = {}
+    for _, block in blocks(page, "python"):
+        exec(compile(block, page, "exec"), defined)
+    return defined
+
+
+def test_the_dialect_and_the_bank_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialects, "_REGISTERED", dict(dialects._REGISTERED))
+    defined_by("docs/extending.md")
+    assert dialects.get_dialect("mine").tags["create"] == "remember"
+    assert defined_by("docs/retention.md")["kept"] == ["cut the egg", "cut the plum"]
+
+
+def test_the_step_in_the_design_page_is_what_the_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    design_step = load_script("design_step")
+    made, shown = design_step.blocks(), design_step.on_page()
+    assert list(shown) == list(made)
+    for name, text in made.items():
+        assert shown[name] == text, f"{name}: run python scripts/design_step.py --write"

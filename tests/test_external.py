@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from atommem import cli
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.environment import EnvironmentFactory, environment_config, find_environment, make_environments
+from atommem.environment import environment_config, find_environment, make_environments
 from atommem.memory.contents import replay
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
@@ -26,10 +25,6 @@ PACKAGE = Path(__file__).parents[1] / "examples" / "atlas"
 MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=16)
 EMBEDDER = EmbedderConfig(embedder="hashing", embedder_dim=64)
 TASKS = 6
-
-
-def environments(tokenizer: Any, **settings: Any) -> EnvironmentFactory:
-    return make_environments(environment_config("atlas", **settings), tokenizer)
 
 
 def test_it_is_160_lines_of_python_and_imports_the_core_alone() -> None:
@@ -62,7 +57,7 @@ def data(runs: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_is_trained(runs: Path) -> None:
+def test_it_is_trained_evaluated_traced_and_reported(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logged = [json.loads(line) for line in (runs / "grpo" / "metrics.jsonl").read_text().splitlines()]
     updates = [entry for entry in logged if "loss" in entry]
     assert [entry["step"] for entry in updates] == [1, 2]
@@ -73,24 +68,22 @@ def test_it_is_trained(runs: Path) -> None:
         assert entry["sampling/sampling_logp_difference/mean"] < 1e-4
     settings = json.loads((runs / "grpo" / "atommem_config.json").read_text())
     assert (settings["environment"], settings["turns"]) == ("atlas", 4)
-
-
-@pytest.mark.slow
-def test_it_is_evaluated(runs: Path) -> None:
     summary = json.loads((runs / "after" / "summary.json").read_text())
     assert summary["episodes"] == TASKS
     assert set(summary["metrics"]) >= {"em", "overlap"}
     assert summary["means"]["actions/lookup"] > 0
-
-
-@pytest.mark.slow
-def test_it_is_traced(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = min((runs / "guide" / "traces").iterdir())
-    assert cli.main(["trace", str(path)]) == 0
+    assert cli.main(["trace", str(min((runs / "guide" / "traces").iterdir()))]) == 0
+    folders = [str(runs / name) for name in ("before", "after")]
+    assert cli.main(["compare", *folders, "--metric", "overlap"]) == 0
     printed = capsys.readouterr().out
-    assert "step 2/3, acting" in printed
-    assert "call: lookup" in printed
-    assert "overlap: " in printed
+    for said in ("step 2/3, acting", "call: lookup", "overlap: ", f"overlap on the {TASKS} tasks"):
+        assert said in printed
+    report = runs / "report"
+    assert cli.main(["report", *folders, "--out", str(report), "--training", str(runs / "grpo")]) == 0
+    results = json.loads((report / "results.json").read_text())
+    assert {cell["dataset"] for cell in results["cells"]} == {"atlas"}
+    for file, words in (("tables.md", ("overlap", "lookup")), ("report.html", ("neighbours",))):
+        assert all(word in (report / file).read_text() for word in words)
 
 
 @pytest.mark.slow
@@ -100,7 +93,7 @@ async def test_it_is_replayed_token_by_token(runs: Path, data: Path) -> None:
         policy=policy,
         tokenizer=policy.tokenizer,
         embedder=make_embedder(EMBEDDER),
-        environments=environments(policy.tokenizer),
+        environments=make_environments(environment_config("atlas"), policy.tokenizer),
         memory=MEMORY,
         sampling=Sampling(seed=1, max_tokens=48),
         keep_prompts=True,
@@ -116,21 +109,6 @@ async def test_it_is_replayed_token_by_token(runs: Path, data: Path) -> None:
             assert prompts.build(step.observation, step.view) == step.prompt_ids
         contents = replay([operation for step in steps for operation in step.operations])
         assert len(contents.entries) == steps[-1].store_size
-
-
-@pytest.mark.slow
-def test_it_is_compared_and_reported(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = [str(runs / name) for name in ("before", "after")]
-    assert cli.main(["compare", *folders, "--metric", "overlap"]) == 0
-    assert f"overlap on the {TASKS} tasks" in capsys.readouterr().out
-    report = runs / "report"
-    assert cli.main(["report", *folders, "--out", str(report), "--training", str(runs / "grpo")]) == 0
-    results = json.loads((report / "results.json").read_text())
-    assert {cell["dataset"] for cell in results["cells"]} == {"atlas"}
-    tables = (report / "tables.md").read_text()
-    assert "overlap" in tables
-    assert "lookup" in tables
-    assert "neighbours" in (report / "report.html").read_text()
 
 
 @pytest.mark.slow

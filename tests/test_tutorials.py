@@ -6,7 +6,9 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from functools import reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,8 @@ from tests.pages import ROOT, SHORTER, Reader, blocks
 
 FOLDER = "docs/tutorials"
 NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text().split("\nnav:")[1])
-ORDER = [
-    "first_policy.md",
-    "own_documents.md",
-    "own_environment.md",
-    "own_rule.md",
-    "reading_a_report.md",
-    "gpu_run.md",
-]
+PAGES = ("first_policy", "own_documents", "own_environment", "own_rule", "reading_a_report", "gpu_run")
+ORDER = [f"{page}.md" for page in PAGES]
 ELSEWHERE = {"own_environment.md": "tests/test_external.py"}
 """Pages that another module follows."""
 
@@ -60,29 +56,16 @@ def test_a_first_policy(reader: Reader) -> None:
 
 
 @pytest.mark.slow
-def test_own_documents(reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_be_done_with_it(reader: Reader, undrawn: None, capsys: pytest.CaptureFixture[str]) -> None:
     reader.follow(f"{FOLDER}/own_documents.md")
     assert "Tom Reed" in capsys.readouterr().out
     summary = json.loads(Path("runs/letters_eval/summary.json").read_text())
     assert (summary["episodes"], summary["failed"]) == (2, 0)
-
-
-@pytest.mark.slow
-def test_own_rule(reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
     reader.follow(f"{FOLDER}/own_rule.md")
-    run = json.loads(Path("runs/rules/mine/run.json").read_text())
-    assert "my_rules:LeastShown" in json.dumps(run)
-
-
-@pytest.mark.slow
-def test_reading_a_report(reader: Reader, undrawn: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "my_rules:LeastShown" in Path("runs/rules/mine/run.json").read_text()
     reader.follow(f"{FOLDER}/reading_a_report.md")
     tables = Path("runs/report/tables.md").read_text()
     assert all(row in tables for row in ("cold_start", "grpo", "no_store"))
-
-
-@pytest.mark.slow
-def test_a_gpu_run(reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
     reader.follow(f"{FOLDER}/gpu_run.md")
     assert "(single_gpu)" in capsys.readouterr().out
     assert Path("runs/export/adapter_model.safetensors").is_file()
@@ -149,12 +132,9 @@ def test_what_the_schema_takes_the_reader_reads(tmp_path: Path) -> None:
     validator.check_schema(validator.schema)
     file, refused = tmp_path / "tasks.jsonl", 0
     for task in (TASK, TEXT):
-        for path, other in product(places(task), (..., *OTHERS)):
+        for (*way, last), other in product(places(task), (..., *OTHERS)):
             changed = copy.deepcopy(task)
-            *way, last = path
-            held: Any = changed
-            for key in way:
-                held = held[key]
+            held: Any = reduce(getitem, way, changed)
             if other is ...:
                 del held[last]
             else:
@@ -166,12 +146,8 @@ def test_what_the_schema_takes_the_reader_reads(tmp_path: Path) -> None:
                 read = False
             refused += not read
             lax = read and other is not ... and not other
-            assert validator.is_valid(changed) == read or lax, (path, other, read)
+            assert validator.is_valid(changed) == read or lax, (way, last, other, read)
     assert refused > 100
-
-
-def test_what_we_write_the_schema_takes(tmp_path: Path) -> None:
-    ((_, schema),) = blocks(f"{FOLDER}/own_documents.md", "json")
-    save_tasks(generate(WorldConfig(), 3, 0), tmp_path / "tasks.jsonl")
-    for line in (tmp_path / "tasks.jsonl").read_text().splitlines():
-        jsonschema.validate(json.loads(line), json.loads(schema))
+    save_tasks(generate(WorldConfig(), 3, 0), file)
+    for line in file.read_text().splitlines():
+        validator.validate(json.loads(line))

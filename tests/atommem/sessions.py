@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -86,11 +87,27 @@ def agent(policy: Any = None, **settings: Any) -> Agent:
         policy=made,
         embedder=settings.pop("embedder", None) or Embeds(),
         tokenizer=tokenizer,
-        environments=longdoc(tokenizer, max_reads=2),
+        environments=longdoc(tokenizer, max_reads=settings.pop("max_reads", 2)),
         memory=memory,
-        sampling=Sampling(seed=3, max_tokens=100),
-        **settings,
+        **{"sampling": Sampling(seed=3, max_tokens=100), **settings},
     )
+
+
+class Waits(ListPolicy):
+    """The completion after its last text never comes; keeps whether it waits for it, and whether it was cancelled."""
+
+    waits = cancelled = False
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        if self.texts:
+            return await super().complete(prompt_ids, sampling)
+        self.waits = True
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        raise AssertionError
 
 
 def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
@@ -113,8 +130,10 @@ async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, 
     ]
 
 
-def runner(policy: Any = None, limits: Limits | None = None, **settings: Any) -> EpisodeRunner:
-    return EpisodeRunner(agent(policy, **settings), limits=limits)
+def runner(
+    policy: Any = None, limits: Limits | None = None, max_in_flight: Any = None, **settings: Any
+) -> EpisodeRunner:
+    return EpisodeRunner(agent(policy, **settings), limits=limits, max_in_flight=max_in_flight)
 
 
 def outcome(episode: Episode) -> tuple[Any, ...]:

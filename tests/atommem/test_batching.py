@@ -1,21 +1,30 @@
-"""Concurrent requests become one call; nobody waits for ever."""
+"""Concurrent requests become one call, of embeddings too; equal texts are embedded once; nobody waits for ever."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 
+from atommem.embedding.batched import MicroBatcher
+from atommem.embedding.embedder import TextKind, Vectors
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.errors import OutageError
 from atommem.micro_batching import RequestBatcher, Waiting
+from tests.atommem.sessions import Embeds
 
 
-class Doubler:
-    """Keeps the batches it is given."""
+class Doubler(RequestBatcher[int, int]):
+    """Keeps the batches it is given, each of which takes some seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(self.double)
         self.batches: list[list[int]] = []
         self.error: Exception | None = None
-        self.seconds = 0.0
+        self.seconds = seconds
 
-    async def __call__(self, waiting: list[Waiting[int, int]]) -> None:
+    async def double(self, waiting: list[Waiting[int, int]]) -> None:
         self.batches.append([item.request for item in waiting])
         await asyncio.sleep(self.seconds)
         if self.error is not None:
@@ -23,10 +32,16 @@ class Doubler:
         for item in waiting:
             item.resolve(2 * item.request)
 
+    async def start(self, *requests: int) -> list[asyncio.Task[int]]:
+        """Tasks whose requests are being handled."""
+        before, tasks = len(self.batches), [asyncio.create_task(self.submit(request)) for request in requests]
+        while len(self.batches) == before:
+            await asyncio.sleep(0.001)
+        return tasks
+
 
 async def test_requests_after_unequal_amounts_of_work_are_still_one_batch() -> None:
-    handle = Doubler()
-    batcher: RequestBatcher[int, int] = RequestBatcher(handle)
+    batcher = Doubler()
 
     async def work_then_submit(i: int) -> int:
         for _ in range(i):
@@ -34,45 +49,30 @@ async def test_requests_after_unequal_amounts_of_work_are_still_one_batch() -> N
         return await batcher.submit(i)
 
     await asyncio.gather(*(work_then_submit(i) for i in range(32)))
-    assert len(handle.batches) == 1
+    assert len(batcher.batches) == 1
 
 
 async def test_the_next_batch_collects_while_one_is_handled() -> None:
-    handle = Doubler()
-    handle.seconds = 0.02
-    batcher: RequestBatcher[int, int] = RequestBatcher(handle)
-    first = asyncio.create_task(batcher.submit(1))
-    while not handle.batches:
-        await asyncio.sleep(0.001)
-    later = [asyncio.create_task(batcher.submit(i)) for i in (2, 3)]
-    assert await first == 2
-    assert await asyncio.gather(*later) == [4, 6]
-    assert handle.batches == [[1], [2, 3]]
+    batcher = Doubler(0.02)
+    first = await batcher.start(1)
+    assert await asyncio.gather(*first, batcher.submit(2), batcher.submit(3)) == [2, 4, 6]
+    assert batcher.batches == [[1], [2, 3]]
 
 
 async def test_a_waiter_cancelled_while_its_batch_runs_harms_no_other() -> None:
-    handle = Doubler()
-    handle.seconds = 0.01
-    batcher: RequestBatcher[int, int] = RequestBatcher(handle)
-    tasks = [asyncio.create_task(batcher.submit(i)) for i in range(3)]
-    while not handle.batches:
-        await asyncio.sleep(0.001)
+    batcher = Doubler(0.01)
+    tasks = await batcher.start(0, 1, 2)
     tasks[1].cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert (results[0], results[2]) == (0, 4)
-
-    handle.error = RuntimeError("too late for the cancelled one")
-    failing = [asyncio.create_task(batcher.submit(i)) for i in range(2)]
-    while len(handle.batches) < 2:
-        await asyncio.sleep(0.001)
+    assert (await asyncio.gather(*tasks, return_exceptions=True))[::2] == [0, 4]
+    batcher.error = RuntimeError("too late for the cancelled one")
+    failing = await batcher.start(0, 1)
     failing[0].cancel()
-    assert (await asyncio.gather(*failing, return_exceptions=True))[1] is handle.error
+    assert (await asyncio.gather(*failing, return_exceptions=True))[1] is batcher.error
 
 
 def test_a_loop_that_ends_in_the_middle_leaves_nothing_behind() -> None:
-    handle = Doubler()
-    handle.seconds = 60
-    batcher: RequestBatcher[int, int] = RequestBatcher(handle)
+    batcher = Doubler(60)
+    background: list[asyncio.Task[int]] = []
 
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
@@ -81,9 +81,75 @@ def test_a_loop_that_ends_in_the_middle_leaves_nothing_behind() -> None:
         background.append(asyncio.create_task(batcher.submit(2)))  # still waits when the loop ends
         await asyncio.sleep(0)
 
-    background: list[asyncio.Task[int]] = []
     asyncio.run(give_up())
     assert background[0].cancelled()
-    handle.seconds = 0.0
+    batcher.seconds = 0.0
     assert asyncio.run(batcher.submit(3)) == 6
     assert batcher._lanes == {}
+
+
+class Recorder(Embeds):
+    """Fails on texts that contain "bad"."""
+
+    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
+        await asyncio.sleep(0.001)
+        self.fail = OutageError("server gone") if any("bad" in text for text in texts) else None
+        return await super().embed(texts, kind)
+
+
+async def expected(texts: Sequence[str]) -> Vectors:
+    return await HashingEmbedder(32).embed(texts, "entry")
+
+
+async def test_equal_texts_are_embedded_once_within_and_across_batches() -> None:
+    recorder = Recorder()
+    batcher = MicroBatcher(recorder, max_batch=4)
+    vectors = await asyncio.gather(*(batcher.embed(["same", "same", f"x{i % 2}"], "entry") for i in range(10)))
+    assert recorder.calls == [("entry", "same", "x0", "x1")]
+    assert batcher.id == recorder.id, "they are the same vectors"
+    np.testing.assert_array_equal(vectors[3], await expected(["same", "same", "x1"]))
+    vectors[3][:] = 7  # a result that is changed does not change the cache
+    again = await batcher.embed(["x1", "new", "same"], "entry")
+    again_expected = await expected(["x1", "new", "same"])
+    np.testing.assert_array_equal(again, again_expected)
+    again[:] = 7
+    np.testing.assert_array_equal(await batcher.embed(["x1", "new", "same"], "entry"), again_expected)
+    assert recorder.calls[1:] == [("entry", "new")]
+    await batcher.embed(["same"], "query")  # which is another vector
+    assert recorder.calls[2:] == [("query", "same")]
+    many = [str(i) for i in range(10)]
+    np.testing.assert_array_equal(await batcher.embed(many, "entry"), await expected(many))
+    assert [len(texts) for _, *texts in recorder.calls[3:]] == [4, 4, 2]
+
+
+async def test_the_cache_forgets_what_was_used_longest_ago() -> None:
+    recorder = Recorder()
+    batcher = MicroBatcher(recorder, cache_size=2)
+    for text in ("a", "b", "a", "c"):  # b is the one that goes
+        await batcher.embed([text], "entry")
+    recorder.calls.clear()
+    for text in ("a", "c", "b"):
+        await batcher.embed([text], "entry")
+    assert recorder.calls == [("entry", "b")]
+
+    recorder.calls.clear()
+    uncached = MicroBatcher(recorder, cache_size=0)
+    await uncached.embed(["a"], "entry")
+    await uncached.embed(["a"], "entry")
+    assert len(recorder.calls) == 2
+
+
+async def test_an_error_reaches_every_request_of_its_call_and_no_other() -> None:
+    recorder = Recorder()
+    batcher = MicroBatcher(recorder)
+    results: list[Any] = await asyncio.wait_for(
+        asyncio.gather(
+            *(batcher.embed([text], "entry") for text in ("a", "bad", "c")),
+            batcher.embed(["q"], "query"),
+            return_exceptions=True,
+        ),
+        10,
+    )
+    assert [isinstance(result, OutageError) for result in results] == [True, True, True, False]
+    np.testing.assert_array_equal(results[3], await expected(["q"]))
+    np.testing.assert_array_equal(await batcher.embed(["a"], "entry"), await expected(["a"]))

@@ -1,14 +1,38 @@
+"""Dialects and their templates; and the one of whole completions, whose memory every completion overwrites."""
+
 from pathlib import Path
 
 import pytest
 import yaml
 
-from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_KINDS, ActionSpec, Body
+from atommem.actions import (
+    ANSWER,
+    ANSWER_ACTION,
+    ANSWERS_ACTION,
+    CALL,
+    MEMORY_ACTIONS,
+    MEMORY_KINDS,
+    Action,
+    ActionSpec,
+    Body,
+    Problem,
+    ProblemReason,
+    answers_in,
+)
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates, register_dialect
 from atommem.dialects.templates import fill
 from atommem.environment import find_environment
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, DialectError
+from atommem.memory.entries import MemoryView
+from atommem.observation import StopReason
+from atommem.parsing import parse_whole
+from tests.atommem import sessions
+from tests.atommem.sessions import saying
+from tests.atommem.test_episode import TASK
+from tests.atommem.test_prompts import READING, builder
+from tests.fakes import answering
 
 KINDS = (*MEMORY_KINDS, ANSWER, CALL)
 MINIMAL = {
@@ -34,25 +58,22 @@ def write(folder: Path, **changes: object) -> str:
     return str(path)
 
 
-def test_unknown_dialect_names_the_known_ones() -> None:
-    with pytest.raises(DialectError, match=r"klingon.*paper"):
-        get_dialect("klingon")
-
-
 def test_a_third_party_registers_a_dialect() -> None:
     tags = {kind: f"x_{kind}" for kind in KINDS}
-    register_dialect("test_third_party", tags)
-    register_dialect("test_third_party", tags)  # the same again is no conflict
+    for _ in range(2):  # the same again is no conflict
+        register_dialect("test_third_party", tags)
     assert get_dialect("test_third_party").tags["create"] == "x_create"
-    with pytest.raises(DialectError, match="other tags"):
-        register_dialect("test_third_party", {kind: f"y_{kind}" for kind in KINDS})
-
-
-def test_a_dialect_needs_a_tag_of_its_own_for_every_action() -> None:
-    with pytest.raises(DialectError, match="no tag for delete"):
-        register_dialect("test_gap", {kind: kind for kind in KINDS if kind != "delete"})
-    with pytest.raises(DialectError, match="one tag for two actions"):
-        register_dialect("test_same", dict.fromkeys(KINDS, "same"))
+    for name, wrong, message in (
+        ("test_third_party", {kind: f"y_{kind}" for kind in KINDS}, "other tags"),
+        ("test_gap", {kind: kind for kind in KINDS if kind != "delete"}, "no tag for delete"),
+        ("test_same", dict.fromkeys(KINDS, "same"), "one tag for two actions"),
+    ):
+        with pytest.raises(DialectError, match=message):
+            register_dialect(name, wrong)
+    with pytest.raises(DialectError, match=r"klingon.*paper"):
+        get_dialect("klingon")
+    with pytest.raises(DialectError, match="has acting as well"):
+        get_dialect("memagent", "memagent").grammar([ANSWER_ACTION], ("reading", "acting"))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +89,18 @@ def test_a_dialect_needs_a_tag_of_its_own_for_every_action() -> None:
 def test_a_broken_template_file_names_the_field(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(DialectError, match=message):
         load_templates(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("- a\n- b\n", "holds list"), ("a: [1, 2\n", "not valid YAML"), (None, "no template set")],
+)
+def test_a_file_that_is_no_mapping_or_no_yaml_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "x.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DialectError, match=message):
+        load_templates(str(path))
 
 
 @pytest.mark.parametrize(
@@ -107,24 +140,6 @@ def test_actions_of_an_environment_bring_their_tags() -> None:
             dialect.grammar([ANSWER_ACTION, clash])
 
 
-def test_a_dialect_of_whole_completions_has_to_know_the_phases() -> None:
-    with pytest.raises(DialectError, match="has acting as well"):
-        get_dialect("memagent", "memagent").grammar([ANSWER_ACTION], ("reading", "acting"))
-
-
-def test_a_file_that_is_no_mapping_or_no_yaml_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "list.yaml"
-    path.write_text("- a\n- b\n")
-    with pytest.raises(DialectError, match="holds list"):
-        load_templates(str(path))
-    path = tmp_path / "broken.yaml"
-    path.write_text("a: [1, 2\n")
-    with pytest.raises(DialectError, match="not valid YAML"):
-        load_templates(str(path))
-    with pytest.raises(DialectError, match="no template set"):
-        load_templates(str(tmp_path / "nowhere.yaml"))
-
-
 def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
     assert fill(r"\boxed{answer} {text}", {"text": "{text} {chunk}"}) == r"\boxed{answer} {text} {chunk}"
 
@@ -141,3 +156,107 @@ def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
 def test_a_wrong_setting_is_refused_with_its_value(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MemoryConfig(**changes)  # type: ignore[arg-type]
+
+
+def runner(*texts: str) -> EpisodeRunner:
+    memory = {"dialect": "memagent", "templates": "memagent", "capacity": None, "retention": "reject"}
+    return sessions.runner(saying(*texts), memory=memory, max_reads=0)
+
+
+PAD, ANSWER = "scratchpad", "answer"
+SPEC = next(spec for spec in MEMORY_ACTIONS if spec.name == PAD)
+
+
+async def test_two_chunks_and_an_answer() -> None:
+    run = runner("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
+    episode = await run.run(TASK)
+    assert (episode.reward, episode.answers, episode.stop_reason) == (1.0, ("Rome",), StopReason.ANSWERED)
+    assert [step.view.scratchpad for step in episode.steps] == ["", "Ann: Rome", "Ann lives in Rome; Bob sings"]
+    assert [step.store_size for step in episode.steps] == [0, 0, 0]
+    assert [[o.kind for o in step.operations] for step in episode.steps] == [[PAD], [PAD], []]
+    assert run.agent.embedder.calls == []  # type: ignore[attr-defined]
+    first, second, third = run.agent.policy.prompts  # type: ignore[attr-defined]
+    for prompt, texts in (
+        (first, ("Ann lives in Rome.", "Your memory so far:\n(nothing yet)")),
+        (second, ("Ann: Rome", "Bob sings.")),
+        (third, ("Ann lives in Rome; Bob sings",)),
+    ):
+        assert all(text in prompt for text in texts)
+    # The old memory is gone, and the text with it.
+    assert not any(text in third for text in ("Ann: Rome", "Bob sings."))
+
+
+async def test_tags_of_other_dialects_are_text_and_an_answer_without_a_box_is_none() -> None:
+    text = "<create_memory>x</create_memory>"
+    episode = await runner(text, text, "Rome").run(TASK)
+    assert episode.steps[2].view.scratchpad == text
+    assert (episode.reward, episode.answers, episode.stop_reason) == (0.0, (None,), StopReason.UNANSWERED)
+    assert [problem.reason for problem in episode.steps[2].problems] == [ProblemReason.NO_BOX]
+
+
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [
+        ("  all of it\n", "all of it"),
+        ("<think>hm</think>\nthe memory", "the memory"),
+        ("hm</think>the memory", "the memory"),
+        ("one <THINK>a</think>two<think>b</think>", "one two"),
+    ],
+)
+def test_the_whole_completion_outside_of_thinking(text: str, body: str) -> None:
+    parsed = parse_whole(text, SPEC, text.startswith("hm</think>"))
+    assert parsed.actions == (Action(PAD, body, start=0, end=len(text)),)
+    assert parsed.problems == ()
+
+
+def test_what_is_empty_or_never_stops_thinking_leaves_the_memory_as_it_was() -> None:
+    assert parse_whole(" ", SPEC).problems == (Problem(ProblemReason.EMPTY, "scratchpad", 0, 1),)
+    assert parse_whole("<think>hm</think>", SPEC).actions == ()
+    cut = parse_whole("<think>hm, so", SPEC)
+    assert (cut.actions, cut.problems) == ((), (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 13),))
+    kept = parse_whole("memory <think>hm", SPEC)
+    assert [action.text for action in kept.actions] == ["memory"]
+    assert [problem.reason for problem in kept.problems] == [ProblemReason.UNCLOSED_THINKING]
+
+
+def test_several_answers_are_the_boxes_that_hold_no_other() -> None:
+    text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. \boxed{{c} d} \boxed{cut"
+    parsed = parse_whole(text, ANSWERS_ACTION)
+    assert [action.text for action in parsed.actions] == ["never", "a", "", "{c} d"]
+    assert answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
+    assert answers_in(parsed.actions, 5) == ["never", "a", None, "{c} d", None]
+    assert answers_in((), 2) == [None, None]
+    assert [p.reason for p in parse_whole("none", ANSWERS_ACTION).problems] == [ProblemReason.NO_BOX]
+    grammar = get_dialect("paper").grammar((ANSWERS_ACTION,))
+    several = grammar.parse(r"<final_answer>\boxed{a} \boxed{b}</final_answer><final_answer>\boxed{c}</final_answer>")
+    assert answers_in(several.actions, 3) == ["a", "b", "c"]
+
+
+def test_tags_and_whole_completions_do_not_mix(tmp_path: Path) -> None:
+    with pytest.raises(DialectError, match="and no tags"):
+        register_dialect("test_both", {PAD: "note"}, whole={"reading": PAD, "answering": ANSWER})
+    for dialect, templates, message in (
+        ("memagent", "full", "templates 'full' explain tags, and dialect 'memagent' has none"),
+        ("paper", "memagent", "templates 'memagent' have no query, memory or entry"),
+        ("paper", write(tmp_path, places={"store": "a list"}), "places needs scratchpad and store"),
+    ):
+        with pytest.raises(DialectError, match=message):
+            get_dialect(dialect, templates)
+
+
+# Actions that are switched off leave the prompt, with all that they alone could fill ---------------
+
+
+def test_without_a_store_or_a_scratchpad_the_prompt_has_no_trace_of_one() -> None:
+    prompts = builder(disabled_actions=["create", "read", "update", "delete"])
+    text = prompts.text(READING, MemoryView("SCRATCH"))
+    assert "SCRATCH" in text
+    assert "the scratchpad: a short note" in prompts.system
+    for word in ("store", "query", "entries", "Memory 2"):
+        assert word not in text
+    closing = prompts.text(answering("Who?", 2), MemoryView("SCRATCH"))
+    assert closing.endswith("Answer the question in the box.\n[assistant]")
+    text = builder(disabled_actions=["scratchpad"]).text(READING, MemoryView("", "QUERY"))
+    assert "scratchpad" not in text
+    assert "QUERY" in text
+    assert "the store: a list of entries" in text

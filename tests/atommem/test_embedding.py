@@ -1,11 +1,13 @@
-"""The embedders without a server: hashing, random, sentence-transformers, and the factory."""
+"""The embedders: hashing, random, sentence-transformers, a server's (a fake ``/v1/embeddings``), the factory."""
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -14,9 +16,11 @@ from atommem.embedding import make_embedder
 from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.http import HttpEmbedder
 from atommem.embedding.random_vectors import RandomEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
+from tests.fakes import word_level
 
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
 
@@ -25,10 +29,15 @@ def embed(embedder: Embedder, texts: Sequence[str], kind: TextKind = "entry") ->
     return asyncio.run(embedder.embed(texts, kind))
 
 
-@pytest.mark.parametrize("embedder", [HashingEmbedder(64), HashingEmbedder(1), RandomEmbedder(64)])
-def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(embedder: Embedder) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "dim"),
+    [("hashing", HashingEmbedder, 64), ("hashing", HashingEmbedder, 1), ("random", RandomEmbedder, 64)],
+)
+def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(name: str, kind: type, dim: int) -> None:
+    embedder = make_embedder(EmbedderConfig(embedder=name, embedder_dim=dim))
+    assert isinstance(embedder, kind)
     vectors = embed(embedder, TEXTS)
-    assert (vectors.shape, vectors.dtype) == ((len(TEXTS), embedder.dim), np.float32)
+    assert (vectors.shape, vectors.dtype, embedder.dim) == ((len(TEXTS), dim), np.float32, dim)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     for row, text in zip(vectors, TEXTS, strict=True):
         assert (embed(embedder, [text], "query")[0] == row).all()
@@ -48,33 +57,18 @@ def test_hashing_is_the_published_construction() -> None:
     )
 
 
-def test_the_factory_makes_what_the_config_names() -> None:
-    for name, kind in (("hashing", HashingEmbedder), ("random", RandomEmbedder)):
-        embedder = make_embedder(EmbedderConfig(embedder=name, embedder_dim=17))
-        assert isinstance(embedder, kind)
-        assert embedder.dim == 17
-    with pytest.raises(ConfigError, match="embedder_dim is 0"):
-        make_embedder(EmbedderConfig(embedder="hashing", embedder_dim=0))
-
-
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentence-transformers model of random weights that has a query prompt."""
     torch = pytest.importorskip("torch")
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("embedder")
-    words = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "find", ":", "red", "fox", "blue", "whale"])}
-    backend = Tokenizer(WordLevel(words, unk_token="[UNK]"))
-    backend.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
-    tokenizer.save_pretrained(folder / "bert")
+    words = ["<unk>", "<pad>", "<eos>", "find", ":", "red", "fox", "blue", "whale"]
+    word_level(words, unk_token="<unk>").save_pretrained(folder / "bert")
     config = BertConfig(
         vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
@@ -126,6 +120,137 @@ def test_no_text_ends_a_run_and_what_is_cut_is_counted(model_folder: Path) -> No
     asyncio.run(batched.close())
 
 
-def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
+def test_settings_that_make_no_embedder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="embedder_dim is 0"):
+        make_embedder(EmbedderConfig(embedder="hashing", embedder_dim=0))
     with pytest.raises(ConfigError, match="embedder_model"):
         SentenceTransformerEmbedder(tmp_path / "nothing")
+
+
+class EmbeddingServer:
+    """Embeds a text as (its length, 1, 0), not normalised, and answers in reverse order."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.answers: list[httpx.Response] = []
+        self.longest: int | None = None
+        self.cuts, self.status = True, 400
+        self.refused: str | None = None
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        self.bodies.append(body)
+        if self.answers:
+            return self.answers.pop(0)
+        texts = body["input"]
+        if self.longest is not None:
+            if "truncate_prompt_tokens" in body and self.cuts:
+                texts = [text[: self.longest] for text in texts]
+            if max(map(len, texts)) > self.longest:
+                message = "This model's maximum context length is 8."
+                return httpx.Response(self.status, json={"error": {"message": message}})
+        if self.refused is not None and any(self.refused in text for text in texts):
+            return httpx.Response(400, json={"error": {"message": "a bad word"}})
+        return data([[len(text), 1, 0] for text in texts])
+
+    def embedder(self) -> HttpEmbedder:
+        return HttpEmbedder("http://s/v1", "m", retries=2, backoff=0.001, transport=httpx.MockTransport(self))
+
+
+def data(vectors: list[Any], indices: list[int] | None = None) -> httpx.Response:
+    numbered = zip(indices or range(len(vectors)), vectors, strict=True)
+    rows = [{"index": index, "embedding": vector} for index, vector in numbered]
+    return httpx.Response(200, content=json.dumps({"data": rows[::-1]}))
+
+
+@pytest.fixture
+def server() -> EmbeddingServer:
+    return EmbeddingServer()
+
+
+async def test_vectors_are_normalised_and_in_the_order_of_the_texts(server: EmbeddingServer) -> None:
+    embedder = server.embedder()  # inside an event loop, too
+    assert embedder.dim == 3
+    vectors = await embedder.embed(["a", "bbb"], "query")
+    np.testing.assert_allclose(vectors, [[2**-0.5, 2**-0.5, 0], [3 / 10**0.5, 1 / 10**0.5, 0]], rtol=1e-6)
+    assert vectors.dtype == np.float32
+    assert server.bodies[-1] == {"model": "m", "input": ["a", "bbb"], "encoding_format": "float"}
+    count = len(server.bodies)
+    assert (await embedder.embed([], "entry")).shape == (0, 3)
+    assert len(server.bodies) == count
+    await embedder.close()
+
+
+def test_outages_and_refusals(server: EmbeddingServer) -> None:
+    embedder = server.embedder()
+    server.answers = [httpx.Response(500)] * 3
+    with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
+        asyncio.run(embedder.embed(["a"], "entry"))
+    server.answers = [httpx.Response(404, json={"error": {"message": "no model m"}})]
+    with pytest.raises(ConfigError, match=r"model 'm'.*404.*no model m.*embedder_model"):
+        server.embedder()
+
+
+def test_texts_that_are_too_long_are_cut_where_the_server_can(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, transport = httpx.AsyncClient, httpx.MockTransport(server)
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **kwargs: client(**(kwargs | {"transport": transport})))
+    embedder = make_embedder(EmbedderConfig(embedder="http", embedder_model="m", embedder_url="http://s"))
+    assert isinstance(embedder, MicroBatcher)
+    server.longest = 4
+    with pytest.warns(UserWarning, match="beyond the embedder's window"):
+        vectors = asyncio.run(embedder.embed(["12345678", "12"], "entry"))
+    np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [4, 2], rtol=1e-6)
+    assert (embedder.counts.cut, embedder.counts.lost) == (1, 0)
+
+
+@pytest.mark.filterwarnings("ignore:a text")
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_texts_that_are_too_long_are_halved_where_it_cannot(server: EmbeddingServer, status: int) -> None:
+    """Only what is refused is cut, however many texts stand beside it."""
+    embedder = server.embedder()
+    server.longest, server.cuts, server.status = 100, False, status
+    texts = ["a" * length for length in (3, 1000, 5, 100, 101, 7)]
+    vectors = asyncio.run(embedder.embed(texts, "entry"))
+    np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [3, 62, 5, 100, 50, 7], rtol=1e-5)
+    assert (embedder.counts.cut, embedder.counts.lost) == (2, 0)
+
+
+@pytest.mark.filterwarnings("ignore:a text")
+def test_a_text_without_a_vector_gets_a_makeshift(server: EmbeddingServer) -> None:
+    embedder = server.embedder()
+    server.refused = "x"
+    vectors = asyncio.run(embedder.embed(["aa", "x" * 500, "aaa", "x"], "entry"))
+    np.testing.assert_allclose(vectors[[1, 3]], [[1, 0, 0]] * 2)
+    np.testing.assert_allclose(vectors[[0, 2], 0] / vectors[[0, 2], 1], [2, 3], rtol=1e-6)
+    assert (embedder.counts.cut, embedder.counts.lost) == (0, 2)
+    with pytest.raises(ConfigError, match=r"none of the last 64 texts could be embedded \(HTTP 400: a bad word"):
+        asyncio.run(embedder.embed(["x"] * 64, "entry"))
+    for broken in ([0, 0, 0], [1, None, 3], [1, float("inf"), 0]):  # so does one without a direction
+        server.answers = [data([broken])]
+        with pytest.raises(ConfigError, match="zero or not finite"):
+            server.embedder()
+        embedder = server.embedder()
+        server.answers = [data([broken, [0, 2, 0]])]
+        np.testing.assert_allclose(asyncio.run(embedder.embed(["a", "b"], "entry")), [[1, 0, 0], [0, 1, 0]])
+        assert embedder.counts.lost == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (httpx.Response(200, json={"object": "list"}), "no embeddings of 2 texts"),
+        (data([[1, 2, 3]]), "no embeddings of 2 texts"),
+        (data([[1, 2, 3], [1, 2, 3]], [0, 0]), "no embeddings of 2 texts"),
+        (data(["AAAA", "BBBB"]), "no embeddings of 2 texts"),
+        (data([[1, 2], [1, 2]]), "length 2, before of 3"),
+    ],
+)
+def test_what_are_no_embeddings_is_a_config_error(
+    server: EmbeddingServer, answer: httpx.Response, message: str
+) -> None:
+    embedder = server.embedder()
+    server.answers = [answer]
+    with pytest.raises(ConfigError, match=message):
+        asyncio.run(embedder.embed(["a", "b"], "entry"))

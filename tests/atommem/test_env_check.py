@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -168,13 +168,12 @@ async def random_start(self: Any, task: Word) -> Observation:
     return self.observe(())
 
 
-async def random_step(self: Any, turn: Turn) -> StepResult:
-    self.left -= 1
-    return StepResult(self.observe([str(random.random())]) if self.left else None)
+def stepping(result: Callable[[Any], Any]) -> Any:
+    async def step(self: Any, turn: Turn) -> Any:
+        self.left -= 1
+        return result(self)
 
-
-async def endless(self: Any, turn: Turn) -> StepResult:
-    return StepResult(self.observe(()))
+    return step
 
 
 async def raises_on_long_texts(self: Any, turn: Turn) -> StepResult:
@@ -202,6 +201,14 @@ async def holding_up(self: Any, task: Word) -> Observation:
     return await Episode.reset(self, task)
 
 
+def randomly(self: Any) -> StepResult:
+    return StepResult(self.observe([str(random.random())]) if self.left else None)
+
+
+async def raises_outage(self: Any, turn: Turn) -> StepResult:
+    raise OutageError("the words are gone")
+
+
 async def shared_count(self: Any, turn: Turn) -> StepResult:
     """Counts the steps of one episode, as it believes, where all of them see it."""
     if self.left == self.shared.config.turns:
@@ -211,21 +218,9 @@ async def shared_count(self: Any, turn: Turn) -> StepResult:
     return StepResult(self.observe([str(self.shared.count)]) if self.left else None)
 
 
-async def fails(self: Any, turn: Turn) -> StepResult:
-    return StepResult(None, StopReason.FAILED)
-
-
 async def both(self: Any, turn: Turn) -> StepResult:
     result = await Episode.step(self, turn)
     return StepResult(result.observation, result.reason or StopReason.ANSWERED)
-
-
-async def an_observation(self: Any, turn: Turn) -> Any:
-    return self.observe(())
-
-
-async def unreachable(self: Any, turn: Turn) -> StepResult:
-    raise OutageError("the words are gone")
 
 
 async def score_of_steps(self: Any) -> Score:
@@ -263,6 +258,10 @@ HINT = Observation("talking", stream=(Piece("hint"),))
 unasked = showing(question=None)
 
 
+def nothing(*given: Any) -> list[Any]:
+    return []
+
+
 def raises(*arguments: Any) -> Any:
     raise RuntimeError("never mind")
 
@@ -279,7 +278,6 @@ BROKEN = [
     broken("actions", "warn", "say has no description", actions=(ActionSpec("say", Body.ARGUMENTS), ANSWER_ACTION)),
     broken("actions", "fail", "there is no phase", phases=()),
     broken("templates", "fail", "full.yaml", templates=Path("nowhere")),
-    broken("templates", "fail", "pieces lacks more", pieces={**Echo.pieces, "more": []}),
     broken("templates", "fail", "lacks {shout}", pieces={**Echo.pieces, "word": ["shout"]}),
     broken("templates", "fail", "`inside` names none", inside={"line": "said", "none": "said"}),
     broken("templates", "warn", "the numbers size", numbers=("left", "size")),
@@ -287,7 +285,6 @@ BROKEN = [
     broken("blank", "fail", "of the phase 'other'", blank=lambda self, phase: Observation("other")),
     broken("tasks", "fail", "never mind", describe=staticmethod(raises)),
     broken("tasks", "fail", "describe(a) is", describe=staticmethod(lambda task: TaskDescription("x"))),
-    broken("reset", "fail", "reset() is not async", episode_reset=lambda *given: None),
     broken("reset", "fail", "begins in different ways", episode_reset=random_start),
     broken("reset", "fail", "never mind", prepare=raises),
     broken("observations", "fail", "phase 'shouting'", episode_observe=showing(phase="shouting")),
@@ -301,16 +298,14 @@ BROKEN = [
     broken("observations", "fail", "needs 'shout'", episode_observe=closing({"left": 1}, "shout")),
     broken("step", "fail", "step() is not async", episode_step=lambda *given: None),
     broken("step", "fail", "KeyError: 'no such word'", episode_step=raises_on_long_texts),
-    broken("step", "fail", "step() gave Observation", episode_step=an_observation),
-    broken("step", "fail", "for the reason", episode_step=fails),
+    broken("step", "fail", "step() gave Observation", episode_step=stepping(lambda self: self.observe(()))),
+    broken("step", "fail", "for the reason", episode_step=stepping(lambda self: StepResult(None, StopReason.FAILED))),
     broken("step", "fail", "an observation and the reason answered", episode_step=both),
-    broken("step", "warn", "an outage: the words are gone", episode_step=unreachable),
-    broken("end", "fail", "goes on after 20 steps", episode_step=endless),
+    broken("step", "warn", "an outage: the words are gone", episode_step=raises_outage),
+    broken("end", "fail", "goes on after 20 steps", episode_step=stepping(lambda self: StepResult(self.observe(())))),
     broken("feedback", "warn", "nothing is said of it", episode_step=silent_of_refusals),
-    broken("score", "fail", "score() is not async", episode_score=lambda *given: None),
     broken("score", "fail", "score() gave 1.0", episode_score=scored(1.0)),
     broken("score", "fail", "the reward is 1.5", episode_score=scored(Score(1.5))),
-    broken("score", "fail", "the reward is nan", episode_score=scored(Score(float("nan")))),
     broken("score", "fail", "ZeroDivisionError", episode_score=score_of_steps),
     broken("score", "fail", "answers has 2 values", episode_score=scored(Score(0.0, ("a", "b")))),
     broken("score", "fail", "an answer is [3]", episode_score=scored(Score(0.0, (3,)))),  # type: ignore[arg-type]
@@ -318,15 +313,13 @@ BROKEN = [
     broken("score", "warn", "who writes nothing earns 0.5", episode_score=scored(Score(0.5))),
     broken("score", "fail", "diagnose() gave 2 values", diagnose=lambda self, task, episode: [{}, {}]),
     broken("score", "fail", "diagnose: RuntimeError", diagnose=raises),
-    broken("repeatable", "warn", "another way the second time", episode_step=random_step),
+    broken("repeatable", "warn", "another way the second time", episode_step=stepping(randomly)),
     broken("apart", "fail", "another way beside", episode_step=shared_count),
     broken("given up", "fail", "step() went on", episode_step=stubborn),
     broken("event loop", "warn", "reset() held everything up for 0.", episode_reset=holding_up),
-    broken("texts", "fail", "asks no questions", reading=lambda *given: []),
+    broken("texts", "fail", "asks no questions", reading=nothing),
     broken("texts", "fail", "piece 'hint' is not declared", reading=lambda *given: [HINT], asking=asks),
-    broken(
-        "texts", "fail", "does not ask the question", reading=lambda *given: [], asking=asks, episode_observe=unasked
-    ),
+    broken("texts", "fail", "does not ask the question", reading=nothing, asking=asks, episode_observe=unasked),
     broken("score", "fail", "the reward is None", episode_score=scored(Score(None))),
     broken("trace", "fail", "not JSON serializable", episode_observe=showing(label=Path("x"))),
 ]
@@ -341,7 +334,10 @@ def test_a_broken_promise_is_found(kind: type[EnvironmentFactory], name: str, le
     assert len({finding.check for finding in found}) <= 3
 
 
-def test_tasks_that_cannot_be_told_apart(tmp_path: Path) -> None:
+def test_tasks_that_cannot_be_told_apart_or_are_not_there(tmp_path: Path) -> None:
+    found = check(Echo, tasks=None)
+    assert [finding.check for finding in found if finding.level == "warn"] == ["tasks"]
+    assert "step" not in [finding.check for finding in found], "only declarations are checked"
     found = check(Echo, tasks=[Word("a"), Word("a")])
     assert ("fail", "several tasks have the id a") in [(finding.level, finding.detail) for finding in found]
     found = check(Echo, tasks=[Word(7)])  # type: ignore[arg-type]
@@ -353,23 +349,11 @@ def test_tasks_that_cannot_be_told_apart(tmp_path: Path) -> None:
     assert [finding.check for finding in check(kind, tasks=None, data="x") if finding.level == "fail"] == ["tasks"]
 
 
-def test_without_tasks_only_declarations_are_checked() -> None:
-    found = check(Echo, tasks=None)
-    assert [finding.check for finding in found if finding.level == "warn"] == ["tasks"]
-    assert "step" not in [finding.check for finding in found]
-
-
-def test_what_is_not_there() -> None:
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="there is no 'nowhere'"):
         main(["check", "nowhere"])
-
-
-def test_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     assert "longdoc" in capsys.readouterr().out
-
-
-def test_settings_are_flags() -> None:
     read = read_settings(EchoConfig, "echo", ["--turns", "5", "--loud", "true", "--words", "a", "7"])
     assert read == EchoConfig(environment="echo", turns=5, loud=True, words=["a", "7"])
     with pytest.raises(ConfigError, match=r"--volume 3 is no setting of echo: it has turns, loud, words"):

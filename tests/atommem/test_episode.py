@@ -1,45 +1,50 @@
+"""Episodes from empty memory to the reward; and those that go on where they stopped."""
+
 import asyncio
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from atommem.config import MemoryConfig
-from atommem.environment import Score, environment_config, make_environments
+from atommem.embedding.embedder import TextKind, Vectors
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner, Limits
-from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError
+from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
 from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
+from atommem.trace import read_trace, write_trace
+from tests.atommem import sessions
+from tests.atommem.sessions import Waits, outcome, saying, told
+from tests.fakes import WordTokenizer
 
 TASK = Task(
     "t1",
     (Question("Where does Ann live?", ("Rome",)),),
     (Document("", "Ann lives in Rome."), Document("", "Bob sings.")),
 )
+LONG = sessions.TASK
 ANSWER = r"<final_answer>\boxed{Rome}</final_answer>"
 
 
-def runner(texts: list[str | Exception], **settings: object) -> EpisodeRunner:
-    tokenizer = WordTokenizer()
-    arguments: dict[str, object] = {
-        "policy": ListPolicy(tokenizer, texts),
-        "embedder": WordEmbedder(),
-        "tokenizer": tokenizer,
-        "environments": make_environments(environment_config("longdoc", chunking="documents", max_reads=1), tokenizer),
-        "memory": MemoryConfig(),
-        "sampling": Sampling(seed=3),
-        **settings,
-    }
-    return make_episode_runner(**arguments)
+def runner(texts: list[str | Exception], **settings: Any) -> EpisodeRunner:
+    return sessions.runner(saying(*texts), **settings)
+
+
+async def requests(*texts: str, sample: int = 0, **settings: Any) -> list[Sampling]:
+    """How the completions of an episode were asked for."""
+    run = runner([*texts], **settings)
+    await run.run(TASK, sample)
+    return run.agent.policy.samplings  # type: ignore[attr-defined,no-any-return]
 
 
 async def test_an_episode_from_empty_memory_to_the_reward() -> None:
     create = "<create_memory>Ann lives in Rome</create_memory><update_scratchpad>look for Ann</update_scratchpad>"
-    run = runner([create, "<read_memory>Ann</read_memory>", ANSWER])
+    run = runner([create, "<read_memory>Ann</read_memory>", ANSWER], keep_prompts=True)
     episode = await run.run(TASK, sample=4)
     assert (episode.task_id, episode.sample, episode.answers) == ("t1", 4, ("Rome",))
     assert (episode.reward, episode.stop_reason, episode.error) == (1.0, StopReason.ANSWERED, None)
@@ -53,21 +58,23 @@ async def test_an_episode_from_empty_memory_to_the_reward() -> None:
     assert "Bob sings." in prompts[1]
     assert "Rome." not in prompts[2]
     assert "Memory 1: Ann lives in Rome" in prompts[2]
-
-
-async def test_tokens_are_kept_as_they_were_sampled() -> None:
-    run = runner(["x", "y", ANSWER], keep_prompts=True)
-    episode = await run.run(TASK)
-    for step, prompt in zip(episode.steps, run.agent.policy.prompts, strict=True):  # type: ignore[attr-defined]
+    for step, prompt in zip(episode.steps, prompts, strict=True):  # token in, token out
         assert run.agent.tokenizer.decode(step.prompt_ids, skip_special_tokens=False) == prompt
         assert len(step.token_ids) == len(step.logprobs)
         assert step.token_ids[-1] == 0
 
 
-async def test_an_outage_is_not_a_wrong_answer() -> None:
+async def test_an_outage_is_not_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     episode = await runner(["x", OutageError("server gone")]).run(TASK)
-    assert (episode.failed, episode.reward, episode.error) == (True, None, "server gone")
-    assert len(episode.steps) == 1
+    assert (episode.failed, episode.reward, episode.error, len(episode.steps)) == (True, None, "server gone", 1)
+
+    async def gone(self: object) -> None:
+        raise OutageError("judge gone")
+
+    run = runner(["x", "y", ANSWER])
+    monkeypatch.setattr(type(run.environments()), "score", gone)
+    episode = await run.run(TASK)
+    assert (episode.failed, episode.reward, episode.error, len(episode.steps)) == (True, None, "judge gone", 3)
 
 
 @pytest.mark.parametrize(
@@ -85,75 +92,42 @@ async def test_what_ends_an_episode_has_a_name(
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (reason, 0.0, steps)
 
 
-class StuckPolicy(ListPolicy):
-    """Its last completion never comes; keeps whether it was cancelled."""
-
-    cancelled = False
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        if self.texts:
-            return await super().complete(prompt_ids, sampling)
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-        raise AssertionError
-
-
 async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() -> None:
-    run = runner([], limits=Limits(max_seconds=0.05))
-    run.agent.policy = policy = StuckPolicy(run.agent.tokenizer, ["x", "y"])  # type: ignore[arg-type]
+    run = sessions.runner(lambda tokenizer: Waits(tokenizer, ["x", "y"]), limits=Limits(max_seconds=0.05))
     episode = await run.run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (StopReason.TIME_LIMIT, 0.0, 2)
-    assert policy.cancelled
+    assert run.agent.policy.cancelled  # type: ignore[attr-defined]
 
 
-def test_limits_that_are_not_positive_are_refused() -> None:
-    with pytest.raises(ConfigError, match="max_seconds of an episode is 0"):
-        Limits(max_seconds=0)
-
-
-async def test_requests_of_a_task_say_that_they_belong_together() -> None:
-    run = runner(["x", "y", ANSWER])
-    await run.run(TASK)
-    assert {s.affinity for s in run.agent.policy.samplings} == {"t1"}  # type: ignore[attr-defined]
-
-
-async def test_the_last_completion_gets_only_the_tokens_that_are_left() -> None:
-    run = runner(["a b", "c d", ANSWER], limits=Limits(max_tokens=100), sampling=Sampling(max_tokens=98))
-    await run.run(TASK)
-    assert [s.max_tokens for s in run.agent.policy.samplings] == [98, 97, 94]  # type: ignore[attr-defined]
-
-
-async def test_every_request_has_its_own_seed_and_the_same_one_in_a_rerun() -> None:
-    async def seeds(sample: int) -> list[int]:
-        run = runner(["x", "y", ANSWER])
-        await run.run(TASK, sample)
-        return [s.seed for s in run.agent.policy.samplings]  # type: ignore[attr-defined]
-
-    first, again, other = await seeds(0), await seeds(0), await seeds(1)
-    assert first == again
-    assert len({*first, *other}) == 6
-    run = runner(["x", "y", ANSWER], sampling=Sampling())
-    await run.run(TASK)
-    assert {s.seed for s in run.agent.policy.samplings} == {None}  # type: ignore[attr-defined]
+async def test_what_is_asked_for() -> None:
+    """Requests of a task say that they belong together; each has its own seed, and the same one in a rerun."""
+    first = await requests("x", "y", ANSWER)
+    assert await requests("x", "y", ANSWER) == first
+    assert {sampling.affinity for sampling in first} == {"t1"}
+    other = await requests("x", "y", ANSWER, sample=1)
+    assert len({sampling.seed for sampling in [*first, *other]}) == 6
+    assert {sampling.seed for sampling in await requests("x", "y", ANSWER, sampling=Sampling())} == {None}
+    limited = {"limits": Limits(max_tokens=100), "sampling": Sampling(max_tokens=98)}
+    # The last completion gets only the tokens that are left.
+    assert [sampling.max_tokens for sampling in await requests("a b", "c d", ANSWER, **limited)] == [98, 97, 94]
 
 
 class TurnPolicy:
-    """Answers at once, or (for the slow task) only after all others have ended."""
+    """Answers at once, or (for the slow task) only after all others have ended; keeps which groups were in flight."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         self.tokenizer = tokenizer
         self.others_done = asyncio.Event()
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight: list[str | None] = []
+        self.most_in_flight = self.most_groups = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.in_flight.append(sampling.affinity)
+        self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
+        self.most_groups = max(self.most_groups, len({*self.in_flight}))
         await (asyncio.wait_for(self.others_done.wait(), 5) if "slow" in prompt else asyncio.sleep(0))
-        self.in_flight -= 1
+        self.in_flight.remove(sampling.affinity)
         return Completion([0], [0.0], ANSWER, "stop")
 
     async def close(self) -> None:
@@ -161,15 +135,14 @@ class TurnPolicy:
 
 
 async def test_no_episode_waits_for_another() -> None:
-    run = runner([])
-    run.agent.policy = policy = TurnPolicy(run.agent.tokenizer)  # type: ignore[arg-type]
+    run = sessions.runner(TurnPolicy)
     slow = replace(TASK, id="s", questions=(Question("slow?", ("Rome",)),))
     ended: list[int] = []
 
     def on_episode(index: int, episode: Episode) -> None:
         ended.append(index)
         if len(ended) == 9:
-            policy.others_done.set()
+            run.agent.policy.others_done.set()  # type: ignore[attr-defined]
 
     episodes = await run.run_all([(slow, 0), *((TASK, i) for i in range(9))], on_episode)
     assert ended[-1] == 0
@@ -177,84 +150,142 @@ async def test_no_episode_waits_for_another() -> None:
     assert {e.reward for e in episodes} == {1.0}
 
 
-async def test_in_flight_is_bounded() -> None:
-    run = runner([], max_in_flight=3)
-    run.agent.policy = policy = TurnPolicy(run.agent.tokenizer)  # type: ignore[arg-type]
-    await run.run_all([(TASK, i) for i in range(12)])
-    assert policy.most_in_flight == 3
-    with pytest.raises(ConfigError, match="max_in_flight is 0"):
-        runner([], max_in_flight=0)
-
-
-async def test_groups_go_through_a_bounded_run_one_after_the_other() -> None:
+async def test_a_bounded_run_takes_group_after_group() -> None:
     """The episodes of a group read the same chunk at about the same time: the prefix cache still holds it."""
-    run = runner([], max_in_flight=4)
-    run.agent.policy = policy = TurnPolicy(run.agent.tokenizer)  # type: ignore[arg-type]
+    run = sessions.runner(TurnPolicy, max_in_flight=4)
     tasks = [replace(TASK, id=f"t{i}") for i in range(5)]
-    open_groups: dict[str, int] = {}
-    seen: list[int] = []
-
-    async def complete(prompt_ids: list[int], sampling: Sampling) -> Completion:
-        assert sampling.affinity is not None
-        open_groups[sampling.affinity] = open_groups.get(sampling.affinity, 0) + 1
-        seen.append(len(open_groups))
-        completion = await TurnPolicy.complete(policy, prompt_ids, sampling)
-        open_groups[sampling.affinity] -= 1
-        if not open_groups[sampling.affinity]:
-            del open_groups[sampling.affinity]
-        return completion
-
-    policy.complete = complete  # type: ignore[method-assign]
     await run.run_all([(task, sample) for task in tasks for sample in range(4)])
-    assert max(seen) <= 2
+    policy: Any = run.agent.policy
+    assert policy.most_in_flight == 4
+    assert policy.most_groups <= 2
 
 
-async def test_a_refused_request_is_raised_not_scored() -> None:
+async def test_what_is_refused_is_raised_not_scored() -> None:
     with pytest.raises(PolicyError, match="no such model"):
         await runner([PolicyError("no such model")]).run_all([(TASK, 0)])
-
-
-async def test_a_judge_that_is_gone_fails_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unscored:
-        def __init__(self, inner: object) -> None:
-            self.inner = inner
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.inner, name)
-
-        async def score(self) -> Score:
-            raise OutageError("judge gone")
-
-    run = runner(["x", "y", ANSWER])
-    make = type(run.environments).__call__
-    monkeypatch.setattr(type(run.environments), "__call__", lambda self: Unscored(make(self)))
-    episode = await run.run(TASK)
-    assert (episode.failed, episode.error, len(episode.steps)) == (True, "judge gone", 3)
+    with pytest.raises(ConfigError, match="max_in_flight is 0"):
+        runner([], max_in_flight=0)
+    with pytest.raises(ConfigError, match="max_seconds of an episode is 0"):
+        Limits(max_seconds=0)
 
 
 async def test_prompts_that_threads_encode_are_the_same() -> None:
-    class Noting(WordTokenizer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.threads: list[str] = []
-
-        def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-            self.threads.append(threading.current_thread().name)
-            return super().encode(text, add_special_tokens=add_special_tokens)
-
     found = []
-    for threads in (0, 1):
-        tokenizer = Noting()
-        run = runner(["x", "y", ANSWER], tokenizer=tokenizer, encode_threads=threads)
-        run.agent.policy.tokenizer = tokenizer  # type: ignore[attr-defined]
-        episode = await run.run(TASK)
-        found.append([step.prompt_ids for step in episode.steps])
-        assert sum(name.startswith("atommem-prompts") for name in tokenizer.threads) == 3 * threads
+    for count in (0, 1):
+        run, threads = runner(["x", "y", ANSWER], encode_threads=count, keep_prompts=True), []
+        build = run.agent.prompts.build
+
+        def noting(*args: Any, build: Any = build, threads: list[str] = threads) -> list[int]:
+            threads.append(threading.current_thread().name)
+            return build(*args)  # type: ignore[no-any-return]
+
+        run.agent.prompts.build = noting  # type: ignore[method-assign]
+        found.append([step.prompt_ids for step in (await run.run(TASK)).steps])
+        assert sum(name.startswith("atommem-prompts") for name in threads) == 3 * count
     assert found[0] == found[1]
+    assert all(found[0])
 
 
 async def test_a_scripted_policy_is_cut_as_a_model_is() -> None:
-    run = runner([], sampling=Sampling(max_tokens=1))
-    run.agent.policy = ScriptedPolicy(run.agent.tokenizer, lambda prompt: "one two three")
+    run = sessions.runner(
+        lambda tokenizer: ScriptedPolicy(tokenizer, lambda prompt: "one two three"), sampling=Sampling(max_tokens=1)
+    )
     (step, *_) = (await run.run(TASK)).steps
     assert (step.text, step.finish_reason) == ("one", "length")
+
+
+@pytest.mark.parametrize("traced", [False, True])
+async def test_an_episode_goes_on_from_any_step_without_asking_again(traced: bool, tmp_path: Path) -> None:
+    whole = await sessions.runner().run(LONG, 4)
+    assert len(whole.steps) > 6
+    past = whole.steps
+    if traced:
+        path = write_trace(tmp_path / "t", whole, {}, tokens=True)
+        past = read_trace(path).episode.steps
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+        assert [told(step) for step in read_trace(path).episode.steps] == [told(step) for step in whole.steps[:3]]
+    for count in (0, 1, 4, len(past)):
+        run = sessions.runner()
+        again = await run.run(LONG, 4, past[:count])
+        assert outcome(again) == outcome(whole)
+        assert len(run.agent.policy.asked) == len(past) - count  # type: ignore[attr-defined]
+        assert again.seconds >= sum(step.seconds for step in past[:count])
+    fork = await sessions.runner().run(LONG, 5, past[:3])  # another sample of it, from step 3 on
+    assert outcome(fork)[0][:3] == outcome(whole)[0][:3]
+    assert outcome(fork)[0][3]["text"] != outcome(whole)[0][3]["text"]
+    assert fork.sample == 5
+
+
+async def test_an_episode_that_was_cancelled_goes_on_after_its_last_whole_turn() -> None:
+    whole = await sessions.runner().run(LONG)
+    texts = [step.text for step in whole.steps]
+    for number in (0, 3, len(texts) - 1):
+        run, kept = sessions.runner(lambda tokenizer, number=number: Waits(tokenizer, texts[:number])), {}
+        work = asyncio.create_task(run.run_all([(LONG, 0)], kept=kept))
+        while not (run.agent.policy.waits):  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert len(kept[LONG.id, 0].steps) == number
+        other = sessions.runner()
+        (again,) = await other.run_all([(LONG, 0)], kept=kept)
+        assert outcome(again) == outcome(whole)
+        assert await other.run_all([(LONG, 0)], kept=kept) == [again]  # it has ended
+        assert len(other.agent.policy.asked) == len(texts) - number  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(Limits(max_steps=5), StopReason.STEP_LIMIT), (Limits(max_tokens=90), StopReason.TOKEN_LIMIT)],
+)
+async def test_limits_count_what_was_before(limits: Limits, reason: StopReason) -> None:
+    whole = await sessions.runner(limits=limits).run(LONG)
+    assert whole.stop_reason is reason
+    for count in (1, len(whole.steps) - 1, len(whole.steps)):
+        assert outcome(await sessions.runner(limits=limits).run(LONG, past=whole.steps[:count])) == outcome(whole)
+    bare = [replace(step, token_ids=[], logprobs=[]) for step in whole.steps]  # a chat server returns text only
+    again = await sessions.runner(limits=limits).run(LONG, past=bare)
+    assert (again.stop_reason, len(again.steps)) == (reason, len(bare))
+
+
+async def test_time_that_was_spent_before_counts() -> None:
+    whole = await sessions.runner().run(LONG)
+    slow = [replace(step, seconds=100.0) for step in whole.steps[:2]]
+    late = await sessions.runner(limits=Limits(max_seconds=150)).run(LONG, past=slow)
+    assert (late.stop_reason, len(late.steps)) == (StopReason.TIME_LIMIT, 2)
+    assert late.seconds >= 200
+
+
+async def test_an_episode_that_an_outage_ended_applies_what_it_had_sampled() -> None:
+    whole = await sessions.runner().run(LONG)
+    at = next(number for number, step in enumerate(whole.steps[2:], 2) if "<create" in step.text)
+    failing = sessions.runner()
+    embed = failing.agent.embedder.embed
+
+    async def fails(texts: Sequence[str], kind: TextKind) -> Vectors:
+        if len(failing.agent.policy.asked) == at + 1:  # type: ignore[attr-defined]
+            raise OutageError("gone")
+        return await embed(texts, kind)
+
+    failing.agent.embedder.embed = fails  # type: ignore[method-assign]
+    failed = await failing.run(LONG)
+    assert (failed.stop_reason, len(failed.steps), failed.steps[-1].operations) == (StopReason.FAILED, at + 1, ())
+    run = sessions.runner()
+    again = await run.run(LONG, past=failed.steps)
+    assert outcome(again) == outcome(whole)
+    assert len(run.agent.policy.asked) == len(whole.steps) - at - 1  # type: ignore[attr-defined]
+    assert failed.steps[-1].operations == ()  # what was given is not changed
+
+
+async def test_a_past_that_is_not_this_episodes_is_refused() -> None:
+    whole = await sessions.runner().run(LONG)
+    with pytest.raises(TraceError, match=r"has the steps \[1, 2\]: give all of them from step 0"):
+        await sessions.runner().run(LONG, past=whole.steps[1:3])
+    other = replace(LONG, documents=(Document("", "Another."), *LONG.documents[1:]))
+    with pytest.raises(TraceError, match=r"step 1 of task 't1' \(chunk 1/6\) showed something else then"):
+        await sessions.runner().run(other, past=whole.steps[:3])
+    with pytest.raises(TraceError, match="does not fit"):
+        await sessions.runner().run(
+            LONG, past=[whole.steps[0], replace(whole.steps[1], operations=whole.steps[3].operations)]
+        )

@@ -107,23 +107,15 @@ def test_counted_by_hand() -> None:
         "stop/context_overflow": 0.0,
     }
     assert summary == pytest.approx(expected)
+    parts = add_sums([episode_sums(whole[:1]), episode_sums(whole[1:2]), episode_sums(whole[2:]), episode_sums([])])
+    assert means(parts) == pytest.approx(expected), "sums of parts give the whole"
+    assert summarize_episodes([]) == {"episodes": 0, "failed": 0}
+    only_failed = summarize_episodes([Episode("b", 0)])
+    assert only_failed["failed"] == only_failed["stop/failed"] == 1
+    assert not {"reward", "malformed"} & {*only_failed}
 
 
 def test_actions_are_those_that_were_counted() -> None:
     """Memory's in their order, then what environments brought, by name."""
     counted = ({"actions/lookup": 1.0, "reward": 1.0}, {"actions/answer": 0.0, "actions/read": 2.0})
     assert action_names(*counted) == ["create", "read", "update", "delete", "scratchpad", "answer", "lookup"]
-
-
-def test_sums_of_parts_give_the_whole() -> None:
-    whole = episodes()
-    parts = add_sums([episode_sums(whole[:1]), episode_sums(whole[1:2]), episode_sums(whole[2:]), episode_sums([])])
-    assert means(parts) == pytest.approx(summarize_episodes(whole))
-
-
-def test_means_over_nothing_are_left_out() -> None:
-    assert summarize_episodes([]) == {"episodes": 0, "failed": 0}
-    only_failed = summarize_episodes([Episode("b", 0)])
-    assert only_failed["failed"] == only_failed["stop/failed"] == 1
-    assert "reward" not in only_failed
-    assert "malformed" not in only_failed

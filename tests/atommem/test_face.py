@@ -1,15 +1,20 @@
-"""`atommem.AsyncMemory`: reading, asking, looking at it, forks."""
+"""`atommem.AsyncMemory`: reading, asking, looking at it, forks; `atommem.Memory`: the same without ``await``."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import os
 import re
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atommem import AsyncMemory
+from atommem import AsyncMemory, Memory
 from atommem.config import MemoryConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
@@ -69,20 +74,14 @@ def texts(memory: AsyncMemory) -> list[str]:
 
 async def test_what_is_served_is_what_was_trained() -> None:
     # One policy is asked the same as in an episode of training: token for token, and with the same operations.
-    replies = [
-        "<create_memory>a</create_memory>",
-        "<read_memory>a</read_memory>",
-        "",
-        "<read_memory>b</read_memory>",
-        ANSWERED,
-    ]
+    read = "<read_memory>{}</read_memory>"
+    replies = ["<create_memory>a</create_memory>", read.format("a"), "", read.format("b"), ANSWERED]
     trained, served = (ListPolicy(WordTokenizer(), replies) for _ in range(2))
-    environments = longdoc(trained.tokenizer, chunking="tokens", chunk_tokens=3)
     runner = make_episode_runner(
         policy=trained,
         embedder=WordEmbedder(),
         tokenizer=trained.tokenizer,
-        environments=environments,
+        environments=longdoc(trained.tokenizer, chunking="tokens", chunk_tokens=3),
         memory=MemoryConfig(),
         sampling=Sampling(),
     )
@@ -107,34 +106,25 @@ async def test_an_answer_says_what_it_came_from() -> None:
     assert answer.to_json()["answer"] == "42"
     assert memory.settings["chunk_tokens"] == 3
     assert repr(memory) == "AsyncMemory(3 entries after 4 steps)"
-
-
-async def test_no_answer_is_none() -> None:
-    memory = make(ListPolicy(WordTokenizer(), ["nothing", "at all"]), max_reads=1)
-    answer = await memory.ask("What?")
+    answer = await make(ListPolicy(WordTokenizer(), ["nothing", "at all"]), max_reads=1).ask("What?")
     assert (answer.text, str(answer), len(answer.steps)) == (None, "", 2)
     for question in (" ", None):
         with pytest.raises(ConfigError, match="nothing to ask"):
             await memory.ask(question)  # type: ignore[arg-type]
 
 
-async def test_pieces_are_chunks_unless_they_are_too_long() -> None:
+async def test_what_a_reading_shows() -> None:
     policy = NotePolicy()
     memory = make(policy)
     reading = await memory.read(["one", "two three", " ", "four five six seven"], questions=["A?", "B?"])
     assert reading.chunks == 4
-    assert texts(memory) == ["one", "two three", "four five six", "seven"]
+    assert texts(memory) == ["one", "two three", "four five six", "seven"]  # a piece is a chunk unless it is too long
     assert "1. A?\n2. B?" in policy.prompts[0]
     assert "Part 4 of 4" in policy.prompts[-1]
-
-
-async def test_questions_that_are_not_known_and_a_goal() -> None:
-    policy = NotePolicy()
-    memory = make(policy)
     await memory.read("one")
-    assert "The questions are not known yet" in policy.prompts[0]
+    assert "The questions are not known yet" in policy.prompts[-1]
     await memory.read("two", goal="Find numbers")
-    assert "Question:\nFind numbers" in policy.prompts[1]
+    assert "Question:\nFind numbers" in policy.prompts[-1]
     with pytest.raises(ConfigError, match="a goal"):
         await memory.read("two", goal="Find numbers", questions="What?")
 
@@ -199,18 +189,6 @@ async def test_an_interrupted_reading_goes_on_where_it_stopped() -> None:
     assert (await memory.read(TEXT)).steps == (3, 4, 5)
 
 
-async def test_a_cancelled_reading_leaves_the_memory_as_after_the_last_step() -> None:
-    policy = NotePolicy()
-    memory = make(policy)
-    await memory.read("one")
-    policy.hang = True
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(memory.read("two"), 0.05)
-    policy.hang = False
-    assert (texts(memory), memory.steps) == (["one"], 1)
-    assert (await memory.ask("What?")).text == "42"
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -246,17 +224,6 @@ async def test_files(tmp_path: Path) -> None:
         await memory.read(tmp_path)
 
 
-async def test_closing_frees_policy_and_embedder() -> None:
-    policy = NotePolicy()
-    async with make(policy) as memory:
-        await memory.read("one")
-        assert not policy.closed
-    assert policy.closed
-    for late in (memory.ask("What?"), memory.read("two")):
-        with pytest.raises(ConfigError, match="is closed"):
-            await late
-
-
 def test_settings_that_are_none() -> None:
     with pytest.raises(ConfigError, match="no setting 'chunk_token': did you mean chunk_tokens"):
         make(chunk_token=3)
@@ -284,3 +251,84 @@ async def test_a_text_is_forgotten_by_its_name_and_may_be_read_again() -> None:
     assert await memory.forget("bad.txt") == ()
     await memory.read("one two three", name="bad.txt", again=False)
     assert len(texts(memory)) == 3
+
+
+def blocking(policy: NotePolicy) -> Memory:
+    return Memory(policy, embedder=WordEmbedder(), chunk_tokens=3)
+
+
+async def test_everything_without_await_inside_of_a_running_loop(tmp_path: Path) -> None:
+    policy = NotePolicy()
+    with blocking(policy) as memory:
+        assert memory.read(TEXT, name="t").complete
+        assert memory.ask("What?", keep=False).text == "42"
+        assert memory.ask("What?").text == "42"
+        assert (len(memory.entries()), memory.steps, memory.readings[0].name) == (3, 4, "t")
+        assert memory.history()[0].kind == "create"
+        assert (memory.scratchpad, memory.settings["chunk_tokens"]) == ("", 3)
+        assert repr(memory) == "Memory(3 entries after 4 steps)"
+        assert repr(memory.at(1)) == "Memory(1 entries after 1 steps)"
+        assert memory.fork().entries() == memory.entries()
+        memory.save(tmp_path)
+        assert Memory.load(tmp_path, policy, embedder=WordEmbedder()).history() == memory.history()
+    assert policy.closed
+    with pytest.raises(ConfigError, match="is closed"):
+        memory.ask("What?")
+    assert asyncio.get_running_loop().is_running()
+
+
+def test_it_has_every_method_of_the_other() -> None:
+    def public(kind: type) -> dict[str, object]:
+        return {name: item for name, item in inspect.getmembers(kind) if not name.startswith("_")}
+
+    assert {*public(AsyncMemory)} - {*public(Memory)} == {"open"}
+    for name, method in public(Memory).items():
+        if inspect.isfunction(method):
+            assert inspect.signature(method).parameters == inspect.signature(public(AsyncMemory)[name]).parameters, name  # type: ignore[arg-type]
+
+
+def test_from_several_threads() -> None:
+    memory = blocking(NotePolicy())
+    threads = [threading.Thread(target=memory.read, args=(f"text {n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(entry.text.strip() for entry in memory.entries()) == [f"text {n}" for n in range(8)]
+    with pytest.raises(ConfigError, match="own progress callback"):  # must not wait for it
+        memory.read(TEXT, progress=lambda done, chunks: memory.ask("What?") and None)
+
+
+def test_ctrl_c_ends_a_reading_and_keeps_what_was_read(request: pytest.FixtureRequest) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    policy = NotePolicy()
+    memory = blocking(policy)
+
+    def hang(done: int, chunks: int) -> None:
+        policy.hang = done == 2
+
+    def press() -> None:
+        while not policy.running or not policy.hang:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt):
+        memory.read(TEXT, progress=hang)
+    policy.hang = False
+    assert len(memory.entries()) == 2
+    assert memory.read(TEXT).steps == (0, 1, 2)
+
+
+def test_after_a_fork_of_the_process_it_still_works() -> None:
+    memory = blocking(NotePolicy())
+    memory.read("one")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if blocking(NotePolicy()).ask("What?").text == "42" else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -26,29 +26,19 @@ def _nothing_frozen():
         gc.freeze()
 
 
-def _fail_in_frozen_heap() -> None:
-    with frozen_heap():
-        assert gc.get_freeze_count() > 10_000
+@pytest.mark.usefixtures("_nothing_frozen")
+def test_what_is_there_is_frozen_and_let_go_also_after_an_error():
+    with pytest.raises(ZeroDivisionError), frozen_heap():  # noqa: PT012
+        outer = gc.get_freeze_count()
+        assert outer > 10_000
         inside = weakref.ref(Node())
         gc.collect()
         assert inside() is None, "garbage made inside is found"
-        raise RuntimeError
-
-
-@pytest.mark.usefixtures("_nothing_frozen")
-def test_what_is_there_is_frozen_and_let_go_also_after_an_error():
-    with pytest.raises(RuntimeError):
-        _fail_in_frozen_heap()
-    assert gc.get_freeze_count() == 0
-
-
-@pytest.mark.usefixtures("_nothing_frozen")
-def test_the_outer_freeze_holds():
-    with frozen_heap():
-        outer = gc.get_freeze_count()
         with frozen_heap():
             assert gc.get_freeze_count() == outer
-        assert gc.get_freeze_count() == outer
+        assert gc.get_freeze_count() == outer, "the outer freeze holds"
+        1 / 0  # noqa: B018
+    assert gc.get_freeze_count() == 0
 
 
 def test_only_young_garbage_is_collected_by_itself():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
 from atommem import hub
+from tests.loopback import Quiet, listening
 
 
 @pytest.fixture(autouse=True)
@@ -21,30 +20,24 @@ def _asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hub._reached.cache_clear()
 
 
-class _Hub(BaseHTTPRequestHandler):
+class _Hub(Quiet):
     asked = 0
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self) -> None:  # noqa: N802
         _Hub.asked += 1
         self.send_response(404)
         self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
 
 
 def test_a_hub_that_answers_is_asked_once_and_one_that_is_gone_not_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    server = HTTPServer(("127.0.0.1", 0), _Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    assert hub.only_here(tmp_path)
-    assert _Hub.asked == 0
-    assert not hub.only_here("somebody/model")
-    assert not hub.only_here("somebody/another")
-    assert _Hub.asked == 1
-    server.shutdown()
-    server.server_close()
+    with listening(_Hub) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://{address}")
+        assert hub.only_here(tmp_path)
+        assert _Hub.asked == 0
+        assert not hub.only_here("somebody/model")
+        assert not hub.only_here("somebody/another")
+        assert _Hub.asked == 1
     hub._reached.cache_clear()
     assert hub.only_here("somebody/model")

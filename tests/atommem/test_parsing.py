@@ -1,11 +1,14 @@
-"""The parser: a defined result for every string, in both dialects and in one with few tags."""
+"""The parser: a defined result for every string, in both dialects and in one with few tags; and its properties."""
 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, Action, ActionSpec, Body, Problem
 from atommem.dialects import get_dialect
@@ -87,16 +90,8 @@ def test_one_tag_means_what_its_dialect_says() -> None:
         # Closing tags without an opening one.
         ("</c>one</c>", ["!stray_close c", "!stray_close c"]),
         ("<c>one</c></c><c>two</c>", ["create one", "!stray_close c", "create two"]),
-    ],
-)
-def test_tags_and_bodies(text: str, expected: list[str]) -> None:
-    assert outline(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        # The completion ends inside an element: its text may be half.
+        # Elements without their own closing tag.
+        # The completion ends inside one: its text may be half.
         ("<c>one", ["!unclosed c"]),
         ("<s>", ["!unclosed s"]),
         ("<c>one</c><s>no", ["create one", "!unclosed s"]),
@@ -117,15 +112,7 @@ def test_tags_and_bodies(text: str, expected: list[str]) -> None:
         (r"<a>\boxed{x}<c>two</c>", ["!unclosed a", "create two"]),
         (r"<a>\boxed{x}</s>", ["!unclosed a"]),
         (r"<a>\boxed{x}<a>\boxed{y}</a>", ["!unclosed a", "answer y"]),
-    ],
-)
-def test_elements_without_their_own_closing_tag(text: str, expected: list[str]) -> None:
-    assert outline(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+        # Closed bodies are opaque.
         ("<s>one <c>two</c> three</s>", ["scratchpad one <c>two</c> three", "!nested c"]),
         ("<s>use <c> for facts</s><c>one</c>", ["scratchpad use <c> for facts", "!nested c", "create one"]),
         ("<s>a </c> b</s>", ["scratchpad a </c> b"]),
@@ -135,15 +122,7 @@ def test_elements_without_their_own_closing_tag(text: str, expected: list[str]) 
         (r"<s>\boxed{x}</s>", [r"scratchpad \boxed{x}"]),
         (r"<s>\boxed{x}</s><a>it is x</a>", [r"scratchpad \boxed{x}", "!no_box a"]),
         (r"<a><s>\boxed{x}</s></a>", ["answer x", "!nested s"]),
-    ],
-)
-def test_closed_bodies_are_opaque(text: str, expected: list[str]) -> None:
-    assert outline(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+        # Thinking is not parsed.
         ("<think><c>no</c></think><c>yes</c>", ["create yes"]),
         ("<THINK><c>no</c></Think><c>yes</c>", ["create yes"]),
         ("<c>yes</c><think><c>no</c>", ["create yes", "!unclosed_thinking think"]),
@@ -161,7 +140,7 @@ def test_closed_bodies_are_opaque(text: str, expected: list[str]) -> None:
         ("<u>1: one<think>no</think>two", ["!unclosed u"]),
     ],
 )
-def test_thinking_is_not_parsed(text: str, expected: list[str]) -> None:
+def test_what_a_text_means(text: str, expected: list[str]) -> None:
     assert outline(text) == expected
 
 
@@ -243,12 +222,9 @@ def test_boxes(body: str, expected: str) -> None:
     assert outline(f"<a>{body}</a>") == [expected]
 
 
-def test_any_character_may_stand_in_a_body() -> None:
+def test_bodies_and_tag_names_are_taken_literally() -> None:
     body = "\x00 \ud800 \U0001f600 \u202e < > & </ <c"
     assert SHORT.parse(f"<c>{body}</c>").actions[0].text == body
-
-
-def test_tag_names_are_taken_literally() -> None:
     odd = grammar(create="a.b", read="\u00c9tude", scratchpad="c")
     text = "<a.b>1</A.B><axb>2</axb><\u00c9tude>3</\u00c9tude><c>4</c>"
     assert outline(text, odd) == ["create 1", "read 3", "scratchpad 4"]
@@ -297,18 +273,77 @@ def test_several_calls_and_arguments_in_a_tag_of_their_own() -> None:
     assert [problem.reason for problem in parsed.problems] == ["not_json"]
 
 
-@pytest.mark.parametrize("query", [r'"\ud800\u0000"', r'{"\ud800": ["\u0000"]}'])
-def test_what_no_request_can_carry_does_not_come_out_of_json_escapes(query: str) -> None:
+def test_hostile_arguments() -> None:
+    call = '<tool_call>{"name": "search", "arguments": {"query": %s}}</tool_call>'
     free = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS)})
-    (action,) = free.parse(f'<tool_call>{{"name": "search", "arguments": {{"query": {query}}}}}</tool_call>').actions
-    assert "\ufffd" in str(action.arguments)
-    assert clean(str(action.arguments)) == str(action.arguments)
-    assert not re.search(r"\\ud800|\\x00", repr(action.arguments))
-
-
-@pytest.mark.parametrize("value", ["1" + "0" * 400, "[" * 800 + "]" * 800])
-def test_no_arguments_raise_here_or_later(value: str) -> None:
+    for query in (r'"\ud800\u0000"', r'{"\ud800": ["\u0000"]}'):  # no request can carry it
+        (action,) = free.parse(call % query).actions
+        assert "\ufffd" in str(action.arguments)
+        assert clean(str(action.arguments)) == str(action.arguments)
+        assert not re.search(r"\\ud800|\\x00", repr(action.arguments))
     schema = {"properties": {"query": {"multipleOf": 0.5}}}
     halves = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS, schema=schema)})
-    parsed = halves.parse(f'<tool_call>{{"name": "search", "arguments": {{"query": {value}}}}}</tool_call>')
-    assert [problem.reason for problem in parsed.problems] in (["bad_arguments"], ["not_json"])
+    for value in ("1" + "0" * 400, "[" * 800 + "]" * 800):  # nothing raises, here or later
+        (problem,) = halves.parse(call % value).problems
+        assert problem.reason in ("bad_arguments", "not_json")
+
+
+TAGS = {spec.name: tag for tag, spec in SHORT.tags.items()}
+PIECES = st.sampled_from(
+    [
+        *(f"<{slash}{tag}>" for slash in ("", "/") for tag in ("c", "s", "u", "a", "think", "S")),
+        *("\\boxed{", "}", "{", "1: x", "Memory 2", "word", " ", "\n", "<", "</", "c>", "\ud800", "9" * 50),
+    ]
+)
+TEXTS = st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text())
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS)
+def test_every_string_has_a_consistent_result(text: str) -> None:
+    parsed = SHORT.parse(text)
+    end = 0
+    for action in parsed.actions:
+        assert end <= action.start < action.end <= len(text)
+        end = action.end
+        tag = f"<{TAGS[action.kind]}>"
+        assert text[action.start : action.start + len(tag)].lower() == tag
+        assert action.text == action.text.strip()
+        assert action.text in text[action.start : action.end]
+        assert action.text or action.kind == "scratchpad"
+        assert (action.handle is not None) == (action.kind == "update")
+    starts = [problem.start for problem in parsed.problems]
+    assert starts == sorted(starts)
+    assert all(0 <= item.start < item.end <= len(text) for item in parsed.problems)
+    # Without thinking, every opening tag is accounted for, once.
+    if "think>" not in text.lower():
+        opening = sum(text.lower().count(f"<{tag}>") for tag in TAGS.values())
+        strays = sum(problem.reason == "stray_close" for problem in parsed.problems)
+        assert len(parsed.actions) + len(parsed.problems) - strays == opening
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXTS, st.text(alphabet="ab<>c/ ", max_size=20))
+def test_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
+    def shape(prefix: str, thinking: bool = False) -> list[tuple[object, ...]]:
+        parsed = SHORT.parse(prefix + text, thinking=thinking)
+        shift = len(prefix)
+        return [
+            *((a.kind, a.text, a.handle, a.start - shift, a.end - shift) for a in parsed.actions),
+            *((p.reason, p.tag, p.start - shift, p.end - shift) for p in parsed.problems),
+        ]
+
+    assert shape(f"<think>{thought}</think>") == shape("")
+    assert shape(f"{thought}</think>", thinking=True) == shape("")
+
+
+@pytest.mark.parametrize(
+    "unit", ["<", "<create_memory>", "</create_memory>", "<think>", "</think>", "\\boxed{", "{", "}", "1", " ", "[ "]
+)
+@pytest.mark.parametrize("frame", ["{}", "<final_answer>{}x</final_answer>", "<update_memory>[{}x</update_memory>"])
+def test_a_hundred_kilobytes_of_garbage_are_quick(unit: str, frame: str) -> None:
+    text = frame.replace("{}", unit * (100_000 // len(unit)))
+    start = time.process_time()
+    PAPER.parse(text)
+    # scripts/bench_parser.py holds 50 ms; quadratic time would be tens of seconds.
+    assert time.process_time() - start < 1.0

@@ -1,8 +1,10 @@
-"""The local policy against plain forward passes and transformers' own generate."""
+"""The local policy against plain forward passes, transformers' own generate, and the definitions of sampling."""
 
 import asyncio
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy import local
 from atommem.policy.contract import Completion, Sampling
-from atommem.policy.decoding import Row
+from atommem.policy.decoding import Row, _Settings, _uniforms
 from atommem.policy.local import FREE_PADDING, LocalPolicy, evaluating, plan_batches
 from atommem.session import Session
 from tests.atommem.sessions import agent, turns
@@ -37,22 +39,10 @@ def model() -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    )
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": True}
+    special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, **sizes, **heads, **special))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6)  # far from uniform, so that a wrong token is also an unlikely one
@@ -95,13 +85,23 @@ def batches_of(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
     return batches
 
 
-def test_logprobs_are_those_of_the_distribution_that_is_sampled(model: Any, policy: LocalPolicy) -> None:
-    samplings = [Sampling(temperature=0.5 + 0.25 * i, max_tokens=4 + i, seed=i) for i in range(8)]
-    for prompt, sampling, done in zip(PROMPTS, samplings, complete_all(policy, samplings), strict=True):
-        assert len(done.token_ids) == len(done.logprobs) <= sampling.max_tokens
-        expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
-        for position, (token_id, logprob) in enumerate(zip(done.token_ids, done.logprobs, strict=True)):
-            assert logprob == pytest.approx(expected[position, token_id].item(), abs=1e-4)
+def test_logprobs_are_those_of_the_distribution_that_is_sampled(
+    model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of equal prompts, which share the prompt pass; and the same prompts make the same batch in any order."""
+    batches = batches_of(monkeypatch)
+    jobs = [(prompt, Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i)) for i, prompt in enumerate(PROMPTS)]
+    jobs += [(PROMPTS[5], Sampling(temperature=2.0, max_tokens=9, seed=20 + i)) for i in range(3)]
+    for ordered in (jobs, jobs[::-1]):  # threads search large stores, and end in any order
+        prompts, samplings = zip(*ordered, strict=True)
+        for prompt, sampling, done in zip(prompts, samplings, complete_all(policy, samplings, prompts), strict=True):
+            assert len(done.token_ids) == len(done.logprobs) <= sampling.max_tokens
+            expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
+            chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
+            assert done.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
+    assert len({tuple(row.token_ids) for row in batches[0] if row.prompt_ids == PROMPTS[5]}) == 4
+    first, second = ([row.prompt_ids for row in batch] for batch in batches)
+    assert first == second
 
 
 def test_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
@@ -114,17 +114,6 @@ def test_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
         assert done.token_ids == ids[0, len(prompt) :].tolist()
 
 
-def test_equal_prompts_share_the_prompt_pass_and_sample_apart(model: Any, policy: LocalPolicy) -> None:
-    prompts = [PROMPTS[5], PROMPTS[2], PROMPTS[5], PROMPTS[5]]
-    done = complete_all(policy, [Sampling(temperature=2.0, max_tokens=9, seed=i) for i in range(4)], prompts)
-    assert len({tuple(completion.token_ids) for completion in done}) == 4
-    for prompt, completion in zip(prompts, done, strict=True):
-        expected = logprobs_of(model, prompt, completion.token_ids, 2.0).gather(
-            1, torch.tensor(completion.token_ids)[:, None]
-        )
-        assert completion.logprobs == pytest.approx(expected[:, 0].tolist(), abs=1e-4)
-
-
 def test_a_seed_samples_the_same_whichever_the_batch(policy: LocalPolicy) -> None:
     samplings = [Sampling(temperature=1.0, max_tokens=10, seed=100 + i) for i in range(8)]
     together = complete_all(policy, samplings)
@@ -135,27 +124,25 @@ def test_a_seed_samples_the_same_whichever_the_batch(policy: LocalPolicy) -> Non
     assert [c.token_ids for c in other] != [c.token_ids for c in together]
 
 
-def test_the_end_of_sequence_token_is_kept_in_ids_and_left_out_of_the_text(model: Any) -> None:
-    probe = complete_all(LocalPolicy(model, NumberTokenizer()), [Sampling(temperature=0, max_tokens=8)], [PROMPTS[0]])
-    path = probe[0].token_ids
+def test_the_end_of_sequence_token_is_kept_in_ids_and_left_out_of_the_text(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greedy(*most: int, eos: int = 1) -> list[Completion]:
+        tokenizer = NumberTokenizer()
+        tokenizer.eos_token_id = eos
+        samplings = [Sampling(temperature=0, max_tokens=n) for n in most]
+        return complete_all(LocalPolicy(model, tokenizer), samplings, [PROMPTS[0]] * len(most))
+
+    path = greedy(8)[0].token_ids
     end = next(i for i in range(1, 8) if path[i] not in path[:i])
-    tokenizer = NumberTokenizer()
-    tokenizer.eos_token_id = path[end]
-    policy = LocalPolicy(model, tokenizer)
-    stopped, cut = complete_all(
-        policy, [Sampling(temperature=0, max_tokens=n) for n in (8, end)], [PROMPTS[0], PROMPTS[0]]
-    )
+    stopped, cut = greedy(8, end, eos=path[end])
     assert (stopped.token_ids, stopped.finish_reason) == (path[: end + 1], "stop")
     assert len(stopped.logprobs) == end + 1
     assert stopped.text == " ".join(map(str, path[:end]))
     assert (cut.token_ids, cut.finish_reason) == (path[:end], "length")
-
-
-def test_tokens_that_the_generation_config_names_also_end_a_completion(model: Any, monkeypatch: Any) -> None:
-    path = complete_all(LocalPolicy(model, NumberTokenizer()), [Sampling(temperature=0, max_tokens=1)], [PROMPTS[0]])
-    monkeypatch.setattr(model.generation_config, "eos_token_id", [40, path[0].token_ids[0]])
-    done = complete_all(LocalPolicy(model, NumberTokenizer()), [Sampling(temperature=0, max_tokens=9)], [PROMPTS[0]])
-    assert (len(done[0].token_ids), done[0].finish_reason) == (1, "stop")
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [40, path[0]])  # these end a completion too
+    (done,) = greedy(9)
+    assert (len(done.token_ids), done.finish_reason) == (1, "stop")
 
 
 def test_prompts_are_made_in_the_loop_and_make_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,15 +169,6 @@ def test_prompts_are_made_in_the_loop_and_make_one_batch(monkeypatch: pytest.Mon
     assert threads == {threading.main_thread()}
 
 
-def test_the_same_prompts_make_the_same_batch(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads search large stores, and end in any order."""
-    batches = batches_of(monkeypatch)
-    for prompts in (PROMPTS, PROMPTS[::-1]):
-        complete_all(policy, [Sampling(max_tokens=1)] * len(prompts), prompts)
-    first, second = ([row.prompt_ids for row in batch] for batch in batches)
-    assert first == second
-
-
 def test_the_training_mode_of_every_module_comes_back(model: Any, policy: LocalPolicy) -> None:
     model.train()
     model.model.layers[1].eval()
@@ -201,22 +179,7 @@ def test_the_training_mode_of_every_module_comes_back(model: Any, policy: LocalP
     handle.remove()
     assert set(seen) == {False}
     assert [module.training for module in model.modules()] == before
-    loss = model(input_ids=torch.tensor([PROMPTS[3]]), labels=torch.tensor([PROMPTS[3]])).loss
-    loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    model.zero_grad()
-
-
-def test_new_weights_are_used_at_once(model: Any, policy: LocalPolicy) -> None:
-    before = complete_all(policy, [Sampling(temperature=0, max_tokens=6)], [PROMPTS[1]])
-    weight = model.model.layers[0].mlp.down_proj.weight
-    saved = weight.detach().clone()
-    with torch.no_grad():
-        weight.normal_(std=3)
-    after = complete_all(policy, [Sampling(temperature=0, max_tokens=6)], [PROMPTS[1]])
-    with torch.no_grad():
-        weight.copy_(saved)
-    assert after != before
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_requests_that_cannot_be_sampled_are_refused_at_once(policy: LocalPolicy) -> None:
@@ -265,34 +228,23 @@ def test_batches_are_of_similar_length_and_within_the_limits() -> None:
         assert len(batch) * max(prompts) - sum(prompts) <= max(sum(prompts), FREE_PADDING)
 
 
-def test_a_batch_that_nobody_waits_for_ends(model: Any) -> None:
+def test_a_batch_that_nobody_waits_for_ends(model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled requests stop at their next token: an abandoned rollout frees the model."""
-    policy = LocalPolicy(model, NumberTokenizer())
-    batches: list[list[Row]] = []
-    sampling = Sampling(temperature=1.0, max_tokens=40, seed=3)
-    started, go_on = threading.Event(), threading.Event()
+    batches, started, go_on = batches_of(monkeypatch), threading.Event(), threading.Event()
 
     def slow(module: Any, *_: Any) -> None:
         started.set()
         go_on.wait(10)
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        sample = policy._sample
-
-        def recorded(rows: list[Row]) -> list[Completion]:
-            batches.append(rows)
-            return sample(rows)
-
-        policy._sample = recorded  # type: ignore[method-assign]
-        tasks = [loop.create_task(policy.complete(prompt, sampling)) for prompt in PROMPTS]
-        await loop.run_in_executor(None, started.wait, 10)
+        sampling = Sampling(temperature=1.0, max_tokens=40, seed=3)
+        tasks = [asyncio.create_task(policy.complete(prompt, sampling)) for prompt in PROMPTS]
+        await asyncio.to_thread(started.wait, 10)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
         go_on.set()
-        lane = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.wait(lane)
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
 
     handle = model.register_forward_hook(slow)
     try:
@@ -300,3 +252,82 @@ def test_a_batch_that_nobody_waits_for_ends(model: Any) -> None:
     finally:
         handle.remove()
     assert [len(row.token_ids) for row in batches[0]] == [0] * len(PROMPTS)
+
+
+PROBS = [0.1, 0.4, 0.05, 0.25, 0.2]
+
+
+def shares(sampling: Sampling, draws: int = 4000) -> list[float]:
+    """How often each token comes up when the uniform numbers are spread evenly over [0, 1).
+
+    What `draw` says of its probability has to be that share; at temperature 0, the model's own.
+    """
+    settings = _Settings.of([Row([1], sampling)] * draws, torch.device("cpu"))
+    logprobs = torch.tensor(PROBS).log().expand(draws, -1)
+    uniforms = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
+    # Logits are known up to a constant.
+    token_ids, chosen = settings.draw(logprobs + 3.0, uniforms)
+    counts = Counter(token_ids.tolist())
+    for token_id, logprob in zip(token_ids.tolist(), chosen.tolist(), strict=True):
+        expected = counts[token_id] / draws if sampling.temperature else PROBS[token_id]
+        assert math.exp(logprob) == pytest.approx(expected, abs=1e-3)
+    return [counts[token_id] / draws for token_id in range(len(PROBS))]
+
+
+def normalised(weights: Sequence[float]) -> list[float]:
+    return [weight / sum(weights) for weight in weights]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(temperature=1.0), PROBS),
+        (Sampling(temperature=0.5), normalised([p**2 for p in PROBS])),
+        (Sampling(temperature=0), [0, 1, 0, 0, 0]),
+        (Sampling(temperature=1.0, top_k=2), normalised([0, 0.4, 0, 0.25, 0])),
+        (Sampling(temperature=1.0, top_k=1), [0, 1, 0, 0, 0]),
+        (Sampling(temperature=1.0, top_k=99), PROBS),
+        # 0.4 and 0.25 are below 0.7 together; the token that crosses it stays.
+        (Sampling(temperature=1.0, top_p=0.7), normalised([0, 0.4, 0, 0.25, 0.2])),
+        (Sampling(temperature=1.0, top_p=0.01), [0, 1, 0, 0, 0]),
+        # Top-p counts the mass that top-k left: 0.4 / 0.65 is already above 0.6.
+        (Sampling(temperature=1.0, top_k=2, top_p=0.6), [0, 1, 0, 0, 0]),
+    ],
+)
+def test_shares_are_those_of_the_definition(sampling: Sampling, expected: list[float]) -> None:
+    assert shares(sampling) == pytest.approx(expected, abs=1e-3)
+
+
+def test_rows_of_one_batch_keep_their_own_settings() -> None:
+    rows = [
+        Row([1], s) for s in (Sampling(temperature=0), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=3))
+    ]
+    settings = _Settings.of(rows, torch.device("cpu"))
+    logprobs = torch.tensor(PROBS).log().expand(3, -1)
+    uniforms = torch.full((3,), 1 - 1e-9, dtype=torch.float64)
+    # Both draw in the order of the vocabulary, whether or not the tail is cut.
+    drawn, chosen = settings.draw(logprobs, 1 - uniforms)
+    assert drawn.tolist()[1:] == [4, 4]
+    assert chosen.exp().tolist() == pytest.approx([0.4, 0.2, 0.2 / 0.85])
+    assert settings.select(torch.tensor([0, 2])).draw(logprobs[:2], uniforms[:2])[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_a_token_of_probability_zero_is_never_drawn(uniform: float) -> None:
+    logprobs = torch.tensor([[0.0, 0.5, 0.5, 0.0]]).log()
+    for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.99)):
+        settings = _Settings.of([Row([1], sampling)], torch.device("cpu"))
+        assert settings.draw(logprobs, torch.tensor([uniform], dtype=torch.float64))[0].item() in (1, 2)
+
+
+def test_streams_depend_on_nothing_but_the_seed() -> None:
+    def rows(*seeds: int | None) -> list[Row]:
+        return [Row([1], Sampling(max_tokens=5, seed=seed)) for seed in seeds]
+
+    a, b = _uniforms(rows(3, 4))
+    assert (_uniforms(rows(4, 3))[::-1] == [a, b]).all()
+    assert (a != b).any()
+    assert (_uniforms(rows(None))[0] != _uniforms(rows(None))[0]).any()
+    assert _uniforms(rows(-1)).shape == (1, 5)
+    longer = _uniforms([Row([1], Sampling(max_tokens=9, seed=3))])[0]
+    assert (longer[:5] == a).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +54,9 @@ async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     with pytest.raises(ConfigError, match="each only once"):
         policies.open_policy(Settings(["http://a", "http://a"]))
+    for names in ([], ["folder", "http://a"], ["a", "b"]):
+        with pytest.raises(ConfigError, match="give one model folder, or the URLs"):
+            policies.open_policy(Settings(names))
 
 
 async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +77,3 @@ async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypa
     assert asked == [("Qwen/Qwen3-8B", "v1.0")] * 3
     with pytest.raises(ConfigError, match="names no revision after its @"):
         policies.load_tokenizer("Qwen/Qwen3-8B@")
-
-
-@pytest.mark.parametrize("names", [[], ["folder", "http://a"], ["a", "b"]])
-def test_what_is_neither_a_folder_nor_servers(names: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give one model folder, or the URLs"):
-        policies.open_policy(Settings(names))

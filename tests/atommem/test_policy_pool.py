@@ -107,18 +107,24 @@ async def test_requests_ask_for_an_adapter_only_once_it_is_there(pools: Pools, m
 async def test_a_server_restarted_between_two_requests_gets_its_adapter_again(pools: Pools) -> None:
     """Nobody saw it die: it answers 404 for a model that it has forgotten."""
     cluster = Cluster("a")
-    pool = pools(cluster)
-    await pool.use_adapter(V1)
+    ranks = [pools(cluster, send_seeds=send_seeds) for send_seeds in (True, False)]
+    for pool in ranks:
+        await pool.use_adapter(V1)
+    assert cluster["a"].loads == ["v1"], "once, however many ask"
     cluster["a"].restart()
-    assert len(await complete(pool, 3)) == 3
+    for pool in ranks:
+        await pool.complete([5], replace(SAMPLING, seed=3))
     assert cluster["a"].loads == ["v1", "v1"]
-
-
-async def test_an_adapter_is_loaded_once_however_many_ask(pools: Pools) -> None:
-    cluster = Cluster("a")
-    for _ in range(3):  # three ranks
+    assert ["seed" in body for body in cluster["a"].bodies] == [True, False]
+    cluster["a"].restart()
+    cluster["a"].lora = False
+    with pytest.raises(PolicyError, match="--enable-lora"):
         await pools(cluster).use_adapter(V1)
-    assert cluster["a"].loads == ["v1"]
+
+
+def test_metrics_are_summed_over_labels() -> None:
+    text = '# TYPE x counter\nx{engine="0"} 2.0\nx{engine="1"} 3\ny 1e3\nz_sum{a="b",c="d"} 0.5\n'
+    assert parse_metrics(text) == {"x": 5.0, "y": 1000.0, "z_sum": 0.5}
 
 
 async def test_without_any_server_a_request_waits_and_then_fails_as_an_outage(pools: Pools) -> None:
@@ -128,10 +134,18 @@ async def test_without_any_server_a_request_waits_and_then_fails_as_an_outage(po
         await complete(pools(cluster, patience=0.1), 1)
     with pytest.raises(OutageError, match="no server has answered"):
         await pools(cluster, patience=0.05).model_name()
-    waiting = asyncio.create_task(complete(pools(cluster), 3))
+    pool = pools(cluster)
+    with pytest.raises(OutageError, match="given up while servers were missing"):
+        async with asyncio.timeout(0.05):
+            await complete(pool, 1)
+    waiting = asyncio.create_task(complete(pool, 3))
     await asyncio.sleep(0.03)
     cluster["b"].up = True
     assert len(await waiting) == 3
+    cluster["b"].seconds = 5.0  # time that runs out now is the caller's own
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await complete(pool, 1)
 
 
 async def test_a_request_that_brings_servers_down_is_given_up(pools: Pools) -> None:
@@ -148,20 +162,6 @@ async def test_a_request_that_brings_servers_down_is_given_up(pools: Pools) -> N
         await waiting
 
 
-async def test_time_that_runs_out_while_servers_are_missing_is_an_outage(pools: Pools) -> None:
-    cluster = Cluster("a")
-    cluster["a"].up = False
-    pool = pools(cluster)
-    with pytest.raises(OutageError, match="given up while servers were missing"):
-        async with asyncio.timeout(0.05):
-            await complete(pool, 1)
-    cluster["a"].seconds, cluster["a"].up = 5.0, True
-    await until(lambda: pool.serving)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await complete(pool, 1)
-
-
 async def test_servers_without_the_weights_stay_out(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     pool = pools(cluster)
@@ -171,25 +171,6 @@ async def test_servers_without_the_weights_stay_out(pools: Pools) -> None:
     cluster["b"].up = False
     with pytest.raises(OutageError, match="none of the servers"):
         await complete(pool, 1)
-
-
-async def test_a_server_that_takes_no_adapters_says_what_to_do(pools: Pools) -> None:
-    cluster = Cluster("a")
-    cluster["a"].lora = False
-    with pytest.raises(PolicyError, match="--enable-lora"):
-        await pools(cluster).use_adapter(V1)
-
-
-def test_metrics_are_summed_over_labels() -> None:
-    text = '# TYPE x counter\nx{engine="0"} 2.0\nx{engine="1"} 3\ny 1e3\nz_sum{a="b",c="d"} 0.5\n'
-    assert parse_metrics(text) == {"x": 5.0, "y": 1000.0, "z_sum": 0.5}
-
-
-async def test_seeds_can_be_left_out(pools: Pools) -> None:
-    cluster = Cluster("a")
-    for send_seeds in (True, False):
-        await pools(cluster, send_seeds=send_seeds).complete([5], replace(SAMPLING, seed=3))
-    assert ["seed" in body for body in cluster["a"].bodies] == [True, False]
 
 
 async def test_one_model_name_for_all_servers(pools: Pools) -> None:

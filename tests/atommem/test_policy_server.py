@@ -1,42 +1,18 @@
 """The server policy against a fake ``/v1/completions``; scripts/real_eval runs it against vLLM."""
 
-import json
 from typing import Any
 
 import httpx
 import pytest
 
-from atommem.errors import OutageError, PolicyError, PromptTooLongError
+from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
+from tests.fake_chat import refusal
+from tests.fake_vllm import FakeServer
 from tests.fakes import WordTokenizer
 
 SAMPLING = Sampling(temperature=0.7, max_tokens=8, seed=3)
-
-
-class Vllm:
-    """Answers like vLLM; `choice` overrides parts of the answer, `status` and `error` refuse."""
-
-    def __init__(self, tokenizer: WordTokenizer) -> None:
-        ids = [*tokenizer.encode("forty two"), tokenizer.eos_token_id]
-        self.choice: Any = {
-            "token_ids": ids,
-            "finish_reason": "stop",
-            "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]},
-        }
-        self.refusal: httpx.Response | None = None
-        self.bodies: list[dict[str, Any]] = []
-        self.listed = 0
-
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/models":
-            self.listed += 1
-            return httpx.Response(200, json={"data": [{"id": "m", "max_model_len": 64}]})
-        self.bodies.append(json.loads(request.content))
-        if self.refusal is not None:
-            return self.refusal
-        # Not httpx's json=: vLLM may write NaN, which httpx refuses to.
-        return httpx.Response(200, content=json.dumps({"choices": [self.choice] if self.choice else []}))
 
 
 @pytest.fixture
@@ -45,89 +21,72 @@ def tokenizer() -> WordTokenizer:
 
 
 @pytest.fixture
-def vllm(tokenizer: WordTokenizer) -> Vllm:
-    return Vllm(tokenizer)
+def vllm(tokenizer: WordTokenizer) -> FakeServer:
+    server, ids = FakeServer(), [*tokenizer.encode("forty two"), tokenizer.eos_token_id]
+    server.choice = {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}}
+    return server
 
 
-def policy_of(vllm: Vllm, tokenizer: WordTokenizer, model: str | None = "m") -> ServerPolicy:
-    transport = httpx.MockTransport(vllm)
+def policy_of(vllm: FakeServer, tokenizer: WordTokenizer, model: str | None = "policy") -> ServerPolicy:
+    transport = httpx.MockTransport(vllm.answer)
     return ServerPolicy("http://server", model, tokenizer=tokenizer, retries=1, backoff=0.001, transport=transport)
 
 
-async def complete(vllm: Vllm, tokenizer: WordTokenizer) -> Completion:
-    return await policy_of(vllm, tokenizer).complete([5, 6], SAMPLING)
-
-
-async def test_ids_and_logprobs_come_back_as_they_are(vllm: Vllm, tokenizer: WordTokenizer) -> None:
-    done = await complete(vllm, tokenizer)
-    assert done == Completion(vllm.choice["token_ids"], [-0.5, -0.25, -1.0], "forty two", "stop")
-
-
-async def test_every_sampling_value_is_sent(vllm: Vllm, tokenizer: WordTokenizer) -> None:
+async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_they_are(
+    vllm: FakeServer, tokenizer: WordTokenizer
+) -> None:
     policy = policy_of(vllm, tokenizer)
-    await policy.complete([5, 6], SAMPLING)
+    done = await policy.complete([5, 6], SAMPLING)
+    assert done == Completion([*tokenizer.encode("forty two"), 0], [-0.5, -0.25, -1.0], "forty two", "stop")
     await policy.complete([5], Sampling(temperature=0, top_p=0.9, top_k=4, max_tokens=2))
     await policy.close()
     first, second = vllm.bodies
     assert first == {
-        "model": "m",
+        "model": "policy",
         "prompt": [5, 6],
-        "max_tokens": 8,
-        "temperature": 0.7,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "seed": 3,
+        **{"max_tokens": 8, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "seed": 3},
+        **{"min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0, "return_token_ids": True},
     }
     assert (second["temperature"], second["top_p"], second["top_k"], "seed" in second) == (0, 0.9, 4, False)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "error", "message"),
     [
-        (None, "no completion with token ids"),
-        ({"token_ids": None}, "without token ids"),
-        ({"logprobs": None}, "no log-probabilities for 3 tokens"),
-        ({"logprobs": {"token_logprobs": [-1.0, None, -1.0]}}, "None for token 1 of 3"),
-        ({"logprobs": {"token_logprobs": [-1.0, -1.0, float("nan")]}}, "nan for token 2 of 3"),
+        (None, PolicyError, "no completion with token ids"),
+        ({"token_ids": None}, PolicyError, "without token ids"),
+        ({"logprobs": None}, PolicyError, "no log-probabilities for 3 tokens"),
+        ({"logprobs": {"token_logprobs": [-1.0, None, -1.0]}}, PolicyError, "None for token 1 of 3"),
+        ({"logprobs": {"token_logprobs": [-1.0, -1.0, float("nan")]}}, PolicyError, "nan for token 2 of 3"),
+        ({"finish_reason": "abort"}, OutageError, "'abort'"),
+        (
+            refusal(400, "This model's maximum context length is 4 tokens."),
+            PromptTooLongError,
+            r"2 tokens with max_tokens=8.*maximum context length is 4",
+        ),
+        (refusal(404, "The model `policy` does not exist."), UnknownModelError, r"'policy'.*404.*does not exist"),
+        (httpx.Response(503, text="overloaded"), OutageError, "overloaded"),
     ],
 )
-async def test_an_answer_that_lacks_something_is_an_error(
-    vllm: Vllm, tokenizer: WordTokenizer, change: dict[str, Any] | None, message: str
+async def test_what_is_no_completion_is_an_error(
+    vllm: FakeServer, tokenizer: WordTokenizer, change: Any, error: type[Exception], message: str
 ) -> None:
-    vllm.choice = None if change is None else vllm.choice | change
-    with pytest.raises(PolicyError, match=message):
-        await complete(vllm, tokenizer)
+    if isinstance(change, httpx.Response):
+        vllm.refusal = change
+    else:
+        vllm.choice = None if change is None else {**(vllm.choice or {}), **change}
+    with pytest.raises(error, match=message) as raised:
+        await policy_of(vllm, tokenizer).complete([5, 6], SAMPLING)
+    assert raised.type is error
 
 
-async def test_an_aborted_request_is_an_outage(vllm: Vllm, tokenizer: WordTokenizer) -> None:
-    vllm.choice["finish_reason"] = "abort"
-    with pytest.raises(OutageError, match="'abort'"):
-        await complete(vllm, tokenizer)
-
-
-async def test_refusals(vllm: Vllm, tokenizer: WordTokenizer) -> None:
-    vllm.refusal = httpx.Response(400, json={"error": {"message": "This model's maximum context length is 4 tokens."}})
-    with pytest.raises(PromptTooLongError, match=r"2 tokens with max_tokens=8.*maximum context length is 4"):
-        await complete(vllm, tokenizer)
-    vllm.refusal = httpx.Response(404, json={"error": {"message": "The model `m` does not exist."}})
-    with pytest.raises(PolicyError, match=r"'m'.*404.*does not exist") as refused:
-        await complete(vllm, tokenizer)
-    assert not isinstance(refused.value, PromptTooLongError)
-    vllm.refusal = httpx.Response(503, text="overloaded")
-    with pytest.raises(OutageError, match="overloaded"):
-        await complete(vllm, tokenizer)
-    assert len(vllm.bodies) == 4
-
-
-async def test_the_one_model_of_the_server_and_its_context_are_found(vllm: Vllm, tokenizer: WordTokenizer) -> None:
+async def test_the_one_model_of_the_server_and_its_context_are_found(
+    vllm: FakeServer, tokenizer: WordTokenizer
+) -> None:
     policy = policy_of(vllm, tokenizer, model=None)
     await policy.complete([5], SAMPLING)
     await policy.complete([5], SAMPLING)
-    assert ([body["model"] for body in vllm.bodies], vllm.listed) == (["m", "m"], 1)
+    assert [body["model"] for body in vllm.bodies] == ["policy", "policy"]
     with pytest.raises(PromptTooLongError, match="context of 64"):
         await policy.complete([5] * 57, SAMPLING)
     assert len(vllm.bodies) == 2

@@ -50,15 +50,8 @@ class FakeEngine:
             finished = len(request.sampled) == request.params.max_tokens
             logprobs = [{token: SimpleNamespace(logprob=self.logprob)} for token in request.sampled]
             sampled = SimpleNamespace(token_ids=request.sampled, logprobs=logprobs, finish_reason="length")
-            outputs.append(
-                SimpleNamespace(
-                    request_id=name,
-                    finished=finished,
-                    prompt_token_ids=request.ids,
-                    num_cached_tokens=1,
-                    outputs=[sampled],
-                )
-            )
+            more = {"prompt_token_ids": request.ids, "num_cached_tokens": 1, "outputs": [sampled]}
+            outputs.append(SimpleNamespace(request_id=name, finished=finished, **more))
             if finished:
                 del self.requests[name]
         return outputs
@@ -113,13 +106,6 @@ async def test_steps_do_not_hold_up_the_event_loop() -> None:
     assert len((await unfinished).token_ids) == 3
 
 
-async def test_a_log_probability_that_is_no_number_is_refused() -> None:
-    policy, engine = make()
-    engine.logprob = float("nan")
-    with pytest.raises(PolicyError, match=r"vLLM returned the log-probability nan for token 0 of 3.*another dtype"):
-        await policy.complete([5], SAMPLING)
-
-
 async def test_a_request_that_is_cancelled_is_aborted() -> None:
     policy, engine = make()
     engine.seconds = 0.01
@@ -132,11 +118,18 @@ async def test_a_request_that_is_cancelled_is_aborted() -> None:
     assert engine.aborted == ["0"]
 
 
-async def test_what_the_engine_raises_reaches_all_who_wait() -> None:
+async def test_what_goes_wrong_is_said() -> None:
     policy, engine = make()
+    engine.logprob = float("nan")
+    with pytest.raises(PolicyError, match=r"vLLM returned the log-probability nan for token 0 of 3.*another dtype"):
+        await policy.complete([5], SAMPLING)
     engine.error = RuntimeError("out of memory")
     results = await asyncio.gather(*(policy.complete([5], SAMPLING) for _ in range(3)), return_exceptions=True)
-    assert [str(result) for result in results] == ["out of memory"] * 3
+    assert [str(result) for result in results] == ["out of memory"] * 3, "all who wait"
+    with pytest.raises(PromptTooLongError, match="exceeds the context of 16"):
+        await policy.complete([5] * 14, SAMPLING)
+    with pytest.raises(PolicyError, match="temperature is -1"):
+        await policy.complete([5], Sampling(temperature=-1))
 
 
 async def test_requests_name_the_adapter_that_is_current() -> None:
@@ -147,11 +140,3 @@ async def test_requests_name_the_adapter_that_is_current() -> None:
     policy.use_adapter(Adapter("v2", "/a/v2"))
     await policy.complete([5], SAMPLING)
     assert [a and a.args for a in engine.adapters] == [None, ("v1", 1, "/a/v1"), ("v2", 2, "/a/v2")]
-
-
-async def test_what_the_engine_cannot_sample_is_refused() -> None:
-    policy, _ = make()
-    with pytest.raises(PromptTooLongError, match="exceeds the context of 16"):
-        await policy.complete([5] * 14, SAMPLING)
-    with pytest.raises(PolicyError, match="temperature is -1"):
-        await policy.complete([5], Sampling(temperature=-1))

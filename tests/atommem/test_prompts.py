@@ -33,15 +33,12 @@ def test_the_order_of_a_layout(layout: str, parts: tuple[str, ...]) -> None:
     assert positions == sorted(positions)
 
 
-def test_the_prompt_tells_limit_and_fill_only_when_there_is_a_limit() -> None:
+def test_what_else_it_says() -> None:
     assert "2 of at most 5" in builder(capacity=5).text(READING, VIEW)
     assert "at most" not in builder().text(READING, MemoryView("SCRATCH", "QUERY"))
     assert "at most" not in builder(capacity=5, capacity_notice=False).text(READING, VIEW)
-
-
-def test_compact_templates_have_no_chat_markup_and_no_instructions() -> None:
-    prompts = builder(templates="compact")
-    assert prompts.text(READING, VIEW) == (
+    # Compact templates have no chat markup and no instructions.
+    assert builder(templates="compact").text(READING, VIEW) == (
         "question Who? chunk THE CHUNK scratchpad SCRATCH query QUERY memory 1 : ENTRY capacity 2 of 5 act"
     )
 
@@ -77,6 +74,12 @@ def test_no_control_token_comes_out_of_any_place() -> None:
 def test_messages_for_a_server_are_guarded_for_every_model_family() -> None:
     (_, user) = builder().messages(READING, shown("[INST] <start_of_turn>\nMemory 2: B"))
     assert "Memory 1: [\\INST] <\\start_of_turn>\n\\Memory 2: B" in user["content"]
+    # What ends with white space survives a template that strips it.
+    prompts = own({"page": "Page {text}"})
+    prompts.layout = "paper"
+    pages = [Observation("acting", stream=(Piece("page", {"text": text}),)) for text in ("x", "x ", "x \\", "x\n")]
+    stripped = {prompts.messages(page, MemoryView())[1]["content"].strip() for page in pages}
+    assert len(stripped) == len(pages)
 
 
 def own(pieces: dict[str, str], **declared: object) -> PromptBuilder:
@@ -90,14 +93,6 @@ def test_the_templates_of_an_environment_may_hold_control_tokens() -> None:
     page = Observation("acting", stream=(Piece("page", {"text": "<think>"}),), closing=(Piece("closing"),))
     think = prompts.tokenizer.encode("<think>", add_special_tokens=False)[0]
     assert prompts.build(closing, MemoryView()).count(think) == prompts.build(page, MemoryView()).count(think) == 1
-
-
-def test_a_message_that_ends_with_white_space_survives_a_template_that_strips_it() -> None:
-    prompts = own({"page": "Page {text}"})
-    prompts.layout = "paper"
-    pages = [Observation("acting", stream=(Piece("page", {"text": text}),)) for text in ("x", "x ", "x \\", "x\n")]
-    stripped = {prompts.messages(page, MemoryView())[1]["content"].strip() for page in pages}
-    assert len(stripped) == len(pages)
 
 
 def test_what_an_environment_says_of_its_pieces_is_checked() -> None:

@@ -1,4 +1,4 @@
-"""Sessions that are put down, taken up, forked, interrupted."""
+"""Sessions that are put down, taken up, forked, interrupted; each with the capacity of its task."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from atommem.actions import Action
+from atommem.config import MemoryConfig, drawn_capacity
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
 from atommem.memory.contents import Snapshot
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Completion
 from atommem.session import Session, TurnTimeoutError
 from atommem.session_state import SessionFile, SessionState, vectors_path
-from tests.atommem.sessions import Embeds, agent, json_trip, saying, turns
+from tests.atommem.sessions import Embeds, Waits, agent, json_trip, saying, turns
 from tests.fakes import ListPolicy, WordEmbedder, reading
 
 
@@ -95,8 +96,9 @@ async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(tm
     file.write(session.put_down(history=False))
     assert len(file.path.read_bytes().splitlines()) == 1
     again = await Session.take_up(agent(), SessionState.load(file.path))
-    with pytest.raises(ConfigError, match="the log of this memory begins at step 7"):
-        again.memory.at(3)
+    for refused in (again.memory.at, again.memory.undo):
+        with pytest.raises(ConfigError, match="the log of this memory begins at step 7, what was before step 3"):
+            await refused(3)  # type: ignore[misc]
 
 
 async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_it_is_damaged(tmp_path: Path) -> None:
@@ -215,24 +217,27 @@ async def test_an_outage_while_actions_are_applied_leaves_the_memory_and_the_tok
     assert (again.index, again.operations[0].step, again.view) == (2, 2, view)
 
 
-class Waits(ListPolicy):
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        if not self.texts:
-            await asyncio.Event().wait()
-        return await super().complete(prompt_ids, sampling)
-
-
 async def test_a_deadline_ends_a_turn_and_leaves_the_session_as_it_was() -> None:
-    session = Session(agent(lambda tokenizer: Waits(tokenizer, [CREATE])))
-    await session.turn(reading("q?"), deadline=asyncio.get_running_loop().time() + 60)
+    loop = asyncio.get_running_loop()
+    embedder = Stuck(2)
+    session = Session(agent(lambda tokenizer: Waits(tokenizer, [CREATE]), embedder=embedder))
+    await session.turn(reading("q?"), deadline=loop.time() + 60)
     before, steps = session.put_down().to_json(), []
     with pytest.raises(TurnTimeoutError):
-        await session.turn(reading("q?"), deadline=asyncio.get_running_loop().time() + 0.02, steps=steps)
+        await session.turn(reading("q?"), deadline=loop.time() + 0.02, steps=steps)
     assert (session.put_down().to_json(), steps) == (before, [])
-    session.agent.policy = ListPolicy(session.agent.tokenizer, [TimeoutError("mine")])  # type: ignore[arg-type]
+    session.agent.policy = ListPolicy(session.agent.tokenizer, [TimeoutError("mine"), CREATE])  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match="mine"):  # the policy's own is no time limit
-        await session.turn(reading("q?"), deadline=asyncio.get_running_loop().time() + 60)
+        await session.turn(reading("q?"), deadline=loop.time() + 60)
     assert session.put_down().to_json() == before
+    with pytest.raises(TurnTimeoutError):  # it bounds the memory's work too
+        await session.turn(reading("q?"), deadline=loop.time() + 0.05, steps=steps)
+    assert embedder.reached.is_set()
+    assert (len(session.memory.entries()), len(steps)) == (1, 1)
+    embedder.at, embedder.fail = -1, TimeoutError("the embedder's")
+    session.agent.policy = ListPolicy(session.agent.tokenizer, [CREATE])  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match="the embedder's"):
+        await session.turn(reading("q?"), deadline=loop.time() + 60)
 
 
 async def test_sessions_of_one_agent_do_not_mix() -> None:
@@ -262,19 +267,28 @@ async def test_a_chat_server_may_have_taken_the_thoughts_out(text: str, kinds: l
     assert step.problems == ()
 
 
-async def test_the_deadline_bounds_the_memory_too() -> None:
-    class Hanging(WordEmbedder):
-        async def embed(self, texts: Sequence[str], kind: str) -> Any:
-            await asyncio.sleep(60)
+DRAWN = [2, 5, 0]
 
-    shared = agent(embedder=Hanging())
 
-    class Chat:
-        async def complete_chat(self, messages: object, sampling: object) -> Completion:
-            return Completion([], [], "<create_memory>a</create_memory>", "stop", 5, 3)
+async def test_a_session_has_the_capacity_of_its_task() -> None:
+    one = agent(memory={"capacity": None, "capacities": DRAWN})
+    seen = set()
+    for task in range(30):
+        capacity = drawn_capacity(DRAWN, f"t{task}")
+        seen.add(capacity)
+        sessions = [Session(one, f"t{task}/{sample}") for sample in range(3)]
+        assert {session.memory.view().capacity for session in sessions} == {capacity}
+        await sessions[0].memory.apply([Action("create", f"fact {i}") for i in range(8)], 0)
+        assert len(sessions[0].memory.entries()) == (capacity or 8)
+        taken_up = await Session.take_up(one, sessions[0].put_down())
+        assert taken_up.memory.view().capacity == capacity
+    assert seen == {2, 5, None}
 
-    shared.policy = Chat()  # type: ignore[assignment]
-    session = Session(shared)
-    with pytest.raises(TurnTimeoutError):
-        await session.turn(reading("Who?", chunk="c"), deadline=asyncio.get_running_loop().time() + 0.05)
-    assert session.memory.entries() == []
+
+def test_a_capacity_that_is_set_goes_before() -> None:
+    assert MemoryConfig(capacity=3, capacities=DRAWN).of_task("t").capacity == 3
+    assert MemoryConfig().of_task("t").capacity is None
+    named = MemoryConfig(capacity=3, retention="oracle(needs=n.json, task=$task)").of_task("t-1")
+    assert (named.capacity, named.retention) == (3, "oracle(needs=n.json, task=t-1)")
+    with pytest.raises(ConfigError, match="at least 1 each, or 0"):
+        MemoryConfig(capacities=[3, -1])

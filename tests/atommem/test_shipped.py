@@ -22,49 +22,41 @@ def test_a_shipped_file_has_a_name_with_and_without_folder_and_ending(given: str
     assert found.is_absolute()
 
 
-def test_a_file_of_the_user_wins() -> None:
-    Path("smoke").write_text("title: mine\n")
+def test_where_names_are_looked_for() -> None:
+    with pytest.raises(ConfigError, match="config is 'fsdp2': there is no such file"):
+        find_file("config", "fsdp2", "train")  # in the command's folder only
+    found = [find_file("x", *where) for where in (("fsdp2", "accelerate"), ("accelerate/fsdp2",), ("fsdp2",))]
+    assert found == [shipped_files()["accelerate/fsdp2"]] * 3
+    Path("smoke").write_text("title: mine\n")  # a file of the user wins
     assert find_file("suite", "smoke", "eval") == Path("smoke")
     Path("smoke").unlink()
     Path("smoke").mkdir()  # a folder of that name is no file
     assert find_file("suite", "smoke", "eval") == shipped_files()["eval/smoke"]
 
 
-def test_names_are_looked_for_in_the_command_s_folder_only() -> None:
-    with pytest.raises(ConfigError, match="config is 'fsdp2': there is no such file"):
-        find_file("config", "fsdp2", "train")
-    found = [find_file("x", *where) for where in (("fsdp2", "accelerate"), ("accelerate/fsdp2",), ("fsdp2",))]
-    assert found == [shipped_files()["accelerate/fsdp2"]] * 3
-
-
 def test_a_typing_mistake_is_answered_with_the_nearest_name_and_the_list() -> None:
-    with pytest.raises(ConfigError) as raised:
-        find_file("config", "qwen3_8b_hotpot", "train")
-    message = str(raised.value)
-    assert message.startswith("config is 'qwen3_8b_hotpot': there is no such file; did you mean qwen3_8b_hotpotqa?")
-    assert "smollm2_cpu" in message
-    assert "fsdp2" not in message
-    with pytest.raises(
-        ConfigError, match=r"suite is '/nowhere/smoke\.yaml': there is no such file; did you mean smoke"
+    for given, said, unsaid in (
+        (
+            ("config", "qwen3_8b_hotpot", "train"),
+            r"is no such file; did you mean qwen3_8b_hotpotqa\?.*smollm2",
+            "fsdp2",
+        ),
+        (("suite", "/nowhere/smoke.yaml", "eval"), r"'/nowhere/smoke\.yaml'.*; did you mean smoke", "fsdp2"),
+        (("suite", "nonsense", "eval", "data:"), "shipped are .*table1", "paper"),
     ):
-        find_file("suite", "/nowhere/smoke.yaml", "eval")
-    with pytest.raises(ConfigError, match=r"shipped are .*table1") as raised:
-        find_file("suite", "nonsense", "eval", "data:")
-    assert "paper" not in str(raised.value)
+        with pytest.raises(ConfigError, match=said) as raised:
+            find_file(*given)
+        assert unsaid not in str(raised.value)
 
 
-@pytest.mark.parametrize("words", [["--config", "smollm2_cpu"], ["--config=smollm2_cpu"]])
-def test_a_command_line_gets_the_path(words: list[str]) -> None:
+def test_a_command_line_gets_the_path() -> None:
     path = str(shipped_files()["train/smollm2_cpu"])
-    assert with_config_path(["--seed", "1", *words, "--use_cpu"], "train") == [
-        *("--seed", "1", "--config", path, "--use_cpu")
-    ]
-
-
-@pytest.mark.parametrize("words", [["--config"], ["--config="], ["--config", "--use_cpu"]])
-def test_config_without_a_name(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="without its file"):
-        with_config_path(words, "train")
+    for words in (["--config", "smollm2_cpu"], ["--config=smollm2_cpu"]):
+        line = with_config_path(["--seed", "1", *words, "--use_cpu"], "train")
+        assert line == ["--seed", "1", "--config", path, "--use_cpu"]
+    for words in (["--config"], ["--config="], ["--config", "--use_cpu"]):
+        with pytest.raises(ConfigError, match="without its file"):
+            with_config_path(words, "train")
 
 
 def test_the_command_lists_and_prints_paths(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,14 @@
+"""Counting and cutting, with a tokenizer and without one."""
+
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atommem.tokens import cut_position, cut_to_tokens
+from atommem.errors import ConfigError
+from atommem.rough_tokens import RoughTokenizer
+from atommem.tokens import cut_position, cut_to_tokens, token_offsets
 from tests.fakes import WordTokenizer
 
 
@@ -13,6 +18,9 @@ def test_longer_text_is_cut_and_marked_within_the_limit() -> None:
     cut = cut_to_tokens(tokenizer, text, 10, " [cut]")
     assert cut == "w0 w1 w2 w3 w4 w5 w6 w7 w8 [cut]"
     assert len(tokenizer.encode(cut)) == 10
+    assert cut_to_tokens(RoughTokenizer(), "one two three four", 3, "...") == "..."
+    words = "The committee acknowledged that international negotiations about temperature had failed in 1987."
+    assert 14 <= len(RoughTokenizer().encode(words)) <= 32  # Qwen3's tokenizer counts 17: rather more
 
 
 @given(st.lists(st.integers(1, 4), max_size=30), st.integers(0, 40))
@@ -22,3 +30,17 @@ def test_cut_positions_are_character_boundaries(widths: list[int], count: int) -
     assert sum(1 for _, end in offsets if end <= position) <= count
     assert all(not start < position < end for start, end in offsets)
     assert all(a <= b for a, b in pairwise(start for start, _ in offsets))
+
+
+TEXTS = ["", "A house.", "  two\n\nlines ", "1234567", "Ünïcödé 東京 \U0001f600", "\0nul \ud800 half", "x" * 37]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_cover_the_text(text: str) -> None:
+    tokenizer = RoughTokenizer()
+    ids = tokenizer.encode(text)
+    spans = token_offsets(tokenizer, text)
+    assert len(spans) == len(ids)
+    assert "".join(text[start:end] for start, end in spans) == text
+    with pytest.raises(ConfigError, match="only counted"):
+        tokenizer.decode(ids)

@@ -52,6 +52,8 @@ def test_a_template_that_knows_tools_words_them() -> None:
     assert "You search." in text
     assert "calls the tool search: Finds pages." in prompts.system, "a server behind a chat endpoint gets our words"
     assert prompts.messages(OBSERVATION, VIEW)[0]["content"] == prompts.system
+    other = ActionSpec("search", Body.ARGUMENTS, description="Finds more.", schema=SEARCH.schema)
+    assert builder(WITH_TOOLS).digest == prompts.digest != builder(WITH_TOOLS, other).digest
 
 
 BOTH = "{{- messages[0].content + messages[1].content }}"
@@ -93,19 +95,15 @@ def test_long_descriptions_are_cut() -> None:
     assert tool["function"]["description"].endswith("x...")
 
 
-@pytest.mark.parametrize("name", ["a b", "<|im_end|>", "", "x" * 200, "näme", "a\n"])
-def test_names_that_cannot_be_called(name: str) -> None:
-    with pytest.raises(ConfigError, match="a tool is called"):
-        shown_tools([ActionSpec(name, Body.ARGUMENTS, schema={})], PromptGuard(None))
-
-
-@pytest.mark.parametrize("name", ["answer", "read", "delete", "call"])
-def test_a_tool_cannot_pass_for_an_action_of_ours(name: str) -> None:
-    """What is done with an action goes by its name: this one would end the episode, or change the memory."""
-    with pytest.raises(ConfigError, match=f"called {name}, as an action of ours"):
-        shown_tools([ActionSpec(name, Body.ARGUMENTS, schema={})], PromptGuard(None))
-
-
-def test_wording_of_tools_is_part_of_the_digest() -> None:
-    other = ActionSpec("search", Body.ARGUMENTS, description="Finds more.", schema=SEARCH.schema)
-    assert builder(None).digest == builder(None).digest != builder(None, other).digest
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("a b", "<|im_end|>", "", "x" * 200, "näme", "a\n"), "a tool is called"),
+        # What is done with an action goes by its name: this one would end the episode, or change the memory.
+        (("answer", "read", "delete", "call"), "as an action of ours"),
+    ],
+)
+def test_names_that_a_tool_cannot_have(names: tuple[str, ...], message: str) -> None:
+    for name in names:
+        with pytest.raises(ConfigError, match=message):
+            shown_tools([ActionSpec(name, Body.ARGUMENTS, schema={})], PromptGuard(None))

@@ -1,26 +1,185 @@
+"""Traces: what is written is read back; `atommem trace` shows it, and says of other files what they are."""
+
+from __future__ import annotations
+
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from atommem.episode import Episode
-from atommem.errors import TraceError
+from atommem.actions import Action, Problem, ProblemReason
+from atommem.episode import Episode, Step
+from atommem.errors import ConfigError, TraceError
+from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.operations import Operation, Outcome
+from atommem.observation import Observation, StopReason
 from atommem.trace import read_trace, write_trace
-from tests.atommem.test_episode import ANSWER, TASK, runner
+from atommem.trace_view import main, render_trace
+from tests.atommem import test_episode
+from tests.fakes import answering, reading
+
+QUESTION = "Who runs the [old] mill?"
+LONG_CHUNK = "Start of the chunk. " + "x " * 3000 + "End of the chunk."
+TASK = {"id": "task-7", "source": "hotpotqa", "questions": [{"text": QUESTION, "golds": ["Ada", "Ada L."]}]}
+
+
+def step(index: int, observation: Observation, view: MemoryView, text: str, **settings: Any) -> Step:
+    count = 3 - 2 * index
+    tokens: Any = ([1] * 9, [1] * count, [-1.0] * count)
+    defaults = {"finish_reason": "stop", "actions": (), "problems": (), "operations": (), "store_size": 1}
+    return Step(index, observation, view, *tokens, text, **{**defaults, **settings})
+
+
+def make_episode() -> Episode:
+    written = "Notes. <create_memory>The mill is Ada's</create_memory> <read_memory>mill owner"
+    first = step(
+        0,
+        reading(QUESTION, chunk=LONG_CHUNK, count=2),
+        MemoryView(capacity=20),
+        written,
+        finish_reason="length",
+        actions=(Action("create", "The mill is Ada's", start=7, end=55),),
+        problems=(Problem(ProblemReason.UNCLOSED, "read_memory", 56, len(written)),),
+        operations=(
+            Operation(0, "create", entry_id=1, after="The mill is Ada's"),
+            Operation(0, "retrieve", actor="memory", scores=((1, 0.875),)),
+        ),
+        seconds=1.25,
+    )
+    second = step(
+        1,
+        answering(QUESTION, 1),
+        MemoryView("keep going", "mill owner", (Retrieved(1, 1, "The mill is Ada's", 0.875),), 1, 20),
+        "\x1b[31mred\x1b[0m <final_answer>\\boxed{Bob}</final_answer>",
+        actions=(Action("answer", "Bob", start=13, end=52),),
+        operations=(
+            Operation(1, "update", Outcome.APPLIED, 1, 1, "The mill is Ada's", "The mill is Bob's", reason="cut"),
+            Operation(1, "delete", Outcome.UNKNOWN_HANDLE, handle=4),
+            Operation(1, "create", Outcome.REJECTED, after="One too many", reason="retention:reject: it is full"),
+            Operation(1, "delete", entry_id=1, before="The mill is Bob's", actor="retention:lru", reason="unused"),
+            Operation(1, "create", entry_id=5, after="New"),
+            Operation(1, "scratchpad", before="same", after="same"),
+            Operation(1, "retrieve", actor="memory", scores=((5, 0.5),)),
+            Operation(1, "outcome", actor="user", scores=((5, 0.25),)),
+        ),
+    )
+    notes = {"question_notes": ("judge: INCORRECT",), "metrics": {"em": 0.0, "f1": 0.25}, "reward": 0.0}
+    return Episode("task-7", 3, [first, second], ("Bob",), stop_reason=StopReason.ANSWERED, seconds=4.0, **notes)
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    return write_trace(tmp_path / "trace.jsonl", make_episode(), TASK, {"memory": {"dialect": "paper"}})
+
+
+def shown(path: Path, **options: object) -> str:
+    console = Console(file=io.StringIO(), width=200, highlight=False)
+    console.print(render_trace(read_trace(path), **options))  # type: ignore[arg-type]
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_shows_the_whole_episode(trace_file: Path) -> None:
+    text = shown(trace_file)
+    for expected in (
+        "task-7, sample 3 (hotpotqa)",
+        QUESTION,  # square brackets are text, not rich markup
+        "Ada | Ada L.",
+        "note: judge: INCORRECT",
+        "dialect paper",
+        "step 1/2, reading, chunk 1/2",
+        "step 2/2, answering, question 1/1, 1 read left",
+        "wrote (3 tokens, length, 1.2 s)",
+        "unclosed: <read_memory>mill owner",
+        "create (entry 1)",
+        "+ The mill is Ada's",
+        "Memory 1: The mill is Ada's  [entry 1, score 0.875, created at step 1, shown 1 time]",
+        "update Memory 1 (entry 1): cut",
+        "- The mill is Ada's",
+        "+ The mill is Bob's",
+        "delete Memory 4: no such entry was shown",
+        "create: rejected (retention:reject: it is full)",
+        "lost: One too many",
+        "delete (entry 1) by retention:lru: unused",
+        "create (entry 5)",
+        "outcome by user",
+        "entry 5: 0.25",
+        "(unchanged)",
+        "store 0 -> 1 of 20 entries",
+        "answer 1: Bob",
+        "f1: 0.25",
+        "stop reason: answered",
+    ):
+        assert expected in text, expected
+    assert "retrieve" not in text  # what it found is shown at the next step
+    assert "\x1b" not in text  # escape sequences of a model do not reach the terminal
+
+
+def test_abbreviates_long_texts_unless_told_not_to(trace_file: Path) -> None:
+    short, full = shown(trace_file), shown(trace_file, full=True)
+    assert "Start of the chunk." in short
+    assert "End of the chunk." in short
+    assert f"[... {len(LONG_CHUNK) - 600:,} characters left out, --full shows them ...]" in " ".join(short.split())
+    assert short.count("x") < 1000
+    assert full.count("x") > 3000
+    episode = make_episode()
+    episode.steps[0].text = "y" * 5000
+    path = write_trace(trace_file.with_name("long.jsonl"), episode, TASK)
+    assert 2000 <= shown(path).count("y") < 2200
+    assert shown(path, full=True).count("y") >= 5000
+
+
+def test_one_step(trace_file: Path) -> None:
+    text = shown(trace_file, step=2)
+    assert "step 2/2" in text
+    assert "step 1/2" not in text
+    assert "stop reason" not in text
+    for wrong in (0, 3, -1):
+        with pytest.raises(ConfigError, match=f"step is {wrong}: this trace has 2 steps"):
+            render_trace(read_trace(trace_file), step=wrong)
+
+
+def test_a_trace_that_was_cut_off_and_a_failed_episode_are_shown(trace_file: Path) -> None:
+    lines = trace_file.read_text().splitlines(keepends=True)
+    trace_file.write_text("".join(lines[:2]) + lines[2][:40])
+    text = shown(trace_file)
+    assert "step 1, reading" in text
+    assert "The file ends here, after 1 step: it was cut off." in text
+    assert "stop reason" not in text
+    failed = Episode("t", 0, error="server gone", stop_reason=StopReason.FAILED)
+    text = shown(write_trace(trace_file, failed, {"questions": ["Who?"]}))
+    for expected in ("question 1: Who?", "error: server gone", "reward: none"):
+        assert expected in text
+
+
+def test_pages_on_a_terminal(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged: list[str] = []
+    monkeypatch.setattr("pydoc.pager", paged.append)
+    monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+    monkeypatch.setattr(
+        "atommem.trace_view.Console",
+        lambda **options: Console(file=io.StringIO(), force_terminal=True, color_system="standard", **options),
+    )
+    monkeypatch.setenv("LESS", "-R")
+    assert main([str(trace_file)]) == 0
+    assert "stop reason" in paged[0]
+    assert "\x1b[" in paged[0]
+    assert main([str(trace_file), "--no-pager"]) == 0
+    assert len(paged) == 1
+
 
 TEXTS = [
     "<create_memory>Ann \u2028 lives \ud800 in Rome</create_memory><read_memory>Ann</read_memory>",
     "<update_memory>Memory 1: Ann moved</update_memory><delete_memory>7</delete_memory></create_memory>",
-    ANSWER,
+    test_episode.ANSWER,
 ]
 
 
-async def episode() -> Episode:
-    return await runner(list(TEXTS)).run(TASK, 2)
-
-
 async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    written = await episode()
+    written = await test_episode.runner(list(TEXTS)).run(test_episode.TASK, 2)
     path = write_trace(tmp_path / "deep" / "t.jsonl", written, {"id": "t1"}, {"layout": "prefix"})
     trace = read_trace(path)
     assert (trace.complete, trace.task, trace.config) == (True, {"id": "t1"}, {"layout": "prefix"})
@@ -29,13 +188,13 @@ async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         step.seconds = round(step.seconds, 4)
     written.seconds = round(written.seconds, 4)
     assert trace.episode == written
-    assert not list(path.parent.glob("*.part"))
-
-
-async def test_a_cut_trace_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "t.jsonl", await episode(), {})
-    lines = path.read_text().split("\n")
-    path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:50])
+    assert [item.name for item in path.parent.iterdir()] == ["t.jsonl"]
+    whole = path.read_text()
+    path.write_text(whole + json.dumps({"type": "surprise"}) + "\n")
+    with pytest.raises(TraceError, match="surprise"):
+        read_trace(path)
+    lines = whole.split("\n")
+    path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:50])  # cut off: it is read as far as it goes
     trace = read_trace(path)
     assert (trace.complete, len(trace.episode.steps)) == (False, 1)
 
@@ -43,31 +202,19 @@ async def test_a_cut_trace_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "line 1 is not JSON"),
-        ("hello", "line 1 is not JSON"),
-        ('{"question": "?"}', "not an episode header"),
-        ("[1]", "not an episode header"),
-        ('{"type": "episode", "format": 99}', "trace format 99"),
-        ('{"type": "episode", "format": 2}', "broken trace"),
+        (None, "No such file"),
+        (b"\xff\xfe\0", "not UTF-8"),
+        (b"", "line 1 is not JSON"),
+        (b"hello", "line 1 is not JSON"),
+        (b'{"question": "?"}', "not an episode header"),
+        (b"[1]", "not an episode header"),
+        (b'{"type": "episode", "format": 99}', "trace format 99"),
+        (b'{"type": "episode", "format": 2}', "broken trace"),
     ],
 )
-def test_a_file_that_is_no_trace_is_named(tmp_path: Path, content: str, message: str) -> None:
+def test_a_file_that_is_no_trace_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_text(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(TraceError, match=message):
         read_trace(path)
-
-
-async def test_a_trace_with_a_wrong_record_is_named(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "t.jsonl", await episode(), {})
-    path.write_text(path.read_text() + json.dumps({"type": "surprise"}) + "\n")
-    with pytest.raises(TraceError, match="surprise"):
-        read_trace(path)
-
-
-def test_missing_and_binary_files(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="No such file"):
-        read_trace(tmp_path / "none.jsonl")
-    (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TraceError, match="not UTF-8"):
-        read_trace(tmp_path / "b")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +23,6 @@ from atommem.untrusted.guard import ESCAPES, Rewrite
 from tests.fakes import load_script, longdoc, reading
 
 pytest.importorskip("transformers")
-
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 shapes = load_script("tokenizer_shapes").SHAPES
@@ -56,11 +53,20 @@ def test_cleaned_text_can_be_carried_and_cleaning_twice_is_cleaning_once(text: s
     assert clean(cleaned) == cleaned
 
 
-def test_cleaning_leaves_ordinary_text_alone() -> None:
+def test_ordinary_text_and_markup_stay_as_they_are() -> None:
     text = "Ünïcode, \U0001f600 \u202e\ufffe\x07\x1b[31m\r\n\t"
     assert clean(text) is text
     assert clean("a\ud83db\0c\udfff \ude00\ud83d") == "a\ufffdb\ufffdc\ufffd \ufffd\ufffd"
     assert clean("\ud83d\ude00") == "\U0001f600"
+    markup = (
+        "a < b and c > d",
+        "<b>bold</b> <table><tr>",
+        "[1] [sic] [see note]",
+        "C:\\dir\\new \\alpha",
+        "a||b <|> |>",
+    )
+    for text in markup:
+        assert guard_text(text) == guard_of("byte_level").data(text) == text
 
 
 @pytest.mark.parametrize(
@@ -77,15 +83,6 @@ def test_cleaning_leaves_ordinary_text_alone() -> None:
 def test_known_control_forms_are_broken_behind_their_first_character(form: str) -> None:
     assert guard_text(f"x {form} y").startswith(f"x {form[0]}\\")
     assert guard_text(guard_text(form)) == guard_text(form).replace("\\", "\\\\")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["a < b and c > d", "<b>bold</b> <table><tr>", "[1] [sic] [see note]", "C:\\dir\\new \\alpha", "a|b||c <|> |>"],
-)
-def test_ordinary_markup_stays_as_it_is(text: str) -> None:
-    assert guard_text(text) == text
-    assert guard_of("byte_level").data(text) == text
 
 
 def test_the_forms_of_a_chat_template_are_guarded_though_they_are_no_tokens() -> None:
@@ -126,17 +123,17 @@ def test_different_texts_stay_different(shape: str) -> None:
     assert len({guard_text(text) for text in texts}) == len(texts)
 
 
-def test_added_white_space_and_words_are_ordinary_text() -> None:
+def test_which_added_tokens_are_ordinary_text() -> None:
     tokenizer = shapes["byte_level"]()
     tokenizer.add_tokens(["    ", "paracetamol", "\u2581\u2581", "<b>"])
     guard = PromptGuard(tokenizer)
     assert guard.data("    paracetamol \u2581\u2581") == "    paracetamol \u2581\u2581"
     assert guard.data("<b>") == "<\\b>"
     tokenizer.add_special_tokens({"additional_special_tokens": ["stop"]})
-    assert PromptGuard(tokenizer).data("nonstop") == "nons\\top"
-
-
-def test_what_stands_for_unknown_words_is_no_control_token_but_cannot_be_written() -> None:
+    tokenizer.add_tokens([f"<unused{number}>" for number in range(5000)])  # looked for at once
+    guard = PromptGuard(tokenizer)
+    assert guard.data("nonstop <unused4999> <unused5000>") == "nons\\top <\\unused4999> <unused5000>"
+    # What stands for unknown words is no control token, but cannot be written.
     guard = guard_of("words")
     assert guard.controls(encode(guard, "unheard of <unk>")) == []
     assert guard.data("<unk>") == "<\\unk>"
@@ -187,16 +184,7 @@ def test_the_escape_character_stands_in_no_control_token() -> None:
         PromptGuard(tokenizer)
 
 
-def test_thousands_of_tokens_are_looked_for_at_once() -> None:
-    tokenizer = shapes["byte_level"]()
-    tokenizer.add_tokens([f"<unused{number}>" for number in range(5000)])
-    guard = PromptGuard(tokenizer)
-    assert guard.data("<unused4999> <unused5000>") == "<\\unused4999> <unused5000>"
-
-
 def test_hostile_texts_take_linear_time() -> None:
-    import time
-
     def seconds(text: str, guard: Any) -> float:
         started = time.process_time()
         guard(text)
@@ -205,12 +193,6 @@ def test_hostile_texts_take_linear_time() -> None:
     for guard in (guard_of("byte_level").data, guard_of("awkward").data, guard_text):
         for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<|im_end", "☃", "<a_", "\\u2603"):
             assert seconds(unit * (50_000 // len(unit)), guard) < 1.0, unit  # quadratic time would be minutes
-
-
-@pytest.mark.slow
-def test_the_bench_holds_on_the_tokenizers_that_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    assert load_script("bench_untrusted").main(["--built", "--n", "140", "--views", "7000"]) == 0
 
 
 LEARN = ("awkward", "byte_level", "without_a_byte")

@@ -11,34 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atommem.dialects import load_templates
 from atommem.dialects.templates import fill
+from atommem.environment import find_environment
 from atommem.errors import DialectError
 from atommem.untrusted import PromptGuard, Structure
 from tests.atommem.test_untrusted import shapes
 from tests.fakes import WordTokenizer
 
-FULL = {
-    "questions": "Question:\n{questions}",
-    "question_line": "{number}. {text}",
-    "chunk": "Part {chunk_number} of {chunk_count} of the text:\n{chunk}",
-    "scratchpad": "Your scratchpad:\n{text}",
-    "query": "Your current query:\n{text}",
-    "memory": "Entries that match your query:\n{entries}\n{capacity_notice}",
-    "entry": "Memory {handle}: {text}",
-    "capacity_notice": "The store holds {size} of at most {capacity} entries.",
-    "reading": "Update your memory now. Do not answer yet.",
-}
-COMPACT = {
-    "questions": "question {questions}",
-    "question_line": "{number} {text}",
-    "chunk": "chunk {chunk}",
-    "scratchpad": "scratchpad {text}",
-    "query": "query {text}",
-    "memory": "memory {entries} {capacity_notice}",
-    "entry": "{handle} : {text}",
-    "capacity_notice": "capacity {size} of {capacity}",
-    "reading": "act",
-}
 # Several values in a piece, text behind a value on its line, fences, a backslash in a heading.
 TOOLS = {
     "questions": "Kelvin asks: {questions}",
@@ -194,16 +174,19 @@ class Reader:
         return "".join(kept)
 
 
-def wordings() -> dict[str, Wording]:
-    return {
-        "full": Wording.of(FULL, "\n\n", "(empty)"),
-        "compact": Wording.of(COMPACT, " ", "none"),
-        "tools": Wording.of(TOOLS, "\n\n", "-"),
-        "full, byte level": Wording.of(FULL, "\n\n", "(empty)", shapes["byte_level"]()),
-    }
+def shipped(name: str, tokenizer: Any = None) -> Wording:
+    """What the long-document environment shows, in the shipped wording."""
+    own, pieces = load_templates(name), find_environment("longdoc").section(name).pieces
+    templates = {key: pieces[key] if key in pieces else getattr(own, key) for key in TOOLS}
+    return Wording.of(templates, own.join, own.empty, tokenizer)
 
 
-WORDINGS = wordings()
+WORDINGS = {
+    "full": shipped("full"),
+    "compact": shipped("compact"),
+    "tools": Wording.of(TOOLS, "\n\n", "-"),
+    "full, byte level": shipped("full", shapes["byte_level"]()),
+}
 
 
 def scraps(wording: Wording) -> list[str]:
@@ -288,11 +271,14 @@ def test_headings_are_seen_through_what_the_normaliser_takes_away() -> None:
     assert guard.data("a\n\u212aelvin asks: x") == "a\n\\\u212aelvin asks: x"
     compatible = PromptGuard(shapes["unigram"](), structure)
     assert compatible.data("a\n\u2488 x\n\uff2belvin asks:") == "a\n\\\u2488 x\n\\\uff2belvin asks:"
-
-
-def test_a_tokenizer_that_knows_no_lines_has_headings_guarded_at_every_word() -> None:
-    structure = Structure(FULL, numbers=NUMBERS, inside=INSIDE, lists=("entries",))
-    assert PromptGuard(shapes["lower_case"](), structure).data("A memory  2: B") == "A \\memory  2: B"
+    # A tokenizer that knows no lines has headings guarded at every word.
+    lower = shipped("full", shapes["lower_case"]())
+    assert lower.guard.data("A memory  2: B") == "A \\memory  2: B"
+    # A value ends in nothing that could begin what stands behind it.
+    assert WORDINGS["tools"].guard.data("x at", "chunk", "tool") == "x \\at"
+    # A word is no beginning of a longer one.
+    notes = PromptGuard(WordTokenizer(), Structure({"note": "Note {text}", "notes": "Notes: {text}"}))  # type: ignore[arg-type]
+    assert notes.data("Noted\nNote this\nNotes:") == "Noted\n\\Note this\n\\Notes:"
 
 
 @pytest.mark.parametrize(
@@ -308,14 +294,5 @@ def test_a_tokenizer_that_knows_no_lines_has_headings_guarded_at_every_word() ->
 def test_templates_that_leave_open_where_a_value_ends_are_refused(templates: dict[str, str], message: str) -> None:
     with pytest.raises(DialectError, match=re.escape(message)):
         Structure(templates)
-
-
-def test_pieces_need_white_space_between_them() -> None:
     with pytest.raises(DialectError, match="give white space"):
         Structure({"page": "Page {text}"}, join="|")
-
-
-def test_a_word_is_no_beginning_of_a_longer_one() -> None:
-    structure = Structure({"note": "Note {text}", "notes": "Notes: {text}"})
-    guard = PromptGuard(WordTokenizer(), structure)  # type: ignore[arg-type]
-    assert guard.data("Noted\nNote this\nNotes:") == "Noted\n\\Note this\n\\Notes:"

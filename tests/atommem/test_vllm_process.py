@@ -14,10 +14,6 @@ from atommem.servers.vllm_process import VllmServer, cpu_flags, engine_of, folde
 from tests.loopback import fake_vllm_python
 
 
-def command_of(server: VllmServer) -> list[str]:
-    return server._command
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "policy"
@@ -46,6 +42,10 @@ def test_one_that_fails_names_its_log_and_why(model: Path, tmp_path: Path) -> No
     python = fake_vllm_python(tmp_path, "print('no room on the device', flush=True); raise SystemExit(1)")
     with pytest.raises(PolicyError, match=r"(?s)vllm\.log.*no room on the device"), VllmServer(python, model, log):
         pass
+    with pytest.raises(ConfigError, match="VLLM_PYTHON"):
+        engine_of(fake_vllm_python(tmp_path, engine=""))
+    with pytest.raises(ConfigError, match="cannot be started"):
+        engine_of(str(tmp_path / "none"))
 
 
 def test_what_ends_the_wait_ends_the_server(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,13 +62,6 @@ def test_what_ends_the_wait_ends_the_server(model: Path, tmp_path: Path, monkeyp
     assert started[0].poll() is not None
 
 
-def test_an_environment_without_vllm_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="VLLM_PYTHON"):
-        engine_of(fake_vllm_python(tmp_path, engine=""))
-    with pytest.raises(ConfigError, match="cannot be started"):
-        engine_of(str(tmp_path / "none"))
-
-
 def test_a_cpu_gets_whole_prompts_within_the_models_context(model: Path, tmp_path: Path) -> None:
     flags = cpu_flags([], model)
     assert flags[flags.index("--max-model-len") + 1] == "256"
@@ -77,8 +70,8 @@ def test_a_cpu_gets_whole_prompts_within_the_models_context(model: Path, tmp_pat
     assert "--dtype" not in named
     assert named[named.index("--max-num-batched-tokens") + 1] == "8192"
     on_gpu = VllmServer(fake_vllm_python(tmp_path, engine="vllm"), model, tmp_path / "log", "--max-model-len=64")
-    assert command_of(on_gpu)[-2:] == ["--max-model-len", "64"]
-    assert "--enforce-eager" not in command_of(on_gpu)
+    assert on_gpu._command[-2:] == ["--max-model-len", "64"]
+    assert "--enforce-eager" not in on_gpu._command
 
 
 def test_an_adapter_goes_on_its_base(tmp_path: Path) -> None:

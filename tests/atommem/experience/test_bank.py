@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.random_vectors import RandomEmbedder
 from atommem.errors import ConfigError, DataError, TraceError
 from atommem.experience import Bank, Experience, read_memento
 from atommem.experience.bank import demonstrations
 from atommem.experience.cross_entropy import cross_entropy
 from atommem.memory.operations import Outcome
+from tests.atommem.sessions import Embeds
 
 
 def bank(**settings: Any) -> Bank:
@@ -57,15 +59,11 @@ async def test_ties_are_the_oldest_or_the_newest(newest: bool) -> None:
     found = await one.retrieve("put the egg", 2)
     assert [record.id for record, _ in found] == ([5, 4] if newest else [1, 2])
 
-
-async def test_a_similarity_of_ones_own() -> None:
-    one = bank()
-    await one.fill(Experience(str(i), "") for i in range(5))
-
     def near(query: str, store: Any) -> Any:
-        return [-abs(int(query) - int(store.entries[i].text)) for i in store.ids.tolist()]
+        return [-abs(int(query) - int(store.entries[i].details["execution"])) for i in store.ids.tolist()]
 
-    assert [record.text for record, _ in await one.retrieve("3", 3, near)] == ["3", "2", "4"]
+    found = await one.retrieve("3", 2, near)  # a similarity of one's own
+    assert [record.details["execution"] for record, _ in found] == ["3", "4" if newest else "2"]
 
 
 @pytest.mark.parametrize("retention", ["fifo", "memobank(least_positive=1)", "combined(period=3, n=1)", "traceretain"])
@@ -89,20 +87,14 @@ async def test_it_is_the_same_when_it_was_opened_again(tmp_path: Path, retention
 
 
 async def test_vectors_beside_it_spare_the_embedder(tmp_path: Path) -> None:
-    class Counts(HashingEmbedder):
-        asked = 0
-
-        async def embed(self, texts: Any, kind: Any) -> Any:
-            Counts.asked += len(texts)
-            return await super().embed(texts, kind)
-
-    one = await Bank(Counts(64)).open(tmp_path / "b")
+    embedder = Embeds()
+    one = await Bank(embedder).open(tmp_path / "b")
     await one.fill(Experience(word, "") for word in ("egg", "plum", "pear"))
     one.save_vectors()
     one.close()
-    asked = Counts.asked
-    one = await Bank(Counts(64)).open(tmp_path / "b")
-    assert (Counts.asked, len(one)) == (asked, 3)
+    embedder.calls.clear()
+    one = await Bank(embedder).open(tmp_path / "b")
+    assert (embedder.calls, len(one)) == ([], 3)
     assert (await one.retrieve("plum", 1))[0][0].text == "plum"
     one.close()
 
@@ -154,18 +146,12 @@ async def test_a_process_that_is_killed_loses_nothing_acknowledged(tmp_path: Pat
         os.kill(child.pid, signal.SIGKILL)
         said += child.stdout.readlines()
         child.wait()
-        one = await Bank(RandomEmbedderOf8(), capacity=50, retention="fifo").open(path)
+        one = await Bank(RandomEmbedder(8), capacity=50, retention="fifo").open(path)
         acknowledged = int([line for line in said if line.endswith("\n")][-1])
         assert one.task - 1 >= acknowledged
         assert any(record.text == f"task {acknowledged}" for record in one.records())
         assert len(one) <= 50
         one.close()
-
-
-def RandomEmbedderOf8() -> Any:  # noqa: N802
-    from atommem.embedding.random_vectors import RandomEmbedder
-
-    return RandomEmbedder(8)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +175,12 @@ async def test_evaluators(evaluator: str, added: list[float]) -> None:
     assert one.task == 4
 
 
+def test_cross_entropy_finds_a_summit() -> None:
+    best, value = cross_entropy(lambda w: -float(((w - [2, -1]) ** 2).sum()), np.zeros(2), iterations=20)
+    assert np.allclose(best, [2, -1], atol=0.2)
+    assert value == -float(((best - [2, -1]) ** 2).sum())
+
+
 def test_memento(tmp_path: Path) -> None:
     path = tmp_path / "memory.jsonl"
     path.write_text(
@@ -198,12 +190,6 @@ def test_memento(tmp_path: Path) -> None:
         list(read_memento(path))
     path.write_text('{"case": "q", "plan": "{}", "case_label": "negative"}\n')
     assert list(read_memento(path)) == [Experience("q", "{}", 0.0)]
-
-
-def test_cross_entropy_finds_a_summit() -> None:
-    best, value = cross_entropy(lambda w: -float(((w - [2, -1]) ** 2).sum()), np.zeros(2), iterations=20)
-    assert np.allclose(best, [2, -1], atol=0.2)
-    assert value == -float(((best - [2, -1]) ** 2).sum())
 
 
 async def test_settings_that_cannot_be() -> None:

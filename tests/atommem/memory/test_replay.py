@@ -56,15 +56,13 @@ def test_operations_and_snapshots_go_through_json() -> None:
     assert to_json(LOG[0]) == {"step": 0, "kind": "create", "entry_id": 1, "after": "one"}
     snapshot = Snapshot("words/64", replay(LOG), seed=7)
     assert Snapshot.from_json(json.loads(json.dumps(snapshot.to_json()))) == snapshot
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"format": 9}, "its format is 9"), ({"entries": [{"id": 1}]}, "broken: TypeError"), ({"shown": 3}, "broken")],
-)
-def test_what_is_no_snapshot_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(TraceError, match=message):
-        Snapshot.from_json({**Snapshot("words/64").to_json(), **change})
+    for change, message in (
+        ({"format": 9}, "its format is 9"),
+        ({"entries": [{"id": 1}]}, "broken: TypeError"),
+        ({"shown": 3}, "broken"),
+    ):
+        with pytest.raises(TraceError, match=message):
+            Snapshot.from_json({**snapshot.to_json(), **change})
     with pytest.raises(TraceError, match="its format is 'list'"):
         Snapshot.from_json([])  # type: ignore[arg-type]
 

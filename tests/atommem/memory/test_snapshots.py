@@ -1,29 +1,19 @@
-"""One mechanism: snapshot, restore, fork, undo, and the memory as it was."""
+"""One mechanism: snapshot, restore, fork, undo, the memory as it was, and taking out what a page has left in it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from atommem.actions import Action
-from atommem.config import MemoryConfig
-from atommem.embedding.hashing import HashingEmbedder
-from atommem.errors import ConfigError, OutageError, TraceError
-from atommem.memory.contents import Snapshot
+from atommem.errors import OutageError, TraceError
+from atommem.memory.contents import replay
+from atommem.memory.entries import Source
 from atommem.memory.vectors import TextVectors
 from atommem.memory.working import WorkingMemory
-from tests.atommem.memory.toys import CREATE, CUT_MARKER, READ, UPDATE, memory, shown, texts
-from tests.fakes import WordEmbedder, WordTokenizer
-
-CONFIG = MemoryConfig(capacity=6, retention="lru", retrieve_k=3)
-
-
-async def restored(snapshot: Snapshot, embedder: Any = None, **settings: Any) -> WorkingMemory:
-    embedder = embedder or HashingEmbedder(32)
-    return await WorkingMemory.restore(snapshot, embedder, WordTokenizer(), CONFIG, CUT_MARKER, **settings)
+from tests.atommem.memory.toys import CREATE, READ, SCRATCHPAD, UPDATE, memory, shown, texts
 
 
 async def test_undo_embeds_only_what_was_lost() -> None:
@@ -31,6 +21,11 @@ async def test_undo_embeds_only_what_was_lost() -> None:
     await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
     await m.apply([Action(UPDATE, "eve", 2), Action(CREATE, "dan"), Action(READ, "dan")], 1)
     embedder = m._resources.embedder
+    before, embedder.fail = (m.contents.copy(), m.log), OutageError("gone")  # type: ignore[attr-defined]
+    with pytest.raises(OutageError):
+        await m.undo(1)
+    assert (m.contents, m.log) == before
+    embedder.fail = None  # type: ignore[attr-defined]
     embedder.calls.clear()  # type: ignore[attr-defined]
     await m.undo(1)
     assert embedder.calls == [("entry", "bob")]  # type: ignore[attr-defined]
@@ -51,24 +46,45 @@ def test_a_file_that_holds_no_vectors_is_said_to_be_one(tmp_path: Path, damage: 
         TextVectors.load(tmp_path / "other.npz")
 
 
-async def test_what_was_before_the_log_is_not_made_up() -> None:
-    m = memory()
-    for step in range(3):
-        await m.apply([Action(CREATE, f"at {step}")], step)
-    later = await restored(m.snapshot(), WordEmbedder())
-    await later.apply([], 3)
-    assert len(later.at(3).contents.entries) == 3
-    for refused in (lambda: later.at(2), lambda: later.undo(2)):
-        with pytest.raises(ConfigError, match="begins at step 3, what was before step 2"):  # noqa: PT012
-            found = refused()
-            await found  # type: ignore[misc]
+BAD, GOOD = "https://bad.test/", "https://good.test/"
 
 
-async def test_an_outage_leaves_a_memory_where_it_was() -> None:
+async def filled() -> WorkingMemory:
     m = memory()
-    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
-    await m.apply([Action(UPDATE, "eve", 1)], 1)
-    m._resources.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
-    with pytest.raises(OutageError):
-        await m.undo(1)
-    assert (texts(m), len(m.log)) == ({1: "eve"}, 5)
+    await m.apply([Action(CREATE, "ann lives here"), Action(READ, "ann")], 0, Source(0, GOOD))
+    await m.apply([Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1)], 1, Source(1, f"{BAD}, part 2/3"))
+    await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))
+    return m
+
+
+async def test_entries_with_any_text_from_there_go_and_others_stay() -> None:
+    m = await filled()
+    held = texts(m)
+    for nowhere in ("https://bad.test", "https://bad.test/, part 1/3", "https://other.test/", ""):
+        assert await m.forget(nowhere, 2) == ()
+    assert texts(m) == held
+    operations = await m.forget(BAD, 2)
+    assert [(o.kind, o.entry_id, o.actor, o.reason) for o in operations[:-1]] == [
+        ("delete", 1, "user", f"forget {BAD}"),
+        ("delete", 2, "user", f"forget {BAD}"),
+    ], "the first was rewritten since, by who had read it"
+    assert texts(m) == {3: "cid sings"}
+    assert shown(m) == [(1, "cid sings")]
+    assert m.log[-len(operations) :] == operations
+    assert await m.forget(BAD, 2) == ()
+    # The log still holds it all.
+    assert replay(m.log) == m.contents
+    await m.undo(2)
+    await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))
+    assert texts(m) == held
+
+
+async def test_scratchpad_and_query_are_emptied_if_any_of_their_texts_is_from_there() -> None:
+    m = memory()
+    await m.apply([Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")], 0, Source(0, BAD))
+    await m.apply([Action(SCRATCHPAD, "bad and good")], 1, Source(1, GOOD))
+    await m.forget(BAD, 1)
+    assert (m.view().scratchpad, m.view().query, m.view().retrieved) == ("", None, ())
+    await m.apply([Action(SCRATCHPAD, "good"), Action(READ, "good")], 2, Source(2, GOOD))
+    assert await m.forget(BAD, 2) == ()
+    assert m.view().scratchpad == "good"

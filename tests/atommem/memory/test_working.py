@@ -23,18 +23,25 @@ async def test_a_read_is_shown_in_the_next_view_and_changes_nothing() -> None:
     assert shown(m)[0] == (1, "ann lives here")
     assert texts(m) == before
     assert m.view().query == "ann"
+    # One call of the embedder for all that a completion writes.
+    assert m._resources.embedder.calls == [("entry", "ann lives here", "bob flies"), ("query", "ann")]  # type: ignore[attr-defined]
 
 
 async def test_results_stay_until_query_or_entries_change() -> None:
     m = memory(retrieve_k=1)
     await m.apply([Action(CREATE, "ann old"), Action(READ, "ann")], 0)
     assert shown(m) == [(1, "ann old")]
-    await m.apply([Action(SCRATCHPAD, "note")], 1)
-    assert shown(m) == [(1, "ann old")]
+    await m.apply([Action(SCRATCHPAD, "one"), Action(SCRATCHPAD, "two")], 1)
+    assert (shown(m), m.view().scratchpad) == ([(1, "ann old")], "two")
     await m.apply([Action(CREATE, "ann")], 2)
     assert shown(m) == [(1, "ann")]
     await m.apply([Action(CREATE, "bob"), Action(READ, "bob")], 3)
     assert shown(m) == [(1, "bob")]
+    # What is written empty is empty: a scratchpad, and no query.
+    cleared, *_ = await m.apply([Action(SCRATCHPAD, ""), Action(READ, "")], 4)
+    assert (cleared.before, cleared.after) == ("two", "")
+    assert m.view() == MemoryView(size=3)
+    assert MemoryView(query="") == MemoryView(query=None)
 
 
 async def test_handles_are_those_of_the_view_that_the_model_saw() -> None:
@@ -98,22 +105,6 @@ async def test_every_text_has_a_limit_and_is_cut_with_a_marker(kind: str, settin
     assert (fits.after, fits.reason) == ("a b c", "")
 
 
-async def test_the_scratchpad_is_replaced_and_cleared() -> None:
-    m = memory()
-    await m.apply([Action(SCRATCHPAD, "one"), Action(SCRATCHPAD, "two")], 0)
-    (operation,) = await m.apply([Action(SCRATCHPAD, "")], 1)
-    assert (operation.before, operation.after, m.view().scratchpad) == ("two", "", "")
-
-
-async def test_an_empty_read_is_no_query() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
-    assert shown(m) == [(1, "ann")]
-    await m.apply([Action(READ, "")], 1)
-    assert m.view() == MemoryView(size=1)
-    assert MemoryView(query="") == MemoryView(query=None)
-
-
 @pytest.mark.parametrize("kind", [CREATE, READ, UPDATE, DELETE, SCRATCHPAD])
 async def test_a_disabled_action_does_nothing_and_is_recorded(kind: str) -> None:
     m = memory(disabled_actions=[str(kind)])
@@ -149,11 +140,6 @@ async def test_the_outcome_of_the_writer_is_noted_until_another_writes() -> None
     assert [entry.outcome for entry in m.entries()] == [1.0, 0.5]
     await m.apply([Action(UPDATE, "ann sings", 1)], 1)
     assert [entry.outcome for entry in m.entries()] == [None, 0.5]
-
-
-async def test_an_outcome_of_an_entry_that_is_not_there_changes_nothing() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "ann")], 0)
     before, log = m.entries(), m.log
     with pytest.raises(TraceError, match="there is no entry 99"):
         m.record_outcome(1.0, 1, [1, 99])

@@ -43,14 +43,6 @@ async def test_published_scores_are_the_codes() -> None:
     assert second.score == pytest.approx(0.05 + 0.1 * 6 / 7 + 0.1 + 0.54)
 
 
-@pytest.mark.parametrize(
-    ("reply", "number"),
-    [("0.7", 0.7), ("Score: .25.", 0.25), ("1", 1.0), ("0", 0.0), ("ten", None), ("7", None), ("10", None)],
-)
-def test_replies_are_read(reply: str, number: float | None) -> None:
-    assert read_utility(reply) == number
-
-
 async def test_a_model_that_fails_is_recorded_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = AMac(url="http://127.0.0.1:9", model="m")
     asked: list[str] = []
@@ -72,7 +64,9 @@ async def test_a_model_that_fails_is_recorded_and_asked_again(monkeypatch: pytes
     assert (len(asked), rule._utilities) == (2, {"a <text>": 0.9})
 
 
-@pytest.mark.parametrize("options", ["weights=1/2", "weights=a/b/c/d/e", "weights=-1/1/1/1/1", "model=m"])
-def test_wrong_options_are_refused(options: str) -> None:
-    with pytest.raises(ConfigError, match=r"amac: (give|weights)"):
-        make_admission(f"amac({options})")
+def test_replies_and_options_are_read() -> None:
+    replies = {"0.7": 0.7, "Score: .25.": 0.25, "1": 1.0, "0": 0.0, "ten": None, "7": None, "10": None}
+    assert {reply: read_utility(reply) for reply in replies} == replies
+    for options in ("weights=1/2", "weights=a/b/c/d/e", "weights=-1/1/1/1/1", "model=m"):
+        with pytest.raises(ConfigError, match=r"amac: (give|weights)"):
+            make_admission(f"amac({options})")

@@ -104,11 +104,16 @@ async def test_ratings_stand_in_the_log_and_in_the_entries() -> None:
         ("fifo(size=3)", "Takes no|takes no arguments"),
         (f"{HERE}:Tidy(days=3)", "unexpected keyword argument 'days'"),
         ("fito(size=3)", "did you mean fifo"),
+        ("lrv", r"there is no 'lrv'; did you mean lru\? known are .*, lru, .*, or give"),
+        (f"{HERE}:Missing", "has no attribute 'Missing'"),
+        ("nowhere.at.all:Rule", "cannot be loaded"),
     ],
 )
-def test_what_is_no_option(name: str, message: str) -> None:
+def test_what_is_no_rule_or_no_option(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_retention(name)
+    with pytest.raises(ConfigError, match="rules can ask for id, created"):
+        Columns({}, memory()._state.index).column("age")
 
 
 class Watch(Rule):
@@ -149,8 +154,3 @@ async def test_numbers_follow_the_store(most_held: int, monkeypatch: pytest.Monk
         if step % 40 == 20:
             m = m.fork()
     assert max(Watch.looked) > 16
-
-
-def test_a_number_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="rules can ask for id, created"):
-        Columns({}, memory()._state.index).column("age")
