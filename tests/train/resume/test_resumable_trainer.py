@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, OutageError
@@ -23,7 +23,7 @@ from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints,
 from atommem.train.resume.faults import CheckpointError, DivergedError, RolloutFailedError, is_disk_full
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
-from tests.train.harness import make_config, make_trainer
+from tests.train.harness import at, make_config, make_trainer, terminate
 from tests.train.loops.test_end_to_end import make_element_tokenizer, make_real_trainer
 from tests.train.toys import make_model, mixed_episode, random_episode
 
@@ -39,17 +39,6 @@ DISK_FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 def names(folder: Path) -> list[str]:
     return [path.name for path in complete_checkpoints(folder)]
-
-
-def at(event: str, update: int, action: Callable[[], None]) -> TrainerCallback:
-    """Does something at an event of one update (from 1)."""
-    callback = TrainerCallback()
-    setattr(callback, event, lambda args, state, control, **_: action() if state.global_step == update else None)
-    return callback
-
-
-def terminate() -> None:
-    signal.raise_signal(signal.SIGTERM)
 
 
 def during_rollout(trainer: MemoryGRPOTrainer, update: int, action: Callable[[], None]) -> None:
