@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def torchrun(module: str, *arguments: object, ranks: int = 2) -> None:
-    """Run a module of the tests on so many processes; with 0, on one without a launcher."""
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"] if ranks else []
+    """Run a module of the tests on so many processes."""
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
     command = [sys.executable, "-m", *launcher, f"tests.train.{module}", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     environment.pop("WORLD_SIZE", None)
@@ -32,14 +33,28 @@ def torchrun(module: str, *arguments: object, ranks: int = 2) -> None:
 
 
 class GradientRecorder(TrainerCallback):
-    """Keeps the gradients that each optimizer step is about to apply; {} where there are none."""
+    """Keeps the gradients that each optimizer step is about to apply, {} where there are none, and the parameters that
+    they were taken at."""
 
     def __init__(self) -> None:
         self.gradients: list[dict[str, torch.Tensor]] = []
+        self.states: list[dict[str, torch.Tensor]] = []
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        named = ((name.removeprefix("module."), p.grad) for name, p in model.named_parameters())
-        self.gradients.append({name: grad.detach().clone() for name, grad in named if grad is not None})
+        named = [(name.removeprefix("module."), p) for name, p in model.named_parameters()]
+        self.gradients.append({name: p.grad.detach().clone() for name, p in named if p.grad is not None})
+        self.states.append({name: p.detach().clone() for name, p in named})
+
+
+def at(event: str, update: int, action: Callable[[], None]) -> TrainerCallback:
+    """Does something at an event of one update (from 1)."""
+    callback = TrainerCallback()
+    setattr(callback, event, lambda args, state, control, **_: action() if state.global_step == update else None)
+    return callback
+
+
+def terminate() -> None:
+    signal.raise_signal(signal.SIGTERM)
 
 
 def make_config(folder: Path | str, **settings: Any) -> TrainConfig:

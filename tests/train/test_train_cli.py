@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from pathlib import Path
 
 import pytest
+import torch
 
-from atommem.config import load_config, save_config
+from atommem.config import load_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.launch import launcher_problem
-from atommem.train.train_cli import main, parse_grpo, parse_sft
+from atommem.train.train_cli import main, parse_async, parse_grpo, parse_sft
 from atommem.train.train_config import ColdStartConfig, TrainConfig
-from tests.train.loops.test_end_to_end import SETTINGS, make_element_tokenizer, make_tasks
-from tests.train.toys import make_model
+from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from tests.train.loops.test_end_to_end import make_tasks, save_model
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
 
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A tiny model with its tokenizer and the memory settings that it was cold-started with."""
-    tokenizer = make_element_tokenizer()
-    folder = tmp_path / "model"
-    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    save_config(folder, *SETTINGS)
-    return folder
+    return save_model(tmp_path)
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "atommem train [grpo|sft|async]" in capsys.readouterr().out
     assert main([]) == 2
-
-
-def test_unknown_stage() -> None:
     with pytest.raises(ConfigError, match="unknown stage 'dpo': give one of grpo, sft, async"):
         main(["dpo"])
 
@@ -54,10 +46,9 @@ def test_fields_of_all_configs_are_flags() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match="data is not set"):
-        parse_grpo(["--model_name_or_path", "x", "--use_cpu"])
-    with pytest.raises(ConfigError, match="model_name_or_path is not set"):
-        parse_grpo(["--data", "x", "--use_cpu"])
+    for given, missing in (("model_name_or_path", "data"), ("data", "model_name_or_path")):
+        with pytest.raises(ConfigError, match=f"{missing} is not set"):
+            parse_grpo([f"--{given}", "x", "--use_cpu"])
 
 
 @pytest.mark.parametrize(
@@ -86,21 +77,45 @@ def test_what_is_missing_is_named() -> None:
         (["--micro_batch_tokens", "0"], "micro_batch_tokens is 0: give at least 1"),
         (["--chat_template_kwargs", "no object"], "chat_template_kwargs is 'no object': give a JSON object"),
         (["--capacity", "0"], "capacity is 0"),
+        (
+            ["--per_device_train_batch_size", "6", "--dynamic_sampling", "1"],
+            "and num_generations 4: with dynamic",
+        ),
+        (["--per_device_train_batch_size", "6", "--credit", "steps"], "and num_generations 4: with credit"),
+        (["--rerolls", "-1"], "rerolls is -1"),
+        (["--rerolls", "2", "--carried_groups", "1"], "rerolls is 2: give steps_per_generation 1"),
+        (["--credit", "tokens"], "credit is 'tokens'"),
+        (["--eval_data", "x"], "eval_strategy is 'no' and eval_data is 'x'"),
+        (["--eval_strategy", "steps", "--eval_steps", "2"], "eval_strategy is 'steps' and eval_data is None"),
     ],
 )
 def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_grpo([*MINIMUM, *flags])
+        parse_grpo([*MINIMUM, "--num_generations", "4", "--per_device_train_batch_size", "8", *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--auto_find_batch_size", "true"], "auto_find_batch_size is True: only False"),
+        (["--lora_dropout", "0.1"], "lora_dropout is 0.1: only 0.0"),
+        (["--attn_implementation", "sdpa"], "attn_implementation is 'sdpa': only None"),
+        (["--log_episodes_steps", "0"], "log_episodes_steps"),
+        (["--max_failed_fraction", "2"], "max_failed_fraction is 2.0"),
+        (["--beta", "-0.1"], "beta is -0.1: give 0"),
+    ],
+)
+def test_values_that_cannot_be_honoured_asynchronously_are_refused(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_async([*MINIMUM, *flags])
 
 
 def test_a_loss_brings_its_normalization() -> None:
     def normalization(*flags: str) -> str:
         return str(parse_grpo([*MINIMUM, *flags])[0].normalization)
 
-    assert normalization() == "token"
-    assert normalization("--loss_type", "grpo") == "step"
-    assert normalization("--loss_type", "dr_grpo") == "constant"
-    assert normalization("--loss_type", "cispo", "--epsilon_high", "5") == "token"
+    expected = {"dapo": "token", "grpo": "step", "dr_grpo": "constant", "cispo": "token"}
+    assert {kind: normalization("--loss_type", kind, "--epsilon_high", "5") for kind in expected} == expected
     assert normalization("--loss_type", "grpo", "--normalization", "trajectory") == "trajectory"
 
 
@@ -114,22 +129,27 @@ def test_processes_wait_for_the_longest_episode() -> None:
 
 def test_a_launcher_that_would_not_let_a_run_save_is_named() -> None:
     signals = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
-    assert launcher_problem({}) is None
     assert "kills its processes 30 s after SIGTERM" in (launcher_problem(signals) or "")
     signals["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGUSR1"
     assert "30 s" in (launcher_problem(signals) or "")
-    assert launcher_problem({**signals, "PET_SHUTDOWN_TIMEOUT": "600"}) is None
-    assert launcher_problem({**signals, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}) is None
+    for name in ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        assert launcher_problem({**signals, name: "600"}) is launcher_problem({}) is None
 
 
-def test_packing_is_refused_in_the_cold_start() -> None:
+def test_what_a_stage_cannot_begin_with_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="packing is True: only False"):
         parse_sft([*MINIMUM, "--packing", "true"])
+    save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
+    (tmp_path / "config.json").write_text("{}")
+    flags = ["--model_name_or_path", str(tmp_path), "--data", str(tmp_path / "tasks.jsonl"), "--use_cpu"]
+    with pytest.raises(ConfigError, match="no tokenizer could be loaded from"):
+        main(flags)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is a peft adapter: merge it"):
+        main(["async", *flags])
 
 
 def test_without_a_gpu_what_only_helps_gpus_is_off() -> None:
-    import torch
-
     for args in (parse_grpo(MINIMUM)[0], parse_sft(MINIMUM)[0]):
         assert args.bf16 is torch.cuda.is_available()
         assert args.gradient_checkpointing is torch.cuda.is_available()
@@ -155,52 +175,56 @@ def test_chat_template_arguments_are_kept_with_the_model(tmp_path: Path) -> None
     assert args.template_kwargs == {"enable_thinking": False}
 
 
-@pytest.mark.slow
-def test_no_model_is_named(tmp_path: Path) -> None:
-    save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no tokenizer could be loaded from"):
-        main(["--model_name_or_path", str(tmp_path), "--data", str(tmp_path / "tasks.jsonl"), "--use_cpu"])
+def train(folder: Path, stage: str, flags: str) -> None:
+    """A stage with these flags on the tasks of `folder`, which has the model; paths are within it."""
+    common = "--data tasks.jsonl --use_cpu --report_to none --disable_tqdm true --seed 3"
+    group = "" if stage == "sft" else "--per_device_train_batch_size 12 --num_generations 6"
+    save_tasks(make_tasks(), folder / "tasks.jsonl")
+    with contextlib.chdir(folder):
+        assert main([stage, *f"{common} {group} {flags}".split()]) == 0
 
 
 @pytest.mark.slow
 def test_both_stages(model_folder: Path, tmp_path: Path) -> None:
     """GRPO with traces, then a cold start from these traces, then GRPO from that, resumed."""
-    data = tmp_path / "tasks.jsonl"
-    save_tasks(make_tasks(), data)
-    common = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--seed", "3"]
-    grpo = ["--data", str(data), "--per_device_train_batch_size", "12", "--num_generations", "6", *common]
-    first = ["--model_name_or_path", str(model_folder), "--output_dir", str(tmp_path / "first")]
-    assert main(["grpo", *first, *grpo, "--max_steps", "2", "--save_traces", "true", "--learning_rate", "1e-3"]) == 0
+    first = "--model_name_or_path model --output_dir first --max_steps 2 --save_traces true --learning_rate 1e-3"
+    train(tmp_path, "grpo", first)
     assert len(list((tmp_path / "first" / "traces").rglob("*.jsonl"))) == 24
 
-    cold = ["--model_name_or_path", str(tmp_path / "first"), "--output_dir", str(tmp_path / "cold")]
-    assert main(["sft", *cold, "--data", str(tmp_path / "first"), "--max_steps", "2", *common]) == 0
+    train(tmp_path, "sft", "--model_name_or_path first --output_dir cold --data first --max_steps 2")
     assert load_config(tmp_path / "cold")["retrieve_k"] == 2
 
-    last = ["--model_name_or_path", str(tmp_path / "cold"), "--output_dir", str(tmp_path / "last"), "--save_steps", "1"]
-    assert main([*last, *grpo, "--max_steps", "1"]) == 0
-    assert main([*last, *grpo, "--max_steps", "2", "--resume_from_checkpoint", "true"]) == 0
+    last = "--model_name_or_path cold --output_dir last --save_steps 1"
+    train(tmp_path, "grpo", f"{last} --max_steps 1")
+    train(tmp_path, "grpo", f"{last} --max_steps 2 --resume_from_checkpoint true")
     assert (tmp_path / "last" / "checkpoint-2" / "atommem_config.json").is_file()
     card = (tmp_path / "last" / "checkpoint-2" / "README.md").read_text()
     assert "atommem serve --policy checkpoint-2" in card
     assert "2 of 2 updates" in card
     assert load_config(tmp_path / "last")["max_tokens"] == 4
-    lines = (tmp_path / "last" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines if "reward" in json.loads(line)] == [1, 2]
+    logged = read_metrics(tmp_path / "last" / METRICS_FILE)
+    assert [entry["step"] for entry in logged if "reward" in entry] == [1, 2]
 
 
 @pytest.mark.slow
 def test_an_adapter_goes_on_being_trained(model_folder: Path, tmp_path: Path) -> None:
-    data = tmp_path / "tasks.jsonl"
-    save_tasks(make_tasks(), data)
-    common = ["--use_cpu", "--data", str(data), "--per_device_train_batch_size", "12", "--num_generations", "6"]
-    common += ["--max_steps", "1", "--learning_rate", "1e-2", "--disable_tqdm", "true", "--beta", "0.01"]
-    adapter, again = tmp_path / "adapter", tmp_path / "again"
-    lora = ["--use_peft", "--lora_r", "2", "--lora_target_modules", "q_proj", "v_proj"]
-    assert main([*common, *lora, "--model_name_or_path", str(model_folder), "--output_dir", str(adapter)]) == 0
+    common = "--max_steps 1 --learning_rate 1e-2 --beta 0.01"
+    lora = f"{common} --use_peft --lora_r 2 --lora_target_modules q_proj v_proj"
+    train(tmp_path, "grpo", f"{lora} --model_name_or_path model --output_dir adapter")
     with pytest.raises(ConfigError, match="is a peft adapter already"):
-        main([*common, *lora, "--model_name_or_path", str(adapter), "--output_dir", str(again)])
-    assert main([*common, "--model_name_or_path", str(adapter), "--output_dir", str(again)]) == 0
-    assert (again / "adapter_config.json").is_file()
-    assert (again / "atommem_config.json").is_file()
+        train(tmp_path, "grpo", f"{lora} --model_name_or_path adapter --output_dir again")
+    train(tmp_path, "grpo", f"{common} --model_name_or_path adapter --output_dir again")
+    assert (tmp_path / "again" / "adapter_config.json").is_file()
+    assert (tmp_path / "again" / "atommem_config.json").is_file()
+
+
+@pytest.mark.slow
+def test_asynchronous_training_saves_and_resumes(model_folder: Path, tmp_path: Path) -> None:
+    flags = "--model_name_or_path model --output_dir out --learning_rate 1e-2 --save_steps 1 --save_total_limit 2"
+    train(tmp_path, "async", f"{flags} --max_steps 2 --save_traces true")
+    out = tmp_path / "out"
+    assert load_config(out)["templates"] == "compact"
+    assert (out / "model.safetensors").is_file()
+    assert len(list((out / "traces" / "step-1").iterdir())) == 12
+    train(tmp_path, "async", f"{flags} --max_steps 3 --resume_from_checkpoint true")
+    assert [entry["step"] for entry in read_metrics(out / METRICS_FILE) if "loss" in entry] == [1, 2, 3]

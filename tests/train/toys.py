@@ -19,6 +19,7 @@ from atommem.episode import Episode, Step
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Sampling
+from atommem.train.objective.sequences import Row
 from tests.fakes import word_level
 
 VOCABULARY = 40
@@ -124,6 +125,11 @@ def make_step(prompt_ids: list[int], token_ids: list[int]) -> Step:
         operations=(),
         store_size=0,
     )
+
+
+def make_row(prompt: list[int], completion: list[int]) -> Row:
+    """A row with these tokens and nothing else."""
+    return Row(prompt, completion, [0.0] * len(completion), 0, 1.0, 1.0)
 
 
 def make_episode(task_id: str, sample: int, reward: float | None, lengths: Sequence[tuple[int, int]]) -> Episode:

@@ -61,9 +61,8 @@ def test_rounds_wait_where_streaming_does_not() -> None:
     assert rounds.overlap == streaming.overlap == on_policy.overlap == 0 < stale.overlap
 
 
-UPDATE = replace(
-    LOAD, episodes=8, prompt_tokens=600, completion_tokens=20, rows=56, raw_tokens=30_000, unique_tokens=11_000
-)
+SIZES = {"prompt_tokens": 600, "completion_tokens": 20, "raw_tokens": 30_000, "unique_tokens": 11_000}
+UPDATE = replace(LOAD, episodes=8, rows=56, **SIZES)
 
 
 def costs(bandwidth: float, flops: float, **changes: Any) -> Costs:
@@ -82,12 +81,7 @@ def test_decoding_reads_weights_and_caches() -> None:
 
 def test_passes_of_training() -> None:
     forward = forward_flops(MODEL, 11_000, 56 * 20, 310) / 0.5e9
-    for passes, changes in (
-        (4, {}),
-        (3, {"checkpointing": False}),
-        (5, {"beta": 0.1}),
-        (3, {"model": LORA}),
-    ):
+    for passes, changes in ((4, {}), (3, {"checkpointing": False}), (5, {"beta": 0.1}), (3, {"model": LORA})):
         assert costs(1e9, 1e9, **changes).training == pytest.approx(passes * forward), changes
     assert costs(1e9, 1e9, share_prefixes=False).training > 2 * 4 * forward
     local = costs(1e9, 1e9, rollout="local")

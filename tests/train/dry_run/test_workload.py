@@ -34,18 +34,17 @@ PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, i
 COMPLETION = CompletionShape(mean=20, longest=200, spread=0.3, source="test")
 
 
-def grpo(data: TaskShape = DATA, prompt: PromptShape = PROMPT, processes: int = 2, **changes: Any) -> Workload:
-    kinds = {name: changes.pop(name) for name in ("is_cold_start",) if name in changes}
-    share = changes.pop("share_prefixes", True)
-    settings = {
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "micro_batch_tokens": 5000,
-        "max_steps": -1,
-        "num_train_epochs": 2,
-        **changes,
-    }
-    return estimate_workload(SimpleNamespace(**settings), processes, data, prompt, COMPLETION, share, **kinds)
+def grpo(
+    data: TaskShape = DATA,
+    prompt: PromptShape = PROMPT,
+    processes: int = 2,
+    share_prefixes: bool = True,
+    is_cold_start: bool = False,
+    **changes: Any,
+) -> Workload:
+    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "micro_batch_tokens": 5000, "max_steps": -1}
+    args = SimpleNamespace(**{**settings, "num_train_epochs": 2, **changes})
+    return estimate_workload(args, processes, data, prompt, COMPLETION, share_prefixes, is_cold_start)
 
 
 def test_grpo_by_hand() -> None:
@@ -115,10 +114,8 @@ def test_data_that_is_not_there_is_supposed() -> None:
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_data_that_is_there_is_counted(tmp_path: Path, suffix: str) -> None:
-    tasks = [
-        Task(f"t{i}", (Question("a b c", ("x",)),) * (1 + i % 2), (Document("", "one two three"), Document("", "four")))
-        for i in range(40)
-    ]
+    documents = (Document("", "one two three"), Document("", "four"))
+    tasks = [Task(f"t{i}", (Question("a b c", ("x",)),) * (1 + i % 2), documents) for i in range(40)]
     path = tmp_path / f"tasks.{suffix}"
     save_tasks(tasks, path)
     data = data_shape(str(path), longdoc(WordTokenizer()), DryRunConfig())
@@ -135,11 +132,8 @@ def test_prompts_are_built_and_counted() -> None:
     assert (prompt.memory, prompt.longest_memory) == (2 * 50 + 15 + 25, 2 * 300 + 40 + 100)
     one = measure_prompt(replace(config, capacity=1, entry_tokens=30), longdoc(WordTokenizer()), {})
     assert (one.memory, one.longest_memory) == (30 + 15 + 25, 30 + 40 + 100)
-    alone = measure_prompt(
-        MemoryConfig(scratchpad_tokens=100, disabled_actions=["create", "read"], layout="paper"),
-        longdoc(WordTokenizer()),
-        {},
-    )
+    no_store = MemoryConfig(scratchpad_tokens=100, disabled_actions=["create", "read"], layout="paper")
+    alone = measure_prompt(no_store, longdoc(WordTokenizer()), {})
     assert (alone.memory, alone.is_chunk_first) == (25, False)
     assert alone.reading < prompt.reading
     memagent = measure_prompt(MemoryConfig(dialect="memagent", templates="memagent"), longdoc(RoughTokenizer()), {})

@@ -1,12 +1,13 @@
-"""Run by test_distributed.py under torchrun, or alone: one update of the trainer, its gradients to a file.
+"""Run by test_distributed.py on two gloo processes, and what one process can do too also within the test.
 
-Usage: distributed_worker.py CASE FOLDER
+Usage: distributed_worker.py FOLDER MODEL; what each rank found goes to FOLDER/RANK.pt.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,17 @@ import torch
 
 from atommem.episode import Episode
 from atommem.train.loops.update_step import Batch
+from atommem.train.resume.faults import RolloutFailedError
+from atommem.train.rollout.adapters import AdapterPublisher
+from atommem.train.rollout.full_weights import FullWeights
+from atommem.train.rollout.server_backend import AdapterSync
+from tests.fake_vllm import Cluster
 from tests.train.harness import make_config, make_trainer
+from tests.train.loops.asynchronous.test_async_trainer import make_trainer as make_async_trainer
+from tests.train.rollout.test_server_backend import LORA, FakeTransfer, make_server_trainer
 from tests.train.toys import make_model, mixed_episode, random_episode
 
-EPISODES = 12
-GROUP = 4
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def one_sided(task_id: str, sample: int) -> Episode:
@@ -36,27 +43,26 @@ def equal(task_id: str, sample: int) -> Episode:
     return random_episode(task_id, sample, 1.0)
 
 
-CASES = {"mixed": mixed_episode, "shared": varied, "one_sided": one_sided, "equal": equal}
+WRITERS = {"mixed": mixed_episode, "shared": varied, "one_sided": one_sided, "equal": equal}
+CASES = ["mixed-token", "mixed-step", "mixed-trajectory", "one_sided-token", "shared-token", "equal-token"]
 
 
-def main(case: str, folder: Path) -> None:
+def update(folder: Path, case: str) -> dict[str, Any]:
     """Twelve episodes in groups of four: with two processes, the second group straddles them.
 
     What is kept is of the last update; of "shared" there are two on one rollout.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
     kind, _, normalization = case.partition("-")
     updates = 2 if kind == "shared" else 1
     config = make_config(
         folder,
-        per_device_train_batch_size=EPISODES // processes // updates,
+        per_device_train_batch_size=12 // RANKS // updates,
         steps_per_generation=updates,
         max_steps=updates,
-        num_generations=GROUP,
         normalization=normalization,
         micro_batch_tokens=40,
     )
-    trainer, recorder, runner = make_trainer(make_model(), config, CASES[kind])
+    trainer, recorder, runner = make_trainer(make_model(), config, WRITERS[kind])
     rows: list[int] = []
     run = trainer._update.run
 
@@ -66,23 +72,95 @@ def main(case: str, folder: Path) -> None:
 
     trainer._update.run = counting  # type: ignore[method-assign]
     trainer.train()
-    logged = {
-        key: value for key, value in trainer.state.log_history[updates - 1].items() if not key.startswith("seconds")
+    logged = trainer.state.log_history[updates - 1]
+    return {
+        "gradients": recorder.gradients[-1],
+        "logged": {key: value for key, value in logged.items() if not key.startswith("seconds")},
+        "rows": rows[-1],
+        "jobs": runner.jobs,
+        "weights": dict(trainer.model.state_dict()),
     }
-    rank = trainer.accelerator.process_index
-    weights = dict(trainer.model.state_dict())
-    torch.save(
-        {
-            "gradients": recorder.gradients[-1],
-            "logged": logged,
-            "rows": rows[-1],
-            "jobs": runner.jobs,
-            "weights": weights,
-        },
-        folder / f"{case}-{processes}-{rank}.pt",
-    )
+
+
+def train_asynchronously(folder: Path, model: Path) -> dict[str, Any]:
+    """Three updates of eight episodes; the budget gives several micro-batches."""
+    trainer = make_async_trainer(model, folder, max_staleness=0, per_device_train_batch_size=8 // RANKS)
+    trainer.train()
+    named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
+    updates = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {"weights": {name: p.detach().clone() for name, p in named}, "updates": updates}
+
+
+def train_replacing(folder: Path) -> dict[str, Any]:
+    """Two updates of four groups, of which some are replaced; the tasks that this rank ran."""
+    config = make_config(folder, max_steps=2, per_device_train_batch_size=16 // RANKS, dynamic_sampling=2)
+    trainer, _, runner = make_trainer(make_model(), config, mixed_episode, tasks=24)
+    trainer.train()
+    logged = [entry["dynamic_sampling/replaced_groups"] for entry in trainer.state.log_history if "reward" in entry]
+    return {"jobs": runner.jobs, "replaced": logged}
+
+
+def train_alike(folder: Path, model: Path) -> dict[str, Any]:
+    """What comes out the same, whatever the number of processes."""
+    return {
+        **{case: update(folder / case, case) for case in CASES},
+        "asynchronous": train_asynchronously(folder / "asynchronous", model),
+        "replacing": train_replacing(folder / "replacing"),
+    }
+
+
+def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
+    """Three updates of an adapter with the servers a and b, of which this rank cannot reach those in `down`."""
+    cluster = Cluster("a", "b")
+    for name in down:
+        cluster[name].up = False
+    sync = AdapterSync(AdapterPublisher(folder / "adapters"))
+    trainer = make_server_trainer(folder, cluster, sync, updates=3, episodes=4, tasks=6, peft_config=LORA)
+    error = ""
+    try:
+        trainer.train()
+    except RolloutFailedError as failure:
+        error = str(failure)
+    servers = cluster.servers.items()
+    readable = all(Path(path).is_dir() for _, server in servers for path in server.models.values() if path)
+    logged = sum("seconds/sync" in entry for entry in trainer.state.log_history)
+    trainer.close()
+    return {"error": error, "loads": {k: server.loads for k, server in servers}, "readable": readable, "logged": logged}
+
+
+def train_whole(folder: Path) -> dict[str, Any]:
+    """Two updates of all weights, with the servers a and b."""
+    transfers: list[FakeTransfer] = []
+
+    def connect(*of: Any) -> FakeTransfer:
+        transfers.append(FakeTransfer(*of))
+        return transfers[-1]
+
+    sync = FullWeights(1.0, connect)
+    trainer: Any = make_server_trainer(folder, Cluster("a", "b"), sync, updates=2, episodes=4, tasks=6)
+    gathered: list[int] = []
+    gather = trainer._dist.gather_params
+    trainer._dist.gather_params = lambda parameters: gathered.append(len(parameters)) or gather(parameters)
+    trainer.train()
+    serving = [server.url for server in trainer.backend.pool.serving]
+    trainer.close()
+    return {
+        "parameters": sum(1 for _ in make_model().parameters()),
+        "gathered": sum(gathered),
+        "serving": serving,
+        "transfers": [(each.urls, each.calls.count("send"), list(each.weights)) for each in transfers],
+    }
+
+
+def main(folder: Path, model: Path) -> None:
+    rank = int(os.environ["RANK"])
+    seen = train_alike(folder / "two", model) | {
+        "one lost": train_adapters(folder / "lost", ["a"] if rank else []),
+        "whole": train_whole(folder / "whole"),
+        "all lost": train_adapters(folder / "all", ["a", "b"] if rank else []),
+    }
+    torch.save(seen, folder / f"{rank}.pt")
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1].split(","):
-        main(name, Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

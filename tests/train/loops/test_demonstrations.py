@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,11 @@ from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, TraceError
 from atommem.eval.runner import evaluate
 from atommem.policy.chat import ChatPolicy
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.session import Agent
 from atommem.trace import write_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
 from tests.atommem.test_untrusted import shapes
@@ -36,42 +35,38 @@ def script(prompt: str) -> str:
     return "<final_answer>\\boxed{red}</final_answer>"
 
 
-def run_episode(tokenizer: WordTokenizer, gold: str = "red") -> Episode:
-    runner = EpisodeRunner(
-        Agent(
-            policy=ScriptedPolicy(tokenizer, script, eos_token_id=0),
-            embedder=WordEmbedder(),
-            tokenizer=tokenizer,
-            environments=make_environments(ENVIRONMENT, tokenizer),
-            memory=MEMORY,
-            sampling=Sampling(),
-            keep_prompts=True,
-        )
+def save(path: Path, tokenizer: WordTokenizer, gold: str = "red", dialect: str = "paper") -> Episode:
+    """An episode of the script, as a trace in `path`."""
+    runner = make_episode_runner(
+        policy=ScriptedPolicy(tokenizer, script, eos_token_id=0),
+        embedder=WordEmbedder(),
+        tokenizer=tokenizer,
+        environments=make_environments(ENVIRONMENT, tokenizer),
+        memory=MEMORY,
+        sampling=Sampling(),
+        keep_prompts=True,
     )
     task = Task("t", (Question("Which colour?", (gold,)),), (Document("", "It says red."),))
-    return asyncio.run(runner.run(task))
+    episode = asyncio.run(runner.run(task))
+    write_trace(path, episode, {"id": "t"}, {"memory": {"dialect": dialect}})
+    return episode
 
 
-def save(folder: Path, name: str, episode: Episode, dialect: str = "paper") -> Path:
-    return write_trace(folder / name, episode, {"id": episode.task_id}, {"memory": {"dialect": dialect}})
+def rows_of(path: Path, tokenizer: WordTokenizer, min_reward: float = 1.0) -> list[Any]:
+    return trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, min_reward)
 
 
 def test_rows_of_a_trace_are_those_of_the_episode(tmp_path: Path) -> None:
     tokenizer = WordTokenizer()
-    episode = run_episode(tokenizer)
+    episode = save(tmp_path / "a.jsonl", tokenizer)
     assert episode.reward == 1.0
-    path = save(tmp_path, "a.jsonl", episode)
-    rows = trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
+    rows = rows_of(tmp_path / "a.jsonl", tokenizer)
     assert rows == [(step.prompt_ids, step.token_ids) for step in episode.steps]
     assert len(rows) == 2
-
-
-def test_another_tokenizer_encodes_the_text(tmp_path: Path) -> None:
-    episode = run_episode(WordTokenizer())
-    save(tmp_path, "a.jsonl", episode)
+    # Another tokenizer encodes the text.
     other = WordTokenizer()
     other.encode("these words come first in the other vocabulary")
-    rows = trace_demonstrations(tmp_path, other, MEMORY, ENVIRONMENT, 1.0)
+    rows = rows_of(tmp_path, other)
     assert [other.decode(completion) for _, completion in rows] == [step.text for step in episode.steps]
     assert all(completion[-1] == other.eos_token_id for _, completion in rows)
     assert rows[0][1] != episode.steps[0].token_ids
@@ -80,26 +75,26 @@ def test_another_tokenizer_encodes_the_text(tmp_path: Path) -> None:
 def test_a_folder_of_an_evaluation(tmp_path: Path) -> None:
     """Traces are found below it, its own records are not taken for one, and low rewards are left out."""
     tokenizer = WordTokenizer()
-    save(tmp_path / "traces", "right.jsonl", run_episode(tokenizer))
-    save(tmp_path / "traces", "wrong.jsonl", run_episode(tokenizer, gold="blue"))
+    save(tmp_path / "traces" / "right.jsonl", tokenizer)
+    save(tmp_path / "traces" / "wrong.jsonl", tokenizer, gold="blue")
     (tmp_path / "episodes.jsonl").write_text('{"task_id": "t"}\n')
-    assert len(trace_demonstrations(tmp_path, tokenizer, MEMORY, ENVIRONMENT, 1.0)) == 2
-    assert len(trace_demonstrations(tmp_path, tokenizer, MEMORY, ENVIRONMENT, 0.0)) == 4
+    assert len(rows_of(tmp_path, tokenizer)) == 2
+    assert len(rows_of(tmp_path, tokenizer, 0.0)) == 4
 
 
 def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:
-    tokenizer = WordTokenizer()
+    tokenizer, path = WordTokenizer(), tmp_path / "wrong.jsonl"
     with pytest.raises(ConfigError, match="neither a trace nor a folder with traces"):
-        trace_demonstrations(tmp_path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
-    path = save(tmp_path, "wrong.jsonl", run_episode(tokenizer, gold="blue"))
+        rows_of(tmp_path, tokenizer)
+    save(path, tokenizer, gold="blue")
     with pytest.raises(ConfigError, match=r"none of the 1 traces .* reward of at least 1"):
-        trace_demonstrations(tmp_path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
-    save(tmp_path, "wrong.jsonl", run_episode(tokenizer), dialect="released")
+        rows_of(path, tokenizer)
+    save(path, tokenizer, dialect="released")
     with pytest.raises(ConfigError, match="dialect 'released': it cannot teach 'paper'"):
-        trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
+        rows_of(path, tokenizer)
     path.write_text("no trace\n")
     with pytest.raises(TraceError):
-        trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, 1.0)
+        rows_of(path, tokenizer)
 
 
 def test_a_hosted_model_teaches_the_web(tmp_path: Path) -> None:
@@ -119,14 +114,14 @@ def test_a_hosted_model_teaches_the_web(tmp_path: Path) -> None:
             tokenizer=tokenizer,
             embedder=WordEmbedder(),
             environments=make_environments(settings, tokenizer),
-            memory=MemoryConfig(),
+            memory=MEMORY,
             sampling=Sampling(),
         )
         await evaluate([make_task(), wrong], runner, tmp_path, progress=False)
 
     with serving(script) as url:
         asyncio.run(teach(url))
-    rows = trace_demonstrations(tmp_path / "traces", tokenizer, MemoryConfig(), settings, min_reward=1.0)
+    rows = trace_demonstrations(tmp_path / "traces", tokenizer, MEMORY, settings, min_reward=1.0)
     prompts, completions = ([tokenizer.decode(row[place]) for row in rows] for place in (0, 1))
     assert completions == [f"I look. {call('visit', page='Ann')}<|im_end|>", f"{ANSWER}<|im_end|>"]
     assert "calls left: 40" in prompts[0]

@@ -1,65 +1,96 @@
-"""Two gloo processes on the CPU compute the gradients of one."""
+"""Two gloo processes on the CPU train as one does: gradients, groups that are replaced, the asynchronous loop, and vLLM
+servers of which a rank cannot reach all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from tests.train.harness import assert_equal_gradients, torchrun
-
-CASES = ["mixed-token", "mixed-step", "mixed-trajectory", "one_sided-token", "shared-token", "equal-token"]
+from tests.train.loops.distributed_worker import CASES, train_alike
+from tests.train.loops.test_end_to_end import save_model
 
 pytestmark = pytest.mark.slow
+Found = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """For each case: the one process, then both of two."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Of each case: what one process found, where it has it, then each of two."""
     folder = tmp_path_factory.mktemp("distributed")
-    for ranks in (0, 2):
-        torchrun("loops.distributed_worker", ",".join(CASES), folder, ranks=ranks)
-    runs = ((1, 0), (2, 0), (2, 1))
-    return {case: [torch.load(folder / f"{case}-{n}-{rank}.pt") for n, rank in runs] for case in CASES}
-
-
-@pytest.mark.parametrize("case", CASES[:5])
-def test_gradients_equal_those_of_one_process(results: dict[str, list[dict[str, Any]]], case: str) -> None:
-    alone, *ranks = results[case]
-    for rank in ranks:
-        assert_equal_gradients(rank["gradients"], alone["gradients"], tolerance=1e-5)
-        for name, weight in alone["weights"].items():
-            assert torch.allclose(rank["weights"][name], weight, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", CASES[:5])
-def test_ranks_share_the_episodes_and_have_different_numbers_of_rows(
-    results: dict[str, list[dict[str, Any]]], case: str
-) -> None:
-    alone, first, second = results[case]
-    assert first["jobs"] + second["jobs"] == alone["jobs"]
-    assert first["rows"] + second["rows"] == alone["rows"]
-    assert first["rows"] != second["rows"]
-
-
-def test_a_rank_may_have_no_rows_at_all(results: dict[str, list[dict[str, Any]]]) -> None:
-    assert results["one_sided-token"][2]["rows"] == 0
-
-
-def test_ranks_agree_that_there_is_nothing_to_learn(results: dict[str, list[dict[str, Any]]]) -> None:
-    alone, *ranks = results["equal-token"]
-    for rank in ranks:
-        assert rank["gradients"] == {}
-        assert all(torch.equal(rank["weights"][name], weight) for name, weight in alone["weights"].items())
+    model = save_model(folder)
+    torchrun("loops.distributed_worker", folder, model)
+    ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    everyone = [train_alike(folder / "one", model), *ranks]
+    return lambda case: [results[case] for results in everyone if case in results]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logged_numbers_are_those_of_one_process(results: dict[str, list[dict[str, Any]]], case: str) -> None:
-    alone, first, second = results[case]
-    assert first["logged"].keys() == second["logged"].keys() == alone["logged"].keys()
+def test_gradients_and_logged_numbers_are_those_of_one_process(found: Found, case: str) -> None:
+    alone, first, second = found(case)
+    assert first["jobs"] + second["jobs"] == alone["jobs"]
+    assert first["rows"] + second["rows"] == alone["rows"]
+    for rank in (first, second):
+        if case == "equal-token":  # ranks agree that there is nothing to learn
+            assert rank["gradients"] == {}
+        else:
+            assert_equal_gradients(rank["gradients"], alone["gradients"], tolerance=1e-5)
+        for name, weight in alone["weights"].items():
+            assert torch.allclose(rank["weights"][name], weight, atol=1e-5)
+        assert rank["logged"].keys() == alone["logged"].keys()
     for key, value in alone["logged"].items():
         # Micro-batches are cut per rank: two are extremes over micro-batches, one says how well they are packed.
         if key not in ("clip_ratio/low_min", "clip_ratio/high_max", "packing_ratio"):
             assert first["logged"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
-            assert second["logged"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+    assert (first["rows"] == second["rows"]) == (case == "equal-token")
+    if case == "one_sided-token":
+        assert second["rows"] == 0
+
+
+def test_the_asynchronous_loop_trains_as_on_one_process(found: Found) -> None:
+    """One rank samples for both."""
+    alone, first, second = found("asynchronous")
+    for name, weight in alone["weights"].items():
+        torch.testing.assert_close(first["weights"][name], weight, atol=1e-5, rtol=0)
+        assert torch.equal(second["weights"][name], first["weights"][name])
+    assert any(entry["loss"] for entry in alone["updates"])
+    for expected, entry in zip(alone["updates"], first["updates"], strict=True):
+        assert entry["em"] == expected["em"]
+        for key in ("loss", "grad_norm"):
+            assert entry[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6)
+
+
+def test_each_rank_replaces_its_groups_as_one_process_does(found: Found) -> None:
+    alone, first, second = found("replacing")
+    assert sorted(first["jobs"] + second["jobs"]) == sorted(alone["jobs"])
+    assert first["replaced"] == second["replaced"] == alone["replaced"]
+    assert sum(alone["replaced"]) > 0
+
+
+def test_all_ranks_ask_for_the_same_adapters(found: Found) -> None:
+    """The second rank cannot reach the server a."""
+    first, second = found("one lost")
+    assert len(set(first["loads"]["a"])) == 3
+    assert first["loads"]["b"] == first["loads"]["a"] == second["loads"]["b"]
+    assert second["loads"]["a"] == []
+    assert (first["error"], second["error"], first["readable"], first["logged"]) == ("", "", True, 3)
+
+
+def test_a_rank_that_has_no_server_ends_the_run_for_all(found: Found) -> None:
+    first, second = found("all lost")
+    assert "no server has answered" in second["error"]
+    assert "see the other processes" in first["error"]
+
+
+def test_whole_weights_are_gathered_once_for_all_servers(found: Found) -> None:
+    """Two updates: each rank gathers every parameter twice, whatever the number of servers, and one of them sends."""
+    first, second = found("whole")
+    for rank in (first, second):
+        assert rank["gathered"] == 2 * rank["parameters"]
+        assert rank["serving"] == ["http://a", "http://b"]
+    ((urls, sent, names),) = first["transfers"]
+    assert (urls, sent, len(names)) == ("http://a,http://b", 2, first["parameters"])
+    assert second["transfers"] == []

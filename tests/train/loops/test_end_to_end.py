@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task, describe_task
+from atommem.episode import Episode, Step
 from atommem.trace import read_trace
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.checkpoint import GenerationSettings
@@ -22,7 +23,7 @@ from atommem.train.rollout.local_backend import local_backend
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
 from atommem.train.watch.trace_writer import TraceWriter
 from tests.fakes import word_level
-from tests.train.harness import GradientRecorder, make_config
+from tests.train.harness import GradientRecorder, completion_logps, make_config
 from tests.train.toys import make_model
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,15 @@ def make_element_tokenizer() -> PreTrainedTokenizerFast:
     """A token is a whole element, so that a random policy acts and answers."""
     words = ["<unk>", *ELEMENTS, "c0", "c1", "city", "<eos>", "<pad>"]
     return word_level(words, unk_token="<unk>", clean_up_tokenization_spaces=False)
+
+
+def save_model(folder: Path) -> Path:
+    """A tiny model with its tokenizer and the memory settings that it was cold-started with, in ``folder/model``."""
+    tokenizer, model = make_element_tokenizer(), folder / "model"
+    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    save_config(model, *SETTINGS)
+    return model
 
 
 def make_tasks(count: int = 6) -> list[Task]:
@@ -130,3 +140,55 @@ def test_it_learns(tmp_path: Path) -> None:
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     assert rewards[0] < 0.5
     assert rewards[-1] > 0.9
+
+
+def score_even_tokens(episode: Episode, score: Any) -> None:
+    """Rewards that differ in every group: the share of even token ids."""
+    tokens = [token for step in episode.steps for token in step.token_ids]
+    episode.reward = sum(token % 2 == 0 for token in tokens) / len(tokens)
+
+
+def test_a_long_group_is_sampled_by_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial rollouts: a group that has not ended goes on in the next update, with the log-probabilities that it has.
+
+    The third task reads six chunks where others read one: it is under way when the first update has its groups.
+    """
+    documents = [(Document("", "c0 city"),) * (6 if index == 2 else 1) for index in range(8)]
+    monkeypatch.setattr("atommem.episode_runner.set_score", score_even_tokens)
+    trained: list[list[Episode]] = []
+    trainer, recorder = make_real_trainer(
+        tmp_path,
+        tasks=[Task(f"t{i}", (Question("which city", ("c0",)),), read) for i, read in enumerate(documents)],
+        on_episodes=lambda update, episodes: trained.append(list(episodes)),
+        max_steps=3,
+        carried_groups=1,
+        learning_rate=3e-2,
+    )
+    trainer.train()
+    names = [sorted({episode.task_id for episode in episodes}) for episodes in trained]
+    assert names[:2] == [["t0", "t1"], ["t2", "t3"]]  # what was carried has to end
+    assert len({name for update in names for name in update}) == 6  # no group twice
+    assert [entry["carried_groups"] for entry in trainer.state.log_history if "reward" in entry][:2] == [0.0, 1.0]
+
+    models = [make_model(vocabulary=trainer.model.config.vocab_size) for _ in range(2)]
+    for model, weights in zip(models, recorder.states, strict=False):
+        model.load_state_dict(weights)
+
+    def sampled_by(step: Step, version: int) -> bool:
+        with torch.no_grad():
+            logps = completion_logps(models[version], step.prompt_ids, step.token_ids, 1.0)
+        return bool((logps - torch.tensor(step.logprobs)).abs().max() < 1e-4)
+
+    for episode in trained[1]:
+        versions = [
+            int(sampled_by(step, 1)) if sampled_by(step, 1) or sampled_by(step, 0) else None for step in episode.steps
+        ]
+        if episode.task_id == "t2":
+            assert versions == sorted(versions)
+            assert {*versions} == {0, 1}
+        else:
+            assert {*versions} == {1}
+    # The ratio is against the weights that sampled: 1 where all steps are fresh, and not where some are older.
+    ratios = [entry["ratio"] for entry in trainer.state.log_history if "ratio" in entry]
+    assert ratios[0] == pytest.approx(1.0, abs=1e-4)
+    assert abs(ratios[1] - 1.0) > 1e-4

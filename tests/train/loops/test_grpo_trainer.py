@@ -185,35 +185,27 @@ def test_a_batch_without_variance_changes_nothing(tmp_path: Path) -> None:
     assert logged["reward"] == 1.0
 
 
-def test_what_is_logged(tmp_path: Path) -> None:
-    config = make_config(tmp_path, per_device_train_batch_size=16)
-    trainer, _, _ = make_trainer(make_model(), config, mixed_episode)
-    trainer.train()
-    logged = trainer.state.log_history[0]
-    episodes = episodes_of(mixed_episode, TASKS, 4)
-    rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    assert logged["episodes"] == 16
-    assert logged["failed"] == 1
-    assert logged["reward"] == logged["em"] == pytest.approx(sum(rewards) / len(rewards))
-    assert logged["frac_reward_zero_std"] == 0.5
-    for key in ("seconds/rollout", "seconds/train", "grad_norm", "learning_rate", "steps", "malformed", "store_size"):
-        assert key in logged
-    assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in logged.values())
-
-
-def test_updates_are_on_policy_and_have_their_own_seeds(tmp_path: Path) -> None:
-    config = make_config(tmp_path, max_steps=3)
+def test_updates_are_on_policy_and_logged_and_have_their_own_seeds(tmp_path: Path) -> None:
+    config = make_config(tmp_path, max_steps=3, per_device_train_batch_size=16)
     seen: list[int] = []
     trainer, recorder, runner = make_trainer(
-        make_model(), config, mixed_episode, on_episodes=lambda update, episodes: seen.append(update)
+        make_model(), config, mixed_episode, tasks=8, on_episodes=lambda update, episodes: seen.append(update)
     )
     trainer.train()
     assert len(recorder.gradients) == 3
     assert len(set(runner.seeds)) == 3
     assert None not in runner.seeds
     assert seen == [0, 1, 2]
-    # Two tasks an update; the third begins the second epoch.
-    assert [job[0] for job in runner.jobs[::4]] == ["t0", "t1", "t2", "t3", "t0", "t1"]
+    # Four tasks an update; the third begins the second epoch.
+    assert [job[0] for job in runner.jobs[::4]] == [*TASKS, "t4", "t5", "t6", "t7", *TASKS]
+    logged = trainer.state.log_history[0]
+    rewards = [e.reward for e in episodes_of(mixed_episode, TASKS, 4) if e.reward is not None]
+    mean = sum(rewards) / len(rewards)
+    expected = {"episodes": 16, "failed": 1, "reward": mean, "em": mean, "frac_reward_zero_std": 0.5}
+    assert {name: logged[name] for name in expected} == pytest.approx(expected)
+    for key in ("seconds/rollout", "seconds/train", "grad_norm", "learning_rate", "steps", "malformed", "store_size"):
+        assert key in logged
+    assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in logged.values())
 
 
 def shared_episode(task_id: str, sample: int) -> Episode:
@@ -256,7 +248,8 @@ def test_groups_without_variance_are_replaced(tmp_path: Path) -> None:
     trainer.train()
     ran = [task for task, sample in runner.jobs if sample == 0]
     assert set(TASKS) <= set(ran)
-    drawn = {place: list(tasks) for place, tasks in enumerate(replacements_of(14))}
+    replacements = replacement_tasks([ToyTask(f"t{index}") for index in range(14)], TASKS, 4, 2, "42/0")
+    drawn = [[task.id for task in tasks] for tasks in replacements]
     trained = ["t0", "t1", "t2", "t3"]
     for place in (1, 2):
         taken = next((n for n, task in enumerate(drawn[place]) if int(task[1:]) % 2), 1)
@@ -270,9 +263,3 @@ def test_groups_without_variance_are_replaced(tmp_path: Path) -> None:
     advantages = group_advantages([episode.reward for episode in episodes], 4)
     _, expected = reference_gradients(make_model(), episodes, advantages, "token")
     assert_equal_gradients(recorder.gradients[0], expected)
-
-
-def replacements_of(tasks: int) -> list[list[str]]:
-    """Of the four groups of the first update, as the trainer draws them with the default seed."""
-    everything = [ToyTask(f"t{index}") for index in range(tasks)]
-    return [[task.id for task in drawn] for drawn in replacement_tasks(everything, TASKS, 4, 2, "42/0")]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from atommem.errors import ConfigError
 from atommem.train.loops.demonstrations import demonstrations
@@ -17,7 +15,7 @@ from atommem.train.resume.checkpoint_files import last_checkpoint
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.train_config import ColdStartConfig
 from atommem.train.watch.callbacks import METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
-from tests.train.harness import completion_logps
+from tests.train.harness import at, completion_logps, terminate
 from tests.train.toys import EOS, make_episode, make_model, make_tokenizer
 
 ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS])] * 8
@@ -68,12 +66,6 @@ def test_demonstrations_are_the_steps_of_episodes_that_earned_enough() -> None:
     assert len(demonstrations([good, bad, failed])) == 3
 
 
-class _Terminate(TrainerCallback):
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 4:
-            signal.raise_signal(signal.SIGTERM)
-
-
 def test_sigterm_saves_and_the_cold_start_goes_on(tmp_path: Path) -> None:
     """Three updates are an epoch: the second one is under way, and its order has to be kept."""
     settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 100}
@@ -87,7 +79,7 @@ def test_sigterm_saves_and_the_cold_start_goes_on(tmp_path: Path) -> None:
 
     expected = run(tmp_path / "whole")
     with pytest.raises(TrainingInterrupted, match="stopped before update 5"):
-        run(tmp_path / "parts", callbacks=[_Terminate()])
+        run(tmp_path / "parts", callbacks=[at("on_step_end", 4, terminate)])
     last = last_checkpoint(tmp_path / "parts")
     assert last == tmp_path / "parts" / "checkpoint-4"
     resumed = run(tmp_path / "parts", last)

@@ -1,16 +1,22 @@
-"""Guards what on-policy training relies on inside TRL and transformers: a version that moves it fails here."""
+"""Guards what training relies on inside TRL and transformers: a version that moves it fails here."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
+import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 import trl.trainer.utils
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.packing import TreeRow
 from trl.trainer.utils import FusedCausalLMOutput, use_adapter
 
+from atommem.train.async_config import ASYNC_REFUSED
+from atommem.train.loops.asynchronous.samplers import CopyTransfer
+from atommem.train.loops.asynchronous.worker import RolloutWorker
 from atommem.train.train_config import REFUSED
 
 
@@ -26,54 +32,78 @@ from atommem.train.train_config import REFUSED
         (Trainer._get_grad_norm, ["self", "model", "grad_norm"]),
         (Trainer.get_batch_samples, ["self", "epoch_iterator", "num_batches", "device"]),
         (Trainer.evaluate, ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"]),
+        (AsyncGRPOTrainer.training_step, ["self", "model", "inputs", "num_items_in_batch"]),
+        (AsyncGRPOTrainer._log_step_metrics, ["self"]),
+        (AsyncGRPOTrainer._sync_weight, ["self"]),
+        (AsyncGRPOTrainer._save_checkpoint, ["self", "model", "trial"]),
+        (trl_async.get_peak_flops_per_device, ["accelerator", "dtype"]),
+        (trl_async.save_lora_adapter, ["model", "accelerator", "adapter_name", "dest_dir"]),
     ],
 )
-def test_signatures(function: object, parameters: list[str]) -> None:
-    assert list(inspect.signature(function).parameters) == parameters  # type: ignore[arg-type]
+def test_signatures(function: Any, parameters: list[str]) -> None:
+    assert list(inspect.signature(function).parameters) == parameters
 
 
-def test_the_trainer_makes_what_we_take_from_it() -> None:
-    body = inspect.getsource(GRPOTrainer.__init__)
-    for line in (
-        "self._metrics = {",
-        "self._dist = DistributedBackend(self.accelerator)",
-        'outputs=("log_probs", "entropy"),',
-        "temperature=self.temperature,",
-        "self.ref_model = create_model_from_path(",
-        "self.ref_model = prepare_fsdp(self.ref_model, self.accelerator)",
-        "self._tokenizer =",
-    ):
-        assert line in body, line
-    assert "self._metrics[mode].items()" in inspect.getsource(GRPOTrainer.log)
+@pytest.mark.parametrize(
+    ("function", "lines"),
+    [
+        (
+            GRPOTrainer.__init__,
+            [
+                "self._metrics = {",
+                "self._dist = DistributedBackend(self.accelerator)",
+                'outputs=("log_probs", "entropy"),',
+                "temperature=self.temperature,",
+                "self.ref_model = create_model_from_path(",
+                "self.ref_model = prepare_fsdp(self.ref_model, self.accelerator)",
+                "self._tokenizer =",
+            ],
+        ),
+        (GRPOTrainer.log, ["self._metrics[mode].items()"]),
+        # A training step that we replace does no more than ours. TRL's keeps time (in ten lines, see below);
+        # transformers' prepares, computes the loss, and goes backward.
+        (GRPOTrainer.training_step, ["super().training_step(model, inputs, num_items_in_batch)"]),
+        (
+            Trainer.training_step,
+            ['kwargs["scale_wrt_gas"] = False', "self.accelerator.backward(loss, **kwargs)", "return loss.detach()"],
+        ),
+        # A checkpoint is written where the trainer is told.
+        (Trainer._save_checkpoint, ["run_dir = self._get_output_dir(trial=trial)"]),
+        # The fused head scores what is labelled; `tune_lm_head_for_cpu` sets what is read at every call.
+        (
+            trl.trainer.utils.add_fused_lm_head,
+            [
+                "labels = shift_labels",
+                "_CHUNKED_LOGPROB_CHUNK_SIZE",
+                "compact = _use_triton(hidden_states.device)",
+            ],
+        ),
+        (
+            AsyncGRPOTrainer.__init__,
+            [
+                "self._peak_flops_per_device = get_peak_flops_per_device(self.accelerator, dtype)",
+                "if weight_transfer is None and is_peft_model(model):",
+                "register_tree_attention()",
+                'outputs=("log_probs", "entropy")',
+                "self.add_callback(StepIntervalCallback(self._log_step_metrics, 1))",
+                "self.add_callback(StepIntervalCallback(self._sync_weight, ",
+            ],
+        ),
+        (trl_async._TrainBeginCallback.on_train_begin, ["self._trainer._sync_weight()"]),
+        (AsyncGRPOTrainer._save_checkpoint, ["isinstance(self.rollout_worker, AsyncRolloutWorker)"]),
+        (trl_async._reduce_metric, ["if isinstance(values[0], tuple):"]),
+    ],
+)
+def test_the_libraries_do_what_we_build_on(function: Any, lines: list[str]) -> None:
+    body = inspect.getsource(function)
+    assert [line for line in lines if line not in body] == []
 
 
-def test_a_training_step_that_we_replace_does_no_more_than_ours() -> None:
-    """TRL's keeps time; transformers' prepares, computes the loss, and goes backward."""
-    body = inspect.getsource(GRPOTrainer.training_step)
-    assert len(body.strip().splitlines()) == 10
-    assert "super().training_step(model, inputs, num_items_in_batch)" in body
-    body = inspect.getsource(Trainer.training_step)
-    for line in (
-        'kwargs["scale_wrt_gas"] = False',
-        "self.accelerator.backward(loss, **kwargs)",
-        "return loss.detach()",
-    ):
-        assert line in body, line
-
-
-def test_the_fused_head_scores_what_is_labelled() -> None:
+def test_what_we_replace_or_read_is_no_more_than_it_was() -> None:
+    assert len(inspect.getsource(GRPOTrainer.training_step).strip().splitlines()) == 10
+    assert "self.args.output_dir" not in inspect.getsource(Trainer._save_checkpoint)
     assert {"log_probs", "entropy", "label_mask"} <= set(FusedCausalLMOutput.__dataclass_fields__)
-    body = inspect.getsource(trl.trainer.utils.add_fused_lm_head)
-    assert "labels = shift_labels" in body
-    # `tune_lm_head_for_cpu` sets what is read at every call.
     assert isinstance(trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE, int)
-    assert "_CHUNKED_LOGPROB_CHUNK_SIZE" in body
-    assert "compact = _use_triton(hidden_states.device)" in body
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_refused_fields_exist(name: str) -> None:
-    assert name in GRPOConfig.__dataclass_fields__
 
 
 def test_an_update_begins_and_ends_where_we_think() -> None:
@@ -88,7 +118,23 @@ def test_an_update_begins_and_ends_where_we_think() -> None:
     assert after.index("self.log(") < after.index("self._evaluate(") < after.index("self._save_checkpoint(")
 
 
-def test_a_checkpoint_is_written_where_the_trainer_is_told() -> None:
-    body = inspect.getsource(Trainer._save_checkpoint)
-    assert "run_dir = self._get_output_dir(trial=trial)" in body
-    assert "self.args.output_dir" not in body
+@pytest.mark.parametrize(
+    ("ours", "theirs", "names"),
+    [
+        (RolloutWorker, trl_async.RolloutWorkerProtocol, ["start", "stop", "update_model_version", "check_health"]),
+        (
+            CopyTransfer,
+            trl_async.WeightTransferProtocol,
+            ["init_weight_transfer", "pause", "send_weights", "resume", "destroy"],
+        ),
+    ],
+)
+def test_protocols(ours: type, theirs: type, names: list[str]) -> None:
+    for name in names:
+        own, wanted = (list(inspect.signature(getattr(of, name)).parameters) for of in (ours, theirs))
+        assert own == wanted, name
+
+
+@pytest.mark.parametrize(("refused", "config"), [(REFUSED, GRPOConfig), (ASYNC_REFUSED, AsyncGRPOConfig)])
+def test_refused_fields_exist(refused: dict[str, Any], config: Any) -> None:
+    assert refused.keys() - config.__dataclass_fields__.keys() == set()

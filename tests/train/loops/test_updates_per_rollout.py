@@ -18,7 +18,6 @@ from atommem.train.objective.loss import MASKED
 from atommem.train.objective.sequences import Row
 from atommem.train.resume.faults import DivergedError
 from tests.train.harness import (
-    GradientRecorder,
     assert_equal_gradients,
     completion_logps,
     episodes_of,
@@ -29,18 +28,6 @@ from tests.train.harness import (
 from tests.train.toys import make_episode, make_model
 
 TASKS = ["t0", "t1", "t2", "t3"]
-
-
-class StateRecorder(GradientRecorder):
-    """Keeps the parameters that each gradient was taken at, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states: list[dict[str, torch.Tensor]] = []
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        super().on_pre_optimizer_step(args, state, control, model=model, **kwargs)
-        self.states.append(copy.deepcopy(model.state_dict()))
 
 
 def writer(model: Any) -> Any:
@@ -66,10 +53,9 @@ def expected_gradients(state: dict[str, torch.Tensor], start: Any, part: int) ->
 
 
 def test_updates_share_a_rollout_and_go_over_it_again(tmp_path: Path) -> None:
-    start, recorder = make_model(), StateRecorder()
+    start = make_model()
     config = make_config(tmp_path, steps_per_generation=2, num_iterations=2, max_steps=5, learning_rate=3e-3)
-    trainer, _, runner = make_trainer(copy.deepcopy(start), config, writer(start))
-    trainer.add_callback(recorder)
+    trainer, recorder, runner = make_trainer(copy.deepcopy(start), config, writer(start))
     trainer.train()
     assert runner.jobs[::4] == [(task, 0) for task in [*TASKS, *TASKS]]  # the fifth update's, too
     assert len(set(runner.seeds)) == 2
@@ -85,7 +71,7 @@ def test_updates_share_a_rollout_and_go_over_it_again(tmp_path: Path) -> None:
 
 def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(tmp_path: Path) -> None:
     """As TRL does: the ratio is to the weights in training, and how far the engine was from those is corrected for."""
-    start, recorder = make_model(), StateRecorder()
+    start = make_model()
 
     def write(task_id: str, sample: int) -> Episode:
         episode = writer(start)(task_id, sample)
@@ -93,17 +79,10 @@ def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(t
             step.logprobs = [logprob - 0.5 for logprob in step.logprobs]
         return episode
 
-    config = make_config(
-        tmp_path,
-        steps_per_generation=2,
-        max_steps=2,
-        learning_rate=3e-3,
-        use_vllm=True,
-        vllm_importance_sampling_mode="token_truncate",
-        vllm_importance_sampling_clip_max=1.0,
-    )
-    trainer, _, _ = make_trainer(copy.deepcopy(start), config, write)
-    trainer.add_callback(recorder)
+    correction = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.0}
+    settings: dict[str, Any] = {"steps_per_generation": 2, "max_steps": 2, "learning_rate": 3e-3, "use_vllm": True}
+    config = make_config(tmp_path, **settings, **correction)
+    trainer, recorder, _ = make_trainer(copy.deepcopy(start), config, write)
     trainer.train()
     # pi_old / pi_sampler is exp(.5) everywhere, truncated to 1.
     for update in (0, 1):
@@ -117,18 +96,17 @@ def test_a_run_that_stopped_between_two_updates_goes_on_with_their_rollout(tmp_p
     """Bit for bit, and without sampling again."""
     settings: dict[str, Any] = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "learning_rate": 3e-3}
     settings |= {"save_strategy": "steps", "save_steps": 3}
-    whole, _, runner = make_trainer(make_model(), make_config(tmp_path, **settings), writer(make_model()))
-    whole.train()
-    assert len(runner.jobs) == 2 * 16
-    saved = tmp_path / "checkpoint-3"
-    resumed, _, runner = make_trainer(make_model(), make_config(tmp_path, **settings), writer(make_model()))
-    resumed.train(resume_from_checkpoint=str(saved))
-    assert len(runner.jobs) == 16  # of the second rollout
+    trainers = []
+    for checkpoint, sampled in ((None, 2 * 16), (str(tmp_path / "checkpoint-3"), 16)):  # of the second rollout
+        trainer, _, runner = make_trainer(make_model(), make_config(tmp_path, **settings), writer(make_model()))
+        trainer.train(resume_from_checkpoint=checkpoint)
+        assert len(runner.jobs) == sampled
+        trainers.append(trainer)
+    whole, resumed = trainers
     weights = resumed.model.state_dict()
     assert all(torch.equal(weight, weights[name]) for name, weight in whole.model.state_dict().items())
-    assert [entry.get("num_tokens") for entry in resumed.state.log_history] == [
-        entry.get("num_tokens") for entry in whole.state.log_history
-    ]
+    ours, theirs = ([entry.get("num_tokens") for entry in one.state.log_history] for one in trainers)
+    assert ours == theirs
 
 
 def test_a_rollout_is_shared_out_among_other_ranks(tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atommem.errors import DataError
-from atommem.train.objective.sequences import (
-    EpisodeSize,
-    Row,
-    episode_rows,
-    merge_equal_rows,
-)
+from atommem.train.objective.sequences import EpisodeSize, Row, episode_rows, merge_equal_rows
 from tests.train.toys import make_episode
 
 EPISODES = [
@@ -19,27 +16,22 @@ EPISODES = [
     make_episode("a", 2, None, [(5, 4)]),
     make_episode("b", 0, 1.0, [(4, 6), (4, 2)]),
 ]
-LONGEST = 11
-SIZES = [EpisodeSize.of(episode) for episode in EPISODES]
 
 
 def test_sizes_leave_out_failed_episodes_and_empty_steps() -> None:
-    assert [EpisodeSize(4, 2), EpisodeSize(2, 1), EpisodeSize(0, 0), EpisodeSize(8, 2)] == SIZES
+    sizes = [EpisodeSize.of(episode) for episode in EPISODES]
+    assert sizes == [EpisodeSize(4, 2), EpisodeSize(2, 1), EpisodeSize(0, 0), EpisodeSize(8, 2)]
 
 
-def test_an_episode_that_ended_without_a_reward_is_refused() -> None:
-    """No outage: its task has no gold answers, and to leave it out would pass for a run that fails."""
-    unscored = make_episode("c", 0, 1.0, [(5, 3)])
-    unscored.reward = None
-    with pytest.raises(DataError, match="task 'c' has no gold answer"):
-        EpisodeSize.of(unscored)
-
-
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
-    """It would pass for an outage, or make every advantage of its group NaN."""
-    with pytest.raises(DataError, match=f"task 'c' was given the reward {reward}"):
-        EpisodeSize.of(make_episode("c", 0, reward, [(5, 3)]))
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [(None, "has no gold answer"), *((bad, f"was given the reward {bad}") for bad in (float("nan"), float("inf")))],
+)
+def test_an_episode_that_ended_without_a_number_is_refused(reward: float | None, message: str) -> None:
+    """No outage: to leave it out would pass for a run that fails. NaN would spoil every advantage of its group."""
+    episode = replace(make_episode("c", 0, 1.0, [(5, 3)]), reward=reward)
+    with pytest.raises(DataError, match=f"task 'c' {message}"):
+        EpisodeSize.of(episode)
 
 
 def test_rows_are_the_sampled_ids_of_every_step() -> None:

@@ -1,4 +1,4 @@
-"""Sharing the rows of an update among ranks and micro-batches."""
+"""Sharing the rows of an update among ranks and micro-batches, packed or padded."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from hypothesis import strategies as st
 from transformers import Qwen3Config
 
 from atommem.train.objective.sequences import Row
+from atommem.train.packing.padding import IGNORED, fit_rows, pad_rows
 from atommem.train.packing.planning import TOLERANCE, balance, bundles, cut, lexicographic, pair_cost, row_costs
 from atommem.train.packing.trie import pack_rows, shared_prefixes
-
-
-def make_row(prompt: list[int], completion: list[int]) -> Row:
-    return Row(prompt, completion, [0.0] * len(completion), 0, 1.0, 1.0)
+from tests.train.toys import make_row
 
 
 def random_rows(seed: int, count: int) -> list[Row]:
     """Rows over three tokens, so that they share prefixes of all lengths, some of them the whole row."""
     rng = random.Random(seed)
-    return [
-        make_row(rng.choices(range(3), k=rng.randint(1, 4)), rng.choices(range(3), k=rng.randint(1, 4)))
-        for _ in range(count)
-    ]
+    ids = [[rng.choices(range(3), k=rng.randint(1, 4)) for _ in range(2)] for _ in range(count)]
+    return [make_row(*both) for both in ids]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12))
@@ -36,11 +32,8 @@ def test_in_lexicographic_order_a_row_adds_what_its_neighbour_does_not_share(see
     assert unique == pack_rows(rows).tree.length
 
 
-def test_row_costs_by_hand() -> None:
+def test_costs_by_hand() -> None:
     assert row_costs([4, 5], [0, 3], pair=0.5) == [4 + 0.5 * 10, 2 + 0.5 * (15 - 6)]
-
-
-def test_pair_cost_by_hand() -> None:
     config = Qwen3Config(
         hidden_size=8, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=4, vocab_size=10
     )
@@ -50,7 +43,7 @@ def test_pair_cost_by_hand() -> None:
 
 def test_bundles_are_runs_that_share_at_least_half() -> None:
     assert bundles([10, 10, 10, 8, 8], [0, 9, 2, 1, 4]) == [2, 1, 2]
-    assert bundles([], []) == []
+    assert bundles([], []) == cut([], [], 0.1, 10) == cut([], [], 0.1, 10, 3) == []
 
 
 @given(st.lists(st.lists(st.floats(0.1, 50), max_size=12), min_size=1, max_size=6))
@@ -106,6 +99,23 @@ def test_cut_keeps_the_budget_and_finds_the_cheapest_costliest_piece(
     assert max(map(cost, pieces(counts))) <= best * 1.011 + 1e-9
 
 
-def test_nothing_to_cut() -> None:
-    assert cut([], [], 0.1, 10) == []
-    assert cut([], [], 0.1, 10, 3) == []
+@given(st.lists(st.integers(2, 60), max_size=50), st.integers(1, 400))
+def test_padded_rows_are_within_the_budget(lengths: list[int], budget: int) -> None:
+    lengths = sorted(lengths, reverse=True)
+    counts = fit_rows(lengths, budget)
+    assert sum(counts) == len(lengths)
+    start = 0
+    for index, count in enumerate(counts):
+        assert count >= 1
+        assert count == 1 or count * lengths[start] <= budget
+        # No further row would have fitted.
+        assert index == len(counts) - 1 or (count + 1) * lengths[start] > budget
+        start += count
+
+
+def test_rows_are_padded_on_the_right_and_completions_labelled() -> None:
+    padded = pad_rows([make_row([1, 2], [31, 32, 33]), make_row([1, 2, 3], [31])], pad_token_id=9)
+    assert padded.input_ids.tolist() == [[1, 2, 31, 32, 33], [1, 2, 3, 31, 9]]
+    assert padded.attention_mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
+    assert padded.labels.tolist() == [[IGNORED, IGNORED, 31, 32, 33], [IGNORED, IGNORED, IGNORED, 31, IGNORED]]
+    assert padded.computed == 10

@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from trl.experimental.async_grpo.packing import tree_attention as trl_kernel
 from trl.trainer.utils import add_fused_lm_head
 
-from atommem.train.objective.sequences import Row
 from atommem.train.packing import tree_attention as module
 from atommem.train.packing.planning import lexicographic
 from atommem.train.packing.tree import Tree, flex_mask
@@ -28,10 +27,9 @@ from atommem.train.packing.tree_attention import (
 )
 from atommem.train.packing.trie import pack_rows
 from tests.train.harness import completion_logps
-from tests.train.toys import make_model
+from tests.train.toys import make_model, make_row
 
 # Two roots; the first has two branches of which one branches again.
-BOUNDARIES, DEPTHS = [0, 5, 8, 10, 14, 20, 22], [0, 5, 8, 8, 5, 0]
 SPANS = ((0, 5, 20), (5, 8, 14), (8, 10, 10), (10, 14, 14), (14, 20, 20), (20, 22, 22))
 
 
@@ -50,37 +48,29 @@ def dense(tree: Tree) -> torch.Tensor:
     return visible
 
 
-def test_outputs_and_gradients_are_those_of_the_dense_mask() -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_outputs_and_gradients_are_those_of_the_dense_mask(dtype: torch.dtype, tolerance: float) -> None:
+    """Half precision is added up in single: it is as near as its own rounding."""
     tree = Tree(SPANS)
-    query, key, value = heads(22)
-    out, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.3)
+    ours = heads(22, dtype)
+    out, _ = tree_attention(torch.nn.Identity(), *ours, None, tree=tree, scaling=0.3)
+    exact = [x.detach().float().requires_grad_() for x in ours]
     expected = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=dense(tree), scale=0.3, enable_gqa=True
+        *exact, attn_mask=dense(tree), scale=0.3, enable_gqa=True
     ).transpose(1, 2)
-    assert torch.allclose(out, expected, atol=1e-6)
-    weights = torch.randn_like(out)
-    got = torch.autograd.grad((out * weights).sum(), (query, key, value))
-    wanted = torch.autograd.grad((expected * weights).sum(), (query, key, value))
-    for a, b in zip(got, wanted, strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
-
-
-def test_half_precision_is_added_up_in_single() -> None:
-    query, key, value = heads(22, torch.bfloat16)
-    out, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
-    exact, _ = tree_attention(torch.nn.Identity(), query.float(), key.float(), value.float(), None, tree=Tree(SPANS))
-    assert out.dtype == torch.bfloat16
-    assert torch.allclose(out.float(), exact, atol=2e-2)
-    out.sum().backward()
-    assert query.grad is not None
-    assert query.grad.dtype == torch.bfloat16
+    weights = torch.randn_like(expected)
+    got = torch.autograd.grad((out * weights.to(dtype)).sum(), ours)
+    wanted = torch.autograd.grad((expected * weights).sum(), exact)
+    for a, b in zip((out, *got), (expected, *wanted), strict=True):
+        assert a.dtype == dtype
+        assert torch.allclose(a.float(), b, atol=tolerance, rtol=tolerance)
 
 
 def test_a_model_under_autocast() -> None:
     model = make_model(spread=0.1)
     add_fused_lm_head(model)
     register_tree_attention()
-    rows = [Row([1, 2, 3], [4, token], [0.0, 0.0], 0, 1.0, 1.0) for token in (5, 6, 7)]
+    rows = [make_row([1, 2, 3], [4, token]) for token in (5, 6, 7)]
     with use_tree_attention(model), torch.autocast("cpu", torch.bfloat16):
         scored, _ = pack_rows(rows).score(model)
     scored.sum().backward()
@@ -100,7 +90,7 @@ def test_all_layers_share_what_is_made_of_a_trie_under_fsdp2(monkeypatch: pytest
     monkeypatch.setattr(module, "tree_attention", record)
     register_tree_attention()
     model = make_model()
-    packed = pack_rows([Row([1, 2, 3], [4, token], [0.0, 0.0], 0, 1.0, 1.0) for token in (5, 6, 7)])
+    packed = pack_rows([make_row([1, 2, 3], [4, token]) for token in (5, 6, 7)])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         for part in (*model.model.layers, model):
@@ -115,21 +105,18 @@ def test_all_layers_share_what_is_made_of_a_trie_under_fsdp2(monkeypatch: pytest
     assert all(tree is packed.tree for tree in seen)
 
 
-def random_tree(rng: random.Random, rows: int, longest: int) -> Tree:
-    return pack_rows(
-        lexicographic(
-            [Row(rng.choices([0, 1], (9, 1), k=rng.randint(1, longest)), [2], [0.0], 0, 1.0, 1.0) for _ in range(rows)]
-        )
-    ).tree
+def random_tree(seed: int, rows: int, longest: int) -> Tree:
+    rng = random.Random(seed)
+    prompts = [rng.choices([0, 1], (9, 1), k=rng.randint(1, longest)) for _ in range(rows)]
+    return pack_rows(lexicographic([make_row(prompt, [2]) for prompt in prompts])).tree
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_block_mask_is_the_one_of_the_dense_mask(seed: int) -> None:
-    tree = random_tree(random.Random(seed), 1 + 4 * seed, 600)
-    cpu = torch.device("cpu")
+    tree = random_tree(seed, 1 + 4 * seed, 600)
     visible = dense(tree)
     expected = create_block_mask(lambda b, h, q, k: visible[q, k], None, None, tree.length, tree.length, device="cpu")
-    mask = flex_mask(tree, cpu)
+    mask = flex_mask(tree, torch.device("cpu"))
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
         assert torch.equal(getattr(mask, name), getattr(expected, name)), name
         indices = name.replace("num_blocks", "indices")
@@ -141,7 +128,7 @@ def test_the_block_mask_is_the_one_of_the_dense_mask(seed: int) -> None:
 
 def test_flex_attention_gives_the_same_outputs() -> None:
     """Without gradients, which `flex_attention` does not have on CPU; they follow the same block mask."""
-    tree = random_tree(random.Random(0), 6, 200)
+    tree = random_tree(0, 6, 200)
     query, key, value = (x.detach() for x in heads(tree.length))
     out = flex_tree_attention(query, key, value, tree, 0.25, flex=flex_attention)
     expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.25)
@@ -151,6 +138,7 @@ def test_flex_attention_gives_the_same_outputs() -> None:
 @pytest.mark.parametrize(("hopper", "dtype"), [(True, torch.bfloat16), (True, torch.float32), (False, torch.bfloat16)])
 def test_which_attention_a_gpu_gets(monkeypatch: pytest.MonkeyPatch, hopper: bool, dtype: torch.dtype) -> None:
     """TRL's kernel, which takes half precision only, on a Hopper GPU; flex_attention elsewhere."""
+    assert not has_flash_attention_3(torch.device("cpu"))
     monkeypatch.setattr(module, "has_flash_attention_3", lambda device: hopper)
     monkeypatch.setattr(module.trl_packing, "tree_attention", lambda *_, **given: ("kernel", sorted(given)))
     monkeypatch.setattr(module, "_compiled_flex_attention", lambda: lambda query, *_, **given: query)
@@ -164,19 +152,10 @@ def test_which_attention_a_gpu_gets(monkeypatch: pytest.MonkeyPatch, hopper: boo
         assert out.shape == (1, 22, 4, 16)
 
 
-def test_no_kernel_without_a_gpu() -> None:
-    assert not has_flash_attention_3(torch.device("cpu"))
-
-
 def test_which_models_can_share_prefixes() -> None:
     model = make_model()
-    assert why_no_tree(model) is None
-    assert (
-        why_no_tree(
-            LlamaForCausalLM(LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8))
-        )
-        is None
-    )
+    llama = LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8)
+    assert why_no_tree(model) is why_no_tree(LlamaForCausalLM(llama)) is None
     model.config.layer_types = ["linear_attention"] * 2
     assert "linear_attention layers" in str(why_no_tree(model))
     windowed = make_model()

@@ -10,38 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.experimental.async_grpo.packing import TreeRow
 
-from atommem.train.objective.sequences import Row
 from atommem.train.packing.planning import lexicographic
 from atommem.train.packing.tree import kernel_arguments
 from atommem.train.packing.trie import pack_rows, shared_prefixes
-
-
-def make_row(prompt: list[int], completion: list[int]) -> Row:
-    return Row(prompt, completion, [0.0] * len(completion), 0, 1.0, 1.0)
+from tests.train.toys import make_row
 
 
 @given(st.integers(0, 10_000), st.integers(1, 14))
 def test_the_layout_is_trls(seed: int, count: int) -> None:
     """Over few tokens, so that prefixes of all lengths are shared, rows are equal, and rows begin others."""
     rng = random.Random(seed)
-    rows = lexicographic(
-        [
-            make_row(rng.choices(range(2), k=rng.randint(1, 6)), rng.choices(range(2), k=rng.randint(1, 5)))
-            for _ in range(count)
-        ]
-    )
+    ids = [[rng.choices(range(2), k=rng.randint(1, longest)) for longest in (6, 5)] for _ in range(count)]
+    rows = lexicographic([make_row(*both) for both in ids])
     theirs = TreeRow()
     for row in rows:
         mask = np.arange(len(row)) >= len(row.prompt_ids)
-        theirs.add(
-            {
-                "input_ids": row.ids,
-                "completion_mask": mask,
-                "old_log_probs": mask * 0.0,
-                "advantage": 0.0,
-                "group_id": None,
-            }
-        )
+        sample = {"input_ids": row.ids, "completion_mask": mask, "old_log_probs": mask * 0.0}
+        theirs.add(sample | {"advantage": 0.0, "group_id": None})
     expected, packed = theirs.pack(), pack_rows(rows)
     for name in ("input_ids", "position_ids", "shift_labels"):
         assert getattr(packed, name).tolist() == [expected[name].tolist()]

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from atommem.config import CONFIG_FILE, MemoryConfig, save_config
 from atommem.errors import ConfigError
+from atommem.train.resume import export as module
 from atommem.train.resume.checkpoint import TRAINING_ARGS
 from atommem.train.resume.checkpoint_files import MARKER, checkpoint_name, partial_folder, publish
 from atommem.train.resume.export import export, main
@@ -88,8 +89,6 @@ def test_no_more_than_one_file_of_weights_is_in_memory(
 ) -> None:
     model = make_checkpoint(tmp_path, in_parts)
     written: list[int] = []
-    from atommem.train.resume import export as module
-
     save_file = module.save_file
 
     def noting(weights: dict[str, torch.Tensor], path: Path, **kwargs: Any) -> None:
@@ -115,19 +114,15 @@ def test_the_card(tmp_path: Path) -> None:
         "pipeline_tag": "text-generation",
         "tags": ["grpo", "atommem"],
     }
-    text = card.text
-    assert "30 of 100 updates" in text
-    assert "| reward | 0.055 | 0.255 |" in text
-    assert "Held-out tasks, after update 30" in text
-    assert "| eval_em | 0.75 (95%: 0.7 to 0.8) |" in text
-    assert "atommem serve --policy notes\n" in text
-    assert "arXiv 2601.08323" in text.partition("## Cite")[2]
-    assert "| learning_rate | 1e-06 |" in text
-    assert '| dialect | "released" |' in text
-    assert "atommem eval --policy notes --data TASKS" in text
-    assert "vllm serve notes --served-model-name policy" in text
-    assert "| data | train.parquet |" in text
-    assert "somebody" not in text, "where files lay is nobody's business"
+    wanted = [
+        *("30 of 100 updates", "| reward | 0.055 | 0.255 |", "Held-out tasks, after update 30"),
+        *("| eval_em | 0.75 (95%: 0.7 to 0.8) |", "| learning_rate | 1e-06 |", '| dialect | "released" |'),
+        *("| data | train.parquet |", "atommem serve --policy notes\n", "atommem eval --policy notes --data TASKS"),
+        *("vllm serve notes --served-model-name policy", "## Cite"),
+    ]
+    assert [text for text in wanted if text not in card.text] == []
+    assert "arXiv 2601.08323" in card.text.partition("## Cite")[2]
+    assert "somebody" not in card.text, "where files lay is nobody's business"
 
 
 def test_nothing_is_made_up_in_a_card(tmp_path: Path) -> None:
@@ -151,14 +146,11 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     (checkpoint / "model.safetensors").write_bytes(b"0" * (checkpoint / "model.safetensors").stat().st_size)
     with pytest.raises(CheckpointError, match=r"the contents of model\.safetensors are not what was written"):
         export(checkpoint, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_zero_3_without_whole_weights_is_explained(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, in_parts=False)
-    source = (tmp_path / "checkpoint-30").rename(partial_folder(tmp_path) / "checkpoint-31")
+    # ZeRO-3 may leave no whole weights.
+    source = checkpoint.rename(partial_folder(tmp_path) / "checkpoint-31")
     for name in ("model.safetensors", MARKER):
         (source / name).unlink()
     publish(source, tmp_path)
     with pytest.raises(ConfigError, match=r"holds no weights that can be read here.*zero_to_fp32\.py"):
         export(tmp_path / "checkpoint-31", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -36,26 +36,18 @@ def hub(monkeypatch: pytest.MonkeyPatch, status: int = 200) -> Iterator[list[tup
             answering(self.answer(self.path, body), "application/json", status)(self, b"")
 
         def answer(self, path: str, body: bytes) -> dict[str, Any]:
+            url = f"http://{self.headers['Host']}/{REPO}"
             if path == "/api/repos/create":
-                return {"url": f"http://{self.headers['Host']}/{REPO}"}
+                return {"url": url}
             if path.startswith(f"/api/models/{REPO}/preupload/"):
-                files = json.loads(body)["files"]
-                return {
-                    "files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in files]
-                }
+                how = {"uploadMode": "regular", "shouldIgnore": False}
+                return {"files": [{"path": one["path"], **how} for one in json.loads(body)["files"]]}
             if path.startswith(f"/api/models/{REPO}/commit/"):
-                lines = [json.loads(line) for line in body.splitlines()]
-                files = {
-                    line["value"]["path"]: base64.b64decode(line["value"]["content"])
-                    for line in lines
-                    if line["key"] == "file"
-                }
-                commits.append((lines[0]["value"]["summary"], files))
-                return {
-                    "success": True,
-                    "commitOid": "0" * 40,
-                    "commitUrl": f"http://{self.headers['Host']}/{REPO}/commit/0",
-                }
+                head, *lines = (json.loads(line) for line in body.splitlines())
+                files = [line["value"] for line in lines if line["key"] == "file"]
+                contents = {file["path"]: base64.b64decode(file["content"]) for file in files}
+                commits.append((head["value"]["summary"], contents))
+                return {"success": True, "commitOid": "0" * 40, "commitUrl": f"{url}/commit/0"}
             return {"errors": [], "warnings": []}  # of the card's head
 
     with listening(Handler) as host:
@@ -71,6 +63,8 @@ def trained(folder: Path, **settings: Any) -> Any:
     return trainer
 
 
+# Between two updates on a rollout, so that its tokens, which are texts of the data, are in the checkpoint.
+SAVES = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1, "steps_per_generation": 2}
 MODEL = {"README.md", "atommem_config.json", "config.json", "model.safetensors", "tokenizer_config.json"}
 
 
@@ -79,17 +73,18 @@ def test_the_model_goes_with_card_and_settings_and_nothing_private(
 ) -> None:
     out = tmp_path / "out"
     with hub(monkeypatch) as commits:
-        trainer = trained(out)
+        trainer = trained(out, hub_strategy="end", hub_always_push=True, **SAVES)
         for private in ("wandb/run/x", "traces/step-1/x", "samples/step-1.txt", "failed/step-1/x", "eval/traces/x"):
             (out / private).parent.mkdir(parents=True, exist_ok=True)
             (out / private).write_text("Ann lives in Rome")
         save_final(trainer, trainer.settings)
-        assert not commits  # what is saved is not yet whole
+        assert not commits  # no checkpoint, and what is saved is not yet whole
         push(trainer)
     ((title, files),) = commits
     assert title == "End of training"
     assert files.keys() >= MODEL
     assert not any(b"Ann lives in Rome" in content for content in files.values())
+    assert not [name for name in files if name.startswith("checkpoint")]
     assert files["model.safetensors"] == (out / "model.safetensors").read_bytes()
     assert json.loads(files["atommem_config.json"])["capacity"] == 5
     card = files["README.md"].decode()
@@ -98,19 +93,14 @@ def test_the_model_goes_with_card_and_settings_and_nothing_private(
     assert f"vllm serve {REPO} " in card
 
 
-@pytest.mark.parametrize(("strategy", "kept"), [("every_save", False), ("all_checkpoints", True), ("end", None)])
+@pytest.mark.parametrize(("strategy", "kept"), [("every_save", False), ("all_checkpoints", True)])
 def test_checkpoints_go_as_the_strategy_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, kept: bool | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, kept: bool
 ) -> None:
     with hub(monkeypatch) as commits:
-        # Between two updates on a rollout, so that its tokens, which are texts of the data, are in the checkpoint.
-        settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1, "steps_per_generation": 2}
-        trainer = trained(tmp_path, hub_strategy=strategy, hub_always_push=True, **settings)
+        trainer = trained(tmp_path, hub_strategy=strategy, hub_always_push=True, **SAVES)
         trainer._finish_current_push()
     by_title = dict(commits)
-    if kept is None:
-        assert not commits
-        return
     model = by_title.pop("Training in progress, step 1")
     assert model.keys() >= MODEL
     state = ("optimizer", "scheduler", "rng_state", "rollout", "trainer_state")

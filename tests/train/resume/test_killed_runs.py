@@ -23,24 +23,27 @@ from atommem.train.resume.faults import DivergedError
 from atommem.train.resume.interrupts import EXIT_INTERRUPTED
 from atommem.train.train_cli import main, parse_grpo
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
-from tests.train.loops.test_end_to_end import make_tasks
-from tests.train.test_train_cli import model_folder  # noqa: F401  # a fixture
+from tests.train.loops.test_end_to_end import make_tasks, save_model
 
 ROOT = Path(__file__).parents[3]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
-def flags(model_folder: Path, tmp_path: Path) -> list[str]:  # noqa: F811
+def flags(tmp_path: Path) -> list[str]:
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
-    text = f"""--model_name_or_path {model_folder} --data {tmp_path / "tasks.jsonl"} --seed 3 --learning_rate 1e-2
-        --per_device_train_batch_size 12 --num_generations 6 --save_steps 2 --max_steps 40
+    text = f"""--model_name_or_path {save_model(tmp_path)} --data {tmp_path / "tasks.jsonl"} --seed 3
+        --learning_rate 1e-2 --per_device_train_batch_size 12 --num_generations 6 --save_steps 2 --max_steps 40
         --use_cpu --report_to none --disable_tqdm true --dataloader_pin_memory false"""
     return text.split()
 
 
-def start(flags: list[str], out: Path, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "atommem.train.train_cli", "grpo", *flags, "--output_dir", str(out), "--resume"]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+def start(flags: list[str], out: Path, *launcher: str) -> subprocess.Popen[str]:
+    """The command, which resumes what it finds, under a launcher or alone."""
+    command = [sys.executable, "-m", *launcher, "atommem.train.train_cli", "grpo", *flags]
+    command += ["--output_dir", str(out), "--resume"]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, cwd=out.parent, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -53,14 +56,11 @@ def logged_updates(out: Path) -> int:
 
 def wait_for_updates(out: Path, updates: int) -> None:
     deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
-        if logged_updates(out) >= updates:
-            return
+    while logged_updates(out) < updates:
+        assert time.monotonic() < deadline, f"{out} did not get to update {updates}"
         time.sleep(0.01)
-    raise AssertionError(f"{out} did not get to update {updates}")
 
 
-@pytest.mark.slow
 def test_killed_then_asked_to_stop_then_resumed(flags: list[str], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     with start(flags, whole) as left_alone, start(flags, parts) as killed:
@@ -85,23 +85,12 @@ def test_killed_then_asked_to_stop_then_resumed(flags: list[str], tmp_path: Path
     assert not (parts / PARTIAL).exists()
 
 
-@pytest.mark.slow
 def test_two_processes_stop_together(flags: list[str], tmp_path: Path) -> None:
     """Only one of them gets the signal; both have to save the same step. Before that they share an evaluation."""
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "-m",
-        "atommem.train.train_cli",
-    ]
-    command += ["grpo", *flags, "--output_dir", str(out), "--per_device_train_batch_size", "6"]
-    command += ["--eval_data", str(tmp_path / "tasks.jsonl"), "--eval_strategy", "steps", "--eval_steps", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+    two = ["--per_device_train_batch_size", "6", "--eval_data", str(tmp_path / "tasks.jsonl")]
+    two += ["--eval_strategy", "steps", "--eval_steps", "2"]
+    with start([*flags, *two], out, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m") as launcher:
         wait_for_updates(out, 3)
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
         assert len(children) == 2
@@ -117,7 +106,6 @@ def test_two_processes_stop_together(flags: list[str], tmp_path: Path) -> None:
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
 
 
-@pytest.mark.slow
 def test_a_failed_update_is_repeated(
     flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,13 +7,13 @@ import errno
 import os
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, OutageError
@@ -23,7 +23,7 @@ from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints,
 from atommem.train.resume.faults import CheckpointError, DivergedError, RolloutFailedError, is_disk_full
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
-from tests.train.harness import make_config, make_trainer
+from tests.train.harness import at, make_config, make_trainer, terminate
 from tests.train.loops.test_end_to_end import make_element_tokenizer, make_real_trainer
 from tests.train.toys import make_model, mixed_episode, random_episode
 
@@ -34,49 +34,46 @@ SETTINGS: dict[str, Any] = {
     "shuffle_dataset": True,
     "learning_rate": 1e-2,
 }
+DISK_FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def names(folder: Path) -> list[str]:
     return [path.name for path in complete_checkpoints(folder)]
 
 
-class At(TrainerCallback):
-    """Does something once, at an event of one update (from 1)."""
-
-    def __init__(self, event: str, update: int, action: Callable[[], None]) -> None:
-        def act(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == update:
-                action()
-
-        setattr(self, event, act)
-
-
-def terminate() -> None:
-    signal.raise_signal(signal.SIGTERM)
-
-
 def during_rollout(trainer: MemoryGRPOTrainer, update: int, action: Callable[[], None]) -> None:
     """Do something in the middle of the rollout of an update (from 1)."""
     run_all = trainer.backend.runner.run_all
 
-    async def acting(jobs: Sequence[Any], *args: Any) -> list[Episode]:
+    async def acting(*arguments: Any) -> list[Episode]:
         if trainer.state.global_step == update - 1:
             asyncio.get_running_loop().call_later(0.01, action)
-        return await run_all(jobs, *args)
+        return await run_all(*arguments)
 
     trainer.backend.runner.run_all = acting  # type: ignore[method-assign]
 
 
-def failing_rollout(trainer: MemoryGRPOTrainer, update: int, error: Exception) -> None:
-    """The rollout of an update (from 1) raises an error."""
-    run_all = trainer.backend.runner.run_all
+def breaking(where: Any, name: str, error: Exception) -> Callable[[MemoryGRPOTrainer], None]:
+    """A method of what `where` finds in the trainer raises the error in the third update."""
 
-    async def failing(jobs: Sequence[Any], *args: Any) -> list[Episode]:
-        if trainer.state.global_step == update - 1:
-            raise error
-        return await run_all(jobs, *args)
+    def arrange(trainer: MemoryGRPOTrainer) -> None:
+        whole = getattr(where(trainer), name)
 
-    trainer.backend.runner.run_all = failing  # type: ignore[method-assign]
+        def broken(*arguments: Any) -> Any:
+            if trainer.state.global_step == 2:
+                raise error
+            return whole(*arguments)
+
+        setattr(where(trainer), name, broken)
+
+    return arrange
+
+
+def diverging(value: float) -> Callable[[MemoryGRPOTrainer], None]:
+    """One gradient of the third update is multiplied by `value`."""
+    return lambda trainer: trainer.model.lm_head.weight.register_hook(
+        lambda gradient: gradient * value if trainer.state.global_step == 2 else gradient
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +89,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[str,
 def resume_and_compare(folder: Path, whole: tuple[Any, list[dict[str, Any]]]) -> None:
     """From other weights: everything has to come from the checkpoint."""
     trainer, _ = make_real_trainer(folder, make_model(9, len(make_element_tokenizer()), spread=0.1), **SETTINGS)
-    last = last_checkpoint(folder)
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    trainer.train(resume_from_checkpoint=str(last_checkpoint(folder)))
     trainer.close()
     for name, expected in whole[0].items():
         assert torch.equal(trainer.model.state_dict()[name], expected), name
@@ -105,23 +101,61 @@ def resume_and_compare(folder: Path, whole: tuple[Any, list[dict[str, Any]]]) ->
     assert len(rewards[0]) == 4
 
 
-@pytest.mark.parametrize(
-    "moment", ["rollout", *(pytest.param(m, marks=pytest.mark.slow) for m in ("on_pre_optimizer_step", "on_log"))]
-)
-def test_sigterm_saves_and_the_run_goes_on(tmp_path: Path, whole: Any, moment: str) -> None:
-    """In the rollout of the third update, or in the second: either way the state after two updates is saved."""
+STOPPED = (TrainingInterrupted, r"stopped before update 3\..*--resume continues")
+DIVERGED = (DivergedError, r"gradient norm of update 3 is .*failed.step-3.*--resume")
+SPENT = BudgetSpentError("call_budget is spent: 7 calls are recorded. Give more.")
+ENDINGS: dict[str, tuple[Callable[[MemoryGRPOTrainer], Any], type[Exception], str]] = {
+    "SIGTERM in a rollout": (lambda trainer: during_rollout(trainer, 3, terminate), *STOPPED),
+    # An update is counted before its log entry is made: either way the state after two updates is saved.
+    "SIGTERM in an update": (lambda trainer: trainer.add_callback(at("on_pre_optimizer_step", 1, terminate)), *STOPPED),
+    "SIGTERM after an update": (lambda trainer: trainer.add_callback(at("on_log", 2, terminate)), *STOPPED),
+    "spent budget": (
+        breaking(lambda trainer: trainer.backend.runner, "run_all", SPENT),
+        BudgetSpentError,
+        r"before update 3: call_budget is spent: 7 .*--resume continues",
+    ),
+    "NaN": (diverging(float("nan")), *DIVERGED),
+    "infinite gradient": (diverging(float("inf")), *DIVERGED),
+    "engine that dies": (
+        breaking(lambda trainer: trainer.backend.runner, "run_all", RuntimeError("EngineCore died")),
+        RolloutFailedError,
+        r"update 3 cannot be sampled: RuntimeError\('EngineCore died'\)",
+    ),
+    "engine that does not wake": (
+        breaking(lambda trainer: trainer.backend, "rollout", RuntimeError("out of memory")),
+        RolloutFailedError,
+        r"update 3 cannot be sampled: RuntimeError\('out of memory'\)",
+    ),
+    "no server": (
+        breaking(lambda trainer: trainer.backend, "publish", OutageError("http://localhost:1 does not answer")),
+        RolloutFailedError,
+        r"update 3 cannot be sampled: http://localhost:1 does not answer\.",
+    ),
+}
+SLOW = {"SIGTERM in an update", "SIGTERM after an update", "infinite gradient"}
+
+
+@pytest.mark.parametrize("ending", [pytest.param(e, marks=pytest.mark.slow if e in SLOW else ()) for e in ENDINGS])
+def test_what_ends_a_run_leaves_the_state_before_it(tmp_path: Path, whole: Any, ending: str) -> None:
+    """All of them in the third update: saved is the second, and the run goes on from it bit for bit."""
+    arrange, error, message = ENDINGS[ending]
     trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
-    if moment == "rollout":
-        during_rollout(trainer, 3, terminate)
-    else:
-        # An update is counted before its log entry is made.
-        trainer.add_callback(At(moment, 1 if moment == "on_pre_optimizer_step" else 2, terminate))
+    arrange(trainer)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(TrainingInterrupted, match=r"stopped before update 3\..*--resume continues"):
+    with pytest.raises(error, match=message):
         trainer.train()
     trainer.close()
     assert signal.getsignal(signal.SIGTERM) is before
     assert names(tmp_path) == ["checkpoint-2"]
+    # What is no fault leaves no failed step.
+    assert (tmp_path / "failed" / "step-3").exists() == (error in (DivergedError, RolloutFailedError))
+    if error is DivergedError:
+        episodes = [read_trace(path).episode for path in (tmp_path / "failed/step-3/episodes").iterdir()]
+        assert len(episodes) == 8
+        assert all(step.prompt_ids and step.logprobs for episode in episodes for step in episode.steps)
+        assert (tmp_path / "failed/step-3/rng_state_0.pth").is_file()
+    if "dies" in ending:
+        assert "in broken" in (tmp_path / "failed/step-3/report.json").read_text(), "where it happened"
     resume_and_compare(tmp_path, whole)
 
 
@@ -138,61 +172,20 @@ def test_a_run_that_has_ended_trains_no_more_when_it_is_resumed(tmp_path: Path) 
     assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
 
 
-def test_a_spent_budget_saves_as_a_stop_does_and_keeps_no_failed_step(tmp_path: Path, whole: Any) -> None:
-    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
-    failing_rollout(trainer, 3, BudgetSpentError("call_budget is spent: 7 calls are recorded. Give more."))
-    with pytest.raises(BudgetSpentError, match=r"before update 3: call_budget is spent: 7 .*--resume continues"):
-        trainer.train()
-    trainer.close()
-    assert names(tmp_path) == ["checkpoint-2"]
-    assert not (tmp_path / "failed").exists()
-    resume_and_compare(tmp_path, whole)
-
-
-def test_before_the_first_update_there_is_nothing_to_save(tmp_path: Path) -> None:
-    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
-    during_rollout(trainer, 1, terminate)
-    with pytest.raises(TrainingInterrupted, match=r"There is no checkpoint yet"):
+@pytest.mark.parametrize(
+    ("update", "number", "save_strategy", "ending"),
+    [(1, signal.SIGTERM, "steps", TrainingInterrupted), (3, signal.SIGINT, "no", KeyboardInterrupt)],
+    ids=["nothing to save yet", "nothing is to be saved: Ctrl-C ends training as it ends anything"],
+)
+def test_a_stop_without_a_checkpoint(
+    tmp_path: Path, update: int, number: int, save_strategy: str, ending: type[BaseException]
+) -> None:
+    trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_strategy": save_strategy})
+    during_rollout(trainer, update, lambda: signal.raise_signal(number))
+    with pytest.raises(ending, match="There is no checkpoint yet" if ending is TrainingInterrupted else None):
         trainer.train()
     trainer.close()
     assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("moment", ["rollout", "on_pre_optimizer_step"])
-def test_where_nothing_is_saved_ctrl_c_ends_training_as_it_ends_anything(tmp_path: Path, moment: str) -> None:
-    trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_strategy": "no"})
-    if moment == "rollout":
-        during_rollout(trainer, 3, lambda: signal.raise_signal(signal.SIGINT))
-    else:
-        trainer.add_callback(At(moment, 1, lambda: signal.raise_signal(signal.SIGINT)))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    trainer.close()
-    assert names(tmp_path) == []
-
-
-def poisoned(trainer: MemoryGRPOTrainer, update: int, value: float) -> None:
-    """From an update on, one gradient is `value`."""
-
-    def poison(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * value if trainer.state.global_step == update - 1 else gradient
-
-    trainer.model.lm_head.weight.register_hook(poison)
-
-
-@pytest.mark.parametrize("value", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.slow)])
-def test_a_gradient_that_is_no_number_never_reaches_the_parameters(tmp_path: Path, whole: Any, value: float) -> None:
-    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
-    poisoned(trainer, 3, value)
-    with pytest.raises(DivergedError, match=r"gradient norm of update 3 is .*failed.step-3.*--resume"):
-        trainer.train()
-    trainer.close()
-    assert names(tmp_path) == ["checkpoint-2"]
-    episodes = [read_trace(path).episode for path in sorted((tmp_path / "failed/step-3/episodes").iterdir())]
-    assert len(episodes) == 8
-    assert all(step.prompt_ids and step.logprobs for episode in episodes for step in episode.steps)
-    assert (tmp_path / "failed/step-3/rng_state_0.pth").is_file()
-    resume_and_compare(tmp_path, whole)
 
 
 def mostly_failed(task_id: str, sample: int) -> Episode:
@@ -205,57 +198,17 @@ def mostly_failed(task_id: str, sample: int) -> Episode:
 def test_too_many_failed_episodes_end_the_run(tmp_path: Path) -> None:
     config = make_config(tmp_path, max_steps=2, save_strategy="steps", save_steps=100)
     trainer, _, runner = make_trainer(make_model(), config, mixed_episode)
-    trainer.add_callback(At("on_step_end", 1, lambda: setattr(runner, "write", mostly_failed)))
+    trainer.add_callback(at("on_step_end", 1, lambda: setattr(runner, "write", mostly_failed)))
     with pytest.raises(RolloutFailedError, match=r"6 of 8 episodes of update 2 failed.*0\.5: no server answers"):
         trainer.train()
     assert names(tmp_path) == ["checkpoint-1"]
     assert len(list((tmp_path / "failed/step-2/episodes").iterdir())) == 8
 
 
-def test_nothing_to_sample_from_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config(tmp_path, max_steps=2, save_strategy="steps", save_steps=100)
-    trainer, _, _ = make_trainer(make_model(), config, mixed_episode)
-
-    def gone(trainer: Any) -> None:
-        if trainer.state.global_step == 1:
-            raise OutageError("http://localhost:1 does not answer")
-
-    monkeypatch.setattr(trainer.backend, "publish", gone)
-    with pytest.raises(RolloutFailedError, match=r"update 2 cannot be sampled: http://localhost:1 does not answer\."):
-        trainer.train()
-    assert names(tmp_path) == ["checkpoint-1"]
-
-
-def test_an_engine_that_dies_in_a_rollout_ends_the_run(tmp_path: Path, whole: Any) -> None:
-    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
-    failing_rollout(trainer, 3, RuntimeError("EngineCore died"))
-    with pytest.raises(RolloutFailedError, match=r"update 3 cannot be sampled: RuntimeError\('EngineCore died'\)"):
-        trainer.train()
-    trainer.close()
-    assert "in failing" in (tmp_path / "failed/step-3/report.json").read_text(), "where it happened"
-    resume_and_compare(tmp_path, whole)
-
-
-def test_an_engine_that_does_not_wake_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config(tmp_path, max_steps=2, save_strategy="steps", save_steps=100)
-    trainer, _, _ = make_trainer(make_model(), config, mixed_episode)
-    awake = trainer.backend.rollout
-
-    def out_of_memory(of: Any) -> Any:
-        if of.state.global_step == 1:
-            raise RuntimeError("out of memory")
-        return awake(of)
-
-    monkeypatch.setattr(trainer.backend, "rollout", out_of_memory)
-    with pytest.raises(RolloutFailedError, match=r"update 2 cannot be sampled: RuntimeError\('out of memory'\)"):
-        trainer.train()
-    assert names(tmp_path) == ["checkpoint-1"]
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), r"the disk is full.*MB are free for .*: make room there"),
+        (DISK_FULL, r"the disk is full.*MB are free for .*: make room there"),
         pytest.param(RuntimeError("this cannot be pickled"), "this cannot be pickled", marks=pytest.mark.slow),
     ],
 )
@@ -296,12 +249,10 @@ def test_torchs_word_for_a_full_disk_is_known(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_while_logging_names_the_data(tmp_path: Path) -> None:
-    trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
-
     def full() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise DISK_FULL
 
-    trainer.add_callback(At("on_log", 2, full))
+    trainer, _ = make_real_trainer(tmp_path, callbacks=[at("on_log", 2, full)], **SETTINGS)
     with pytest.raises(Exception, match=r"the disk is full.*failed/step-3"):
         trainer.train()
     trainer.close()

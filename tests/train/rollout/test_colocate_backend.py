@@ -117,7 +117,7 @@ def test_calls_come_in_the_order_of_trl(tmp_path: Path, double: Any, monkeypatch
 
 def as_llm(double: Any, fields: dict[str, Any]) -> Any:
     """vLLM's ``LLM`` around the double's engine."""
-    engine = double.LLMEngine(SimpleNamespace(dtype="float32", max_model_len=None, **without(fields, "max_model_len")))
+    engine = double.LLMEngine(SimpleNamespace(**{**fields, "dtype": "float32", "max_model_len": None}))
     worker = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=engine.load_weights)))
 
     def generate(prompts: list[Any], sampling_params: Any, use_tqdm: bool) -> list[Any]:
@@ -125,17 +125,9 @@ def as_llm(double: Any, fields: dict[str, Any]) -> Any:
             engine.add_request(str(index), prompt, sampling_params)
         return engine.step()
 
-    return SimpleNamespace(
-        llm_engine=SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker)),
-        generate=generate,
-        sleep=lambda level: engine.sleep(level),
-        wake_up=lambda tags: engine.wake_up(tags),
-        reset_prefix_cache=engine.reset_prefix_cache,
-    )
-
-
-def without(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key != name}
+    engine.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
+    engine.generate = generate
+    return engine
 
 
 def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:

@@ -1,4 +1,4 @@
-"""Groups that teach nothing are replaced while others still run."""
+"""Which task and seed a group has; groups that teach nothing are replaced while others still run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from trl.trainer.utils import RepeatSampler
 
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import ConfigError
 from atommem.train.rollout.dynamic_sampling import GroupPart, run_parts
-from tests.train.harness import make_config
+from atommem.train.rollout.task_order import TaskOrder
 from tests.train.toys import ToyTask
 
 TASKS = [ToyTask(f"t{index}") for index in range(10)]
@@ -69,6 +69,15 @@ async def test_groups_that_were_put_down_have_to_end_in_the_next_update() -> Non
     assert await work == ([slow], [other])
 
 
-def test_a_group_that_no_process_has_whole_cannot_be_replaced(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match="per_device_train_batch_size is 6, and num_generations 4: with dynamic"):
-        make_config(tmp_path, per_device_train_batch_size=6, dynamic_sampling=1)
+def test_every_epoch_has_each_task_once_in_an_order_of_its_own() -> None:
+    order, again = (TaskOrder(tasks=12, groups_per_update=3, shuffle=True, seed=7) for _ in range(2))
+    first, second = ([order.task(12 * epoch + i) for i in range(12)] for epoch in (0, 1))
+    assert first == list(RepeatSampler(range(12), mini_repeat_count=1, batch_size=3, shuffle=True, seed=7))  # TRL's
+    assert sorted(first) == sorted(second) == list(range(12))
+    assert first != second != list(range(12))
+    assert [again.task(12 + i) for i in range(12)] == second  # a resumed run begins anywhere
+
+
+def test_seeds_are_those_of_the_update() -> None:
+    order = TaskOrder(tasks=4, groups_per_update=2, shuffle=False, seed=3)
+    assert [order.seed(group) - 3 * 1_000_003 for group in range(6)] == [0, 0, 1, 1, 2, 2]

@@ -9,41 +9,28 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.task import Document, Question, Task
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import OutageError
 from atommem.eval.runner import evaluate
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.checkpoint_files import complete_checkpoints
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
-from tests.train.harness import make_config
-from tests.train.loops.test_end_to_end import make_real_trainer
+from tests.train.loops.test_end_to_end import make_real_trainer, make_tasks
 
-
-def held_out(count: int = 24) -> list[Task]:
-    documents = (Document("", "c0 city"), Document("", "c1"))
-    return [
-        Task(f"h{i}", (Question("which city", ("c0",)),), documents, source=("hotpotqa", "musique")[i % 2])
-        for i in range(count)
-    ]
+HELD_OUT = [
+    replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2])
+    for index, task in enumerate(make_tasks(24))
+]
 
 
 def make(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
-    held = {"held_out": held_out(), "eval_data": "file", "eval_strategy": "steps"}
+    held = {"held_out": HELD_OUT, "eval_data": "file", "eval_strategy": "steps"}
     return make_real_trainer(folder, learning_rate=2e-2, **held, **settings)[0]
 
 
 def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = make(
-        tmp_path,
-        max_steps=5,
-        eval_steps=2,
-        save_strategy="best",
-        metric_for_best_model="em",
-        greater_is_better=True,
-        load_best_model_at_end=True,
-        save_total_limit=1,
-    )
+    best = {"metric_for_best_model": "em", "greater_is_better": True, "load_best_model_at_end": True}
+    trainer = make(tmp_path, max_steps=5, eval_steps=2, save_strategy="best", save_total_limit=1, **best)
     sampling = trainer.backend.runner.agent.sampling
     trainer.train()
     logged = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "eval_em" in entry]
@@ -57,15 +44,14 @@ def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureF
     assert "held-out EM" in capsys.readouterr().out
     updates = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "loss" in entry]
     assert len(updates) == 5
-    assert all(entry["num_tokens"] and entry["seconds/generate"] > 0 for entry in updates), (
-        "training metrics stay theirs"
-    )
+    # Training metrics stay theirs.
+    assert all(entry["num_tokens"] and entry["seconds/generate"] > 0 for entry in updates)
     # Seeds of training: those of the update, whether or not there was an evaluation before it.
     assert trainer.backend.runner.agent.sampling.temperature == sampling.temperature
 
-    best = max(logged, key=lambda entry: entry["eval_em"])["step"]
-    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
-    assert [path.name for path in complete_checkpoints(tmp_path)] == [f"checkpoint-{best}"]
+    step = max(logged, key=lambda entry: entry["eval_em"])["step"]
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
+    assert [path.name for path in complete_checkpoints(tmp_path)] == [f"checkpoint-{step}"]
     trainer.close()
 
 
@@ -75,7 +61,7 @@ async def test_the_scores_are_those_of_atommem_eval(tmp_path: Path, temperature:
     metrics = await asyncio.to_thread(trainer.evaluate)
     runner = trainer.backend.runner
     runner.agent.sampling = replace(runner.agent.sampling, temperature=1.0 if temperature is None else 0.0, seed=3)
-    result = await evaluate(held_out(), runner, samples_per_task=samples, progress=False)
+    result = await evaluate(HELD_OUT, runner, samples_per_task=samples, progress=False)
     summary = result.summary()
     for name in ("em", "f1"):
         for key, of in (("", "mean"), ("_low", "low"), ("_high", "high")):
@@ -83,13 +69,6 @@ async def test_the_scores_are_those_of_atommem_eval(tmp_path: Path, temperature:
     assert metrics["eval_n"] == 24 * samples
     assert metrics["eval_actions/create"] == summary["means"]["actions/create"]
     await asyncio.to_thread(trainer.close)
-
-
-def test_both_settings_are_needed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="eval_strategy is 'no' and eval_data is 'x'"):
-        make_config(tmp_path, eval_data="x")
-    with pytest.raises(ConfigError, match="eval_strategy is 'steps' and eval_data is None"):
-        make_config(tmp_path, eval_strategy="steps", eval_steps=2)
 
 
 def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:

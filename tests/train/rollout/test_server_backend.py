@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Barrier, Event
@@ -28,15 +29,26 @@ from tests.train.toys import WrittenRunner, make_model, mixed_episode
 LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
-def train(tmp_path: Path, cluster: Cluster, sync: WeightSync, updates: int = 1, **settings: Any) -> MemoryGRPOTrainer:
-    pool = ServerPool(cluster.urls, tokenizer=WordTokenizer(), patience=0.5, backoff=0.01, transport=cluster.transport)
+def make_server_trainer(
+    folder: Path, cluster: Cluster, sync: WeightSync, updates: int = 1, episodes: int = 8, **arguments: Any
+) -> MemoryGRPOTrainer:
+    """A trainer whose weights go to the servers of `cluster`, and whose episodes are written."""
+    pool = ServerPool(cluster.urls, tokenizer=WordTokenizer(), patience=0.2, backoff=0.01, transport=cluster.transport)
     runner: Any = WrittenRunner(mixed_episode)
     runner.agent.policy = pool
+    settings = {"max_steps": updates, "per_device_train_batch_size": episodes, "use_vllm": True, "vllm_mode": "server"}
     backend = ServerBackend(runner, pool, sync)
-    config = make_config(tmp_path, max_steps=updates, use_vllm=True, vllm_mode="server")
-    trainer, _, _ = make_trainer(make_model(), config, mixed_episode, backend=backend, **settings)
+    return make_trainer(make_model(), make_config(folder, **settings), mixed_episode, backend=backend, **arguments)[0]
+
+
+def train(*of: Any, **settings: Any) -> MemoryGRPOTrainer:
+    trainer = make_server_trainer(*of, **settings)
     trainer.train()
     return trainer
+
+
+def adapters(folder: Path) -> AdapterSync:
+    return AdapterSync(AdapterPublisher(folder / "adapters"))
 
 
 def test_every_update_has_its_own_adapter_on_all_servers_and_old_ones_go(tmp_path: Path) -> None:
@@ -69,65 +81,65 @@ def test_every_update_has_its_own_adapter_on_all_servers_and_old_ones_go(tmp_pat
 def test_an_update_goes_on_without_a_server_that_is_gone(tmp_path: Path) -> None:
     cluster = Cluster("a", "b")
     cluster["a"].up = False
-    trainer = train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA)
+    trainer = train(tmp_path, cluster, adapters(tmp_path), peft_config=LORA)
     trainer.close()
     assert (len(cluster["a"].loads), len(cluster["b"].loads)) == (0, 1)
     logged = trainer.state.log_history[0]
     assert (logged["servers/serving"], logged["servers/lost"]) == (1.0, 1.0)
-    cluster["b"].up = False
-    with pytest.raises(RolloutFailedError, match="no server has answered"):
-        train(tmp_path, cluster, AdapterSync(AdapterPublisher(tmp_path / "adapters")), peft_config=LORA)
 
 
-def test_an_adapter_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
-    folder = tmp_path / "adapters"
-    folder.write_text("a file where the folder should be")
+@pytest.mark.parametrize("lora", [True, False])
+def test_without_any_server_the_run_ends(tmp_path: Path, lora: bool) -> None:
+    cluster = Cluster("a")
+    cluster["a"].up = False
+    sync = adapters(tmp_path) if lora else FullWeights(1.0, lambda *_: None)
+    message = (
+        "no server has answered" if lora else r"no server could be given weights \(http://a\): none of them answers"
+    )
+    with pytest.raises(RolloutFailedError, match=message):
+        train(tmp_path, cluster, sync, peft_config=LORA if lora else None)
+
+
+def test_an_adapter_that_cannot_be_written_or_served_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapters").write_text("a file where the folder should be")
     with pytest.raises(RolloutFailedError, match=r"the adapter could not be written to .+adapters/atommem-.+-v1: "):
-        train(tmp_path, Cluster("a"), AdapterSync(AdapterPublisher(folder)), peft_config=LORA)
-
-
-def test_an_adapter_that_vllm_cannot_serve_is_refused(tmp_path: Path) -> None:
-    config = LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
+        train(tmp_path, Cluster("a"), adapters(tmp_path), peft_config=LORA)
+    dora = LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
     with pytest.raises(ConfigError, match="vLLM cannot serve this adapter"):
-        train(tmp_path, Cluster("a"), AdapterSync(AdapterPublisher(tmp_path)), peft_config=config)
+        train(tmp_path, Cluster("a"), adapters(tmp_path), peft_config=dora)
 
 
 class FakeTransfer:
-    """Takes weights as TRL's `WeightTransferClient` does; what it got is kept."""
+    """Takes weights as TRL's `WeightTransferClient` does; what it was asked and what it got is kept."""
 
-    def __init__(self, description: dict[str, Any]) -> None:
-        self.description = description
+    def __init__(self, urls: Sequence[str], describe: Callable[[str], dict[str, Any]], timeout: float = 0.0) -> None:
+        self.urls, self.description = ",".join(urls), describe("bfloat16")
         self.calls: list[str] = []
         self.weights: dict[str, torch.Tensor] = {}
-
-    def pause(self) -> None:
-        self.calls.append("pause")
+        self.pause, self.resume, self.destroy = (
+            partial(self.calls.append, name) for name in ("pause", "resume", "destroy")
+        )
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.calls.append("send")
         self.weights = {name: weight.clone() for name, weight in iterator}
 
-    def resume(self) -> None:
-        self.calls.append("resume")
-
-    def destroy(self) -> None:
-        self.calls.append("destroy")
-
 
 def test_full_weights_go_to_every_server_that_is_up(tmp_path: Path) -> None:
     cluster = Cluster("a", "b", "c")
     cluster["b"].up = False
-    clients: dict[str, FakeTransfer] = {}
+    clients: list[FakeTransfer] = []
 
-    def connect(urls: Sequence[str], describe: Callable[[str], dict[str, Any]], timeout: float) -> FakeTransfer:
+    def connect(*of: Any) -> FakeTransfer:
         if cluster["c"].up:
             cluster["c"].up = False
             raise OutageError("http://c went away")  # between two questions
-        return clients.setdefault(",".join(urls), FakeTransfer(describe("bfloat16")))
+        clients.append(FakeTransfer(*of))
+        return clients[-1]
 
     trainer = train(tmp_path, cluster, FullWeights(1.0, connect), updates=2)
-    assert list(clients) == ["http://a"]
-    client, state = clients["http://a"], dict(trainer.model.named_parameters())
+    (client,), state = clients, dict(trainer.model.named_parameters())
+    assert client.urls == "http://a"
     assert client.calls == ["pause", "send", "resume"] * 2
     assert client.description["names"] == list(client.weights) == list(state)
     assert client.description["shapes"] == [list(weight.shape) for weight in client.weights.values()]
@@ -144,28 +156,23 @@ def test_servers_that_come_and_go_make_the_group_anew(tmp_path: Path) -> None:
     """b is gone at the first update, there at the second and third, and started anew before the fourth."""
     cluster = Cluster("a", "b")
     cluster["b"].up = False
-    groups: list[tuple[str, FakeTransfer]] = []
+    groups: list[FakeTransfer] = []
 
-    def connect(urls: Sequence[str], describe: Callable[[str], dict[str, Any]], timeout: float) -> FakeTransfer:
-        groups.append((",".join(urls), FakeTransfer(describe("float32"))))
-        return groups[-1][1]
+    def connect(*of: Any) -> FakeTransfer:
+        groups.append(FakeTransfer(*of))
+        return groups[-1]
 
     def between(update: int, episodes: object) -> None:
         cluster["b"].up = True
         if update == 2:
-            trainers[0].servers[1].serving = False  # a request has failed there
+            trainer.backend.pool.servers[1].serving = False  # type: ignore[attr-defined]  # a request has failed there
 
-    trainers: list[Any] = []
-
-    class Watched(FullWeights):
-        def publish(self, trainer: Any, pool: Any) -> None:
-            trainers[:] = [pool]
-            super().publish(trainer, pool)
-
-    train(tmp_path, cluster, Watched(1.0, connect), updates=4, on_episodes=between).close()
-    assert [urls for urls, _ in groups] == ["http://a", "http://a,http://b", "http://a,http://b"]
-    assert [client.calls.count("send") for _, client in groups] == [1, 2, 1]
-    assert all(client.calls[-1] == "destroy" for _, client in groups)
+    trainer = make_server_trainer(tmp_path, cluster, FullWeights(1.0, connect), updates=4, on_episodes=between)
+    trainer.train()
+    trainer.close()
+    assert [group.urls for group in groups] == ["http://a", "http://a,http://b", "http://a,http://b"]
+    assert [group.calls.count("send") for group in groups] == [1, 2, 1]
+    assert all(group.calls[-1] == "destroy" for group in groups)
 
 
 class FakeServer:
@@ -208,15 +215,6 @@ def test_workers_of_all_servers_are_ranks_of_one_group() -> None:
         Servers([FakeServer("http://a"), FakeServer("http://b", "torch.float16")]).get_dtype()
 
 
-def test_full_weights_without_any_server_are_an_outage(tmp_path: Path) -> None:
-    cluster = Cluster("a")
-    cluster["a"].up = False
-    with pytest.raises(
-        RolloutFailedError, match=r"no server could be given weights \(http://a\): none of them answers"
-    ):
-        train(tmp_path, cluster, FullWeights(1.0, lambda *_: None))
-
-
 def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +235,7 @@ def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_rank
     with pytest.raises(
         RolloutFailedError, match=r"while they were given weights; http://a: RuntimeError\('NCCL went away'\)"
     ):
-        train(tmp_path, Cluster("a"), FullWeights(1.0, lambda urls, describe, timeout: Breaks({})))
+        train(tmp_path, Cluster("a"), FullWeights(1.0, Breaks))  # type: ignore[arg-type]
     assert given == ["first", "second", "third"]
 
 

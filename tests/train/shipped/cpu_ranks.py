@@ -29,11 +29,11 @@ def use_fsdp2_on_cpu() -> None:
     PartialState.__init__ = init
 
 
-def launch_as_fsdp2(mixed_precision: str = "no") -> None:
-    """What ``accelerate launch`` does in a process of configs/accelerate/fsdp2.yaml, with CPUs for GPUs."""
+def launch_as_fsdp2() -> None:
+    """What ``accelerate launch --mixed_precision no`` does in a process of configs/accelerate/fsdp2.yaml, on CPUs."""
     launcher = yaml.safe_load(FSDP2.read_text(encoding="utf-8"))
     values = {name.upper(): str(value).lower() for name, value in launcher["fsdp_config"].items()}
     for name in ("FSDP_AUTO_WRAP_POLICY", "FSDP_STATE_DICT_TYPE"):
         values[name] = values[name].upper()
-    os.environ.update(values, ACCELERATE_USE_FSDP="true", ACCELERATE_MIXED_PRECISION=mixed_precision)
+    os.environ.update(values, ACCELERATE_USE_FSDP="true", ACCELERATE_MIXED_PRECISION="no")
     use_fsdp2_on_cpu()

@@ -1,11 +1,13 @@
-"""Run by test_fsdp2.py under torchrun, or alone: one update with a KL term under configs/accelerate/fsdp2.yaml.
+"""Run by test_fsdp2.py under torchrun, or within it: updates with a KL term under configs/accelerate/fsdp2.yaml, and
+runs with sharded checkpoints.
 
-Usage: fsdp2_worker.py FOLDER no|bf16|lora|lora_bf16: mixed precision in bf16 or not, all weights or an adapter.
+Usage: fsdp2_worker.py PART FOLDER, where PART is one of ``two``, ``one`` and ``resume``
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,17 @@ from typing import Any
 import torch
 from peft import LoraConfig
 
+from atommem.train.resume.checkpoint import save_final
+from atommem.train.resume.faults import CheckpointError
 from atommem.train.train_config import TrainConfig
 from tests.train.harness import GradientRecorder, make_config, make_trainer
 from tests.train.shipped.cpu_ranks import launch_as_fsdp2
-from tests.train.toys import mixed_episode
+from tests.train.toys import make_model, mixed_episode
+
+KINDS = ["no", "bf16", "lora", "lora_bf16"]
+"""Of updates: mixed precision in bf16 or not, all weights or an adapter."""
+FORMS = ("whole", "tied", "adapter")
+"""Of runs with checkpoints."""
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -46,23 +55,16 @@ class ShardWatch(GradientRecorder):
         self.gradients.append({name: whole(grad) for name, grad in named})
 
 
-def main(folder: Path, kind: str) -> None:
-    """Eight episodes in groups of four, micro-batches of 20 tokens; what came of it goes to a file of this rank's."""
-    ranks, mixed_precision = int(os.environ.get("WORLD_SIZE", "1")), "bf16" if "bf16" in kind else "no"
+def update(folder: Path, kind: str) -> dict[str, Any]:
+    """Eight episodes in groups of four, micro-batches of 20 tokens; what came of it on this rank."""
+    ranks, bf16 = int(os.environ.get("WORLD_SIZE", "1")), "bf16" in kind
     adapter = LoraConfig(r=2, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM")
-    if ranks > 1:
-        launch_as_fsdp2(mixed_precision)
     args: TrainConfig = make_config(
-        folder / "out",
-        per_device_train_batch_size=8 // ranks,
-        beta=0.1,
-        micro_batch_tokens=20,
-        bf16=mixed_precision == "bf16",
+        folder / f"out-{kind}", per_device_train_batch_size=8 // ranks, beta=0.1, micro_batch_tokens=20, bf16=bf16
     )
-    args.model_init_kwargs = {"dtype": "bfloat16" if mixed_precision == "bf16" else "float32"}
-    trainer, _, _ = make_trainer(
-        str(folder / "model"), args, mixed_episode, peft_config=adapter if "lora" in kind else None
-    )
+    args.model_init_kwargs = {"dtype": "bfloat16" if bf16 else "float32"}
+    model, peft_config = str(folder / "model"), adapter if "lora" in kind else None
+    trainer, _, _ = make_trainer(model, args, mixed_episode, peft_config=peft_config)
     watch = ShardWatch()
     trainer.add_callback(watch)
     unsharded: list[int] = []
@@ -86,20 +88,85 @@ def main(folder: Path, kind: str) -> None:
     # That of an adapter is the model without it.
     named = trainer.accelerator.unwrap_model(trainer.ref_model or trainer.model).named_parameters()
     reference = [(name, p) for name, p in named if "lora_" not in name]
-    torch.save(
-        {
-            "reference": {name: whole(p) for name, p in reference},
-            "reference_dtypes": {p.dtype for _, p in reference},
-            "gradients": watch.gradients[0],
-            "held": watch.held,
-            "gradient_dtypes": watch.dtypes,
-            "logps_dtypes": dtypes,
-            "unsharded": unsharded,
-            "log": trainer.state.log_history[0],
-        },
-        folder / f"{kind}-{ranks}-{trainer.accelerator.process_index}.pt",
-    )
+    return {
+        "reference": {name: whole(p) for name, p in reference},
+        "reference_dtypes": {p.dtype for _, p in reference},
+        "gradients": watch.gradients[0],
+        "held": watch.held,
+        "gradient_dtypes": watch.dtypes,
+        "logps_dtypes": dtypes,
+        "unsharded": unsharded,
+        "log": trainer.state.log_history[0],
+    }
+
+
+def make(folder: Path, form: str, **settings: Any) -> Any:
+    """A trainer of three updates of eight episodes, with a checkpoint after the second.
+
+    Those of the form ``tied`` are all on one rollout, in the middle of which the checkpoint is.
+    """
+    defaults = {
+        "num_iterations": 3 if form == "tied" else 1,
+        "max_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "learning_rate": 1e-3,
+        "max_grad_norm": 1.0,
+        "per_device_train_batch_size": 8 // int(os.environ.get("WORLD_SIZE", "1")),
+    }
+    model = make_model()
+    if form == "tied":
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if form == "adapter" else None
+    return make_trainer(model, make_config(folder, **{**defaults, **settings}), mixed_episode, peft_config=adapter)[0]
+
+
+def run(folder: Path, form: str, checkpoint: Path | None = None) -> None:
+    """Train, or go on from `checkpoint`, and save the model to `folder`."""
+    trainer = make(folder, form)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    save_final(trainer, trainer.settings)
+
+
+def fill_the_disk(folder: Path) -> None:
+    """The second process can write no large file any more after the first update."""
+    trainer = make(folder, "whole", save_steps=1)
+    save = trainer._save_checkpoint
+
+    def failing(*args: Any) -> None:
+        if trainer.state.global_step == 2 and trainer.args.process_index == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, resource.RLIM_INFINITY))
+        save(*args)
+
+    trainer._save_checkpoint = failing
+    try:
+        trainer.train()
+    except CheckpointError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        (folder / f"error-{trainer.args.process_index}.txt").write_text(str(error))
+
+
+def main(part: str, folder: Path) -> None:
+    """Do a part of the test on this rank."""
+    launch_as_fsdp2()
+    if part == "two":
+        seen = {}
+        for kind in KINDS:
+            os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if "bf16" in kind else "no"
+            seen[kind] = update(folder, kind)
+        torch.save(seen, folder / f"{os.environ['RANK']}.pt")
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
+        for form in FORMS:
+            run(folder / form, form)
+            run(folder / f"{form}-again", form, folder / form / "checkpoint-2")
+        fill_the_disk(folder / "full")
+    elif part == "one":
+        run(folder / "one", "whole")
+        run(folder / "two-to-one", "whole", folder / "whole" / "checkpoint-2")
+    else:
+        run(folder / "one-to-two", "whole", folder / "one" / "checkpoint-2")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1], Path(sys.argv[2]))

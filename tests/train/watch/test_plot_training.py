@@ -26,24 +26,23 @@ def metrics() -> list[dict[str, Any]]:
     return entries
 
 
-def test_a_run_is_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_plotted_and_a_legend_covers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *given, **how: (drawn.append(self), save(self, *given, **how)))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in metrics()))
     assert main(["plot", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / PLOT_FILE)
     assert (tmp_path / PLOT_FILE).read_bytes().startswith(PNG)
-
-
-def test_a_legend_covers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *given, **how: (drawn.append(self), save(self, *given, **how)))
     plot_training(metrics(), tmp_path / "x.png", {"held-out EM before": 0.1, "held-out EM after": 0.9})
-    drawn[0].dpi = 150  # as it was saved
-    legends = [axes for axes in drawn[0].axes if axes.get_legend() is not None]
-    assert len(legends) == 2
-    for axes in legends:
-        legend = axes.get_legend().get_window_extent()
-        assert max(other.bbox.x1 for other in drawn[0].axes) - 0.01 <= legend.x0 < legend.x1 <= drawn[0].bbox.x1
+    for figure in drawn:
+        figure.dpi = 150  # as it was saved
+        legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]
+        assert len(legends) == 2
+        for legend in (legend.get_window_extent() for legend in legends):
+            assert max(other.bbox.x1 for other in figure.axes) - 0.01 <= legend.x0 < legend.x1 <= figure.bbox.x1
 
 
 def test_what_the_environment_brought_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

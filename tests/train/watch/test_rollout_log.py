@@ -55,8 +55,6 @@ def test_the_time_split() -> None:
         "seconds/retrieve": 0.25,
         "seconds/idle": 4.0,  # (10 - 6 + 1 + 11 - 8) / 2
     }
-    # sync + generate + idle: 2 + 7 + 4 is the rollout of both ranks, 2 + 11.
-    assert means["seconds/sync"] + means["seconds/generate"] + means["seconds/idle"] == 13.0
 
 
 def test_how_full_stores_are() -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from atommem.config import MemoryConfig
 from atommem.envs.task import describe_task
-from atommem.episode import Episode
 from atommem.memory.contents import Contents
 from atommem.train.watch.sample_episodes import COLUMNS, SampleEpisodes, best_and_worst, describe
 from tests.atommem.test_episode import ANSWER, TASK, runner
 from tests.train.toys import make_episode
 
-MEMORY = MemoryConfig()
 CREATE = "<create_memory>Ann lives in Rome</create_memory><update_scratchpad>look for Ann</update_scratchpad>"
 
 
@@ -28,17 +24,24 @@ class Words:
         return f"{len(token_ids)} tokens"
 
 
-@pytest.fixture
-async def episode() -> Episode:
-    return await runner([CREATE, "<read_memory>Ann</read_memory><create_memory>", ANSWER]).run(TASK, sample=4)
-
-
-def samples(folder: Path, **settings: Any) -> SampleEpisodes:
-    return SampleEpisodes(folder, [TASK], describe_task, Words(), MEMORY, **{"count": 2, "every": 10, **settings})
-
-
-async def test_rows_tell_what_the_memory_was_before_and_after(tmp_path: Path, episode: Episode) -> None:
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in samples(tmp_path).rows(7, episode)]
+async def test_files_and_tables_tell_what_the_memory_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the first update and every so many."""
+    tables: list[Any] = []
+    monkeypatch.setattr("atommem.train.watch.sample_episodes.report_table", lambda *table: tables.append(table))
+    episode = await runner([CREATE, "<read_memory>Ann</read_memory><create_memory>", ANSWER]).run(TASK, sample=4)
+    settings: dict[str, Any] = {"count": 2, "every": 10, "report_to": ["wandb"]}
+    hook = SampleEpisodes(tmp_path, [TASK], describe_task, Words(), MemoryConfig(), **settings)
+    for update in range(21):
+        hook(update, [episode])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1.txt", "step-10.txt", "step-20.txt"]
+    text = (tmp_path / "step-10.txt").read_text()
+    assert "Where does Ann live?" in text
+    assert "Ann lives in Rome" in text
+    assert "\x1b" not in text
+    assert [(name, columns, number, to) for name, columns, _, number, to in tables] == [
+        ("episodes", COLUMNS, number, ["wandb"]) for number in (1, 10, 20)
+    ]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in tables[1][2]]
     empty = describe(Contents())
     filled = "scratchpad: look for Ann\nquery: (none)\nentry 1: Ann lives in Rome"
     assert [row["memory_before"] for row in rows] == [empty, filled, filled.replace("(none)", "Ann")]
@@ -47,20 +50,9 @@ async def test_rows_tell_what_the_memory_was_before_and_after(tmp_path: Path, ep
     assert "malformed: " in rows[1]["actions"]
     assert [row["phase"] for row in rows] == ["reading", "reading", "answering"]
     assert {(row["update"], row["task"], row["sample"], row["reward"], row["stop"]) for row in rows} == {
-        (7, "t1", 4, 1.0, "answered")
+        (10, "t1", 4, 1.0, "answered")
     }
     assert rows[0]["completion"] == CREATE
-
-
-async def test_files_come_with_the_first_update_and_every_so_many(tmp_path: Path, episode: Episode) -> None:
-    hook = samples(tmp_path)
-    for update in range(21):
-        hook(update, [episode])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1.txt", "step-10.txt", "step-20.txt"]
-    text = (tmp_path / "step-10.txt").read_text()
-    assert "Where does Ann live?" in text
-    assert "Ann lives in Rome" in text
-    assert "\x1b" not in text
 
 
 def test_the_best_and_the_worst() -> None:
@@ -69,18 +61,3 @@ def test_the_best_and_the_worst() -> None:
     assert [episode.reward for episode in best_and_worst(episodes, 3)] == [1.0, 0.0, 0.5]
     assert len(best_and_worst(episodes, 9)) == 4
     assert best_and_worst(episodes, 0) == []
-
-
-async def test_tables_go_to_the_services_that_are_asked_for(
-    tmp_path: Path, episode: Episode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logged: list[tuple[Any, dict[str, Any]]] = []
-    fake = SimpleNamespace(
-        Table=lambda dataframe: dataframe, log=lambda values, **options: logged.append((values["episodes"], options))
-    )
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    samples(tmp_path, report_to=["wandb", "mlflow"])(0, [episode])
-    ((table, options),) = logged
-    assert options == {"commit": False}
-    assert list(table.columns) == list(COLUMNS)
-    assert len(table) == 3

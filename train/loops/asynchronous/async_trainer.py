@@ -4,7 +4,7 @@ How it sits on trl 1.16. TRL makes the model, the optimizer and the logs; its we
 data loader hands out micro-batches of a stream and fetches one ahead, so that with staleness 0 it would wait for
 samples that only the next weights can give. Here the loader only counts updates: `training_step` takes the groups of
 one update from the worker, and trains on their rows as on-policy training does (`atommem.train.loops.update_step`), but
-with the ratio against the log-probabilities at sampling. `tests/train/loops/asynchronous/test_async_seam.py` guards
+with the ratio against the log-probabilities at sampling. `tests/train/loops/test_trl_seam.py` guards
 the private names that are relied on.
 """
 

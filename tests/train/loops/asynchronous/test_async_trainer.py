@@ -1,41 +1,49 @@
-"""The asynchronous trainer with everything real but the size: sampled, published, trained, resumed."""
+"""The asynchronous trainer with everything real but the size: sampled, published, trained, resumed; with LoRA a copy in
+the process gets merged weights, servers get an adapter for every version."""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import TrainerCallback
 
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.environment import make_environments
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError, ConfigError, PolicyError
+from atommem.policy.contract import Sampling
+from atommem.policy.server_pool import ServerPool
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
-from atommem.train.loops.asynchronous.samplers import make_sampler
+from atommem.train.loops.asynchronous.samplers import Sampler, make_sampler
+from atommem.train.loops.asynchronous.worker import LoopThread
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
-from tests.train.loops.test_end_to_end import ENVIRONMENT, MEMORY, make_element_tokenizer, make_real_trainer, make_tasks
-from tests.train.toys import make_model
+from tests.fake_vllm import Cluster
+from tests.fakes import make_episode_runner
+from tests.train.harness import at
+from tests.train.loops.test_end_to_end import (
+    ENVIRONMENT,
+    MEMORY,
+    make_element_tokenizer,
+    make_real_trainer,
+    make_tasks,
+    save_model,
+)
 
 pytestmark = pytest.mark.slow
 
 SHARED = {"max_completion_length": 4, "max_grad_norm": 1.0, "seed": 3, "learning_rate": 1e-2, "max_steps": 3}
-
-
-def save_model(folder: Path) -> Path:
-    """A tiny model with its tokenizer, in ``folder/model``."""
-    tokenizer = make_element_tokenizer()
-    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    return folder / "model"
 
 
 @pytest.fixture
@@ -43,15 +51,8 @@ def model_folder(tmp_path: Path) -> Path:
     return save_model(tmp_path)
 
 
-def make_trainer(
-    model: Path,
-    out: Path,
-    callbacks: Any = None,
-    sampler: Any = None,
-    peft_config: Any = None,
-    held_out: Any = (),
-    **settings: Any,
-) -> AsyncMemoryGRPOTrainer:
+def make_trainer(model: Path, out: Path, sampler: Any = None, **given: Any) -> AsyncMemoryGRPOTrainer:
+    """Of what is `given`, what is no field of the configuration goes to the trainer."""
     defaults: dict[str, Any] = {
         "output_dir": str(out),
         "per_device_train_batch_size": 8,
@@ -63,21 +64,20 @@ def make_trainer(
         "token_budget": 64,
         "shuffle_dataset": False,
     }
-    args = AsyncTrainConfig(**{**defaults, **SHARED, **settings})
+    arguments = {name: given.pop(name) for name in ("callbacks", "peft_config", "held_out") if name in given}
+    args = AsyncTrainConfig(**{**defaults, **SHARED, **given})
     tokenizer = make_element_tokenizer()
     rollouts = Rollouts(args, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)
-    trainer = AsyncMemoryGRPOTrainer(
-        str(model),
-        args,
-        make_tasks(),
-        tokenizer,
-        sampler or make_sampler(rollouts, str(model)),
-        held_out=held_out,
-        callbacks=callbacks,
-        peft_config=peft_config,
-    )
+    sampler = sampler or make_sampler(rollouts, str(model))
+    trainer = AsyncMemoryGRPOTrainer(str(model), args, make_tasks(), tokenizer, sampler, **arguments)
     use_console(trainer, ASYNC_COLUMNS)
     return trainer
+
+
+def assert_same_weights(trainer: Any, other: Any, tolerance: float) -> None:
+    weights = dict(trainer.model.named_parameters())
+    for name, parameter in other.model.named_parameters():
+        torch.testing.assert_close(weights[name], parameter, atol=tolerance, rtol=0)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -88,8 +88,6 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     "shared",
     [
         {"normalization": "token"},
-        {"normalization": "trajectory", "beta": 0.5},
-        {"normalization": "trajectory", "temperature": 0.7},
         {"normalization": "trajectory", "beta": 0.5, "temperature": 0.7},
     ],
 )
@@ -110,27 +108,14 @@ def test_without_staleness_it_is_on_policy_training(tmp_path: Path, model_folder
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
         assert b["sample/staleness_max"] == 0
         assert b.get("ratio", 1.0) == pytest.approx(1.0, abs=1e-4)  # not logged where no group taught anything
-    trained = dict(trainer.model.named_parameters())
-    for name, parameter in on_policy.model.named_parameters():
-        torch.testing.assert_close(trained[name], parameter, atol=1e-5, rtol=0)
-
-
-class StopIt(TrainerCallback):
-    """Stops the run as SIGTERM does, while the second update waits for its groups."""
-
-    def __init__(self) -> None:
-        self.trainer: Any = None
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 1:
-            self.trainer.stop_request.signal = signal.SIGTERM
+    assert_same_weights(trainer, on_policy, 1e-5)
 
 
 class SlowTrainer(TrainerCallback):
     """Lets the worker run as far ahead as it may before each update."""
 
-    def __init__(self) -> None:
-        self.trainer: Any = None
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         worker = self.trainer.rollout_worker
@@ -140,9 +125,9 @@ class SlowTrainer(TrainerCallback):
 
 
 def test_staleness_is_used_and_bounded(tmp_path: Path, model_folder: Path) -> None:
-    slow = SlowTrainer()
-    slow.trainer = make_trainer(model_folder, tmp_path / "async", [slow], max_staleness=2, max_steps=5)
-    slow.trainer.train()
+    trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=2, max_steps=5)
+    trainer.add_callback(SlowTrainer(trainer))
+    trainer.train()
     entries = metrics(tmp_path / "async")
     assert [entry["sample/staleness_max"] for entry in entries] == [0, 1, 2, 2, 2]
     assert entries[0]["episodes"] == 8
@@ -153,30 +138,31 @@ def test_staleness_is_used_and_bounded(tmp_path: Path, model_folder: Path) -> No
     assert any(abs(ratio - 1.0) > 1e-3 for ratio in ratios[1:])
 
 
-def test_a_resumed_run_goes_on_with_the_next_groups(tmp_path: Path, model_folder: Path) -> None:
-    settings: dict[str, Any] = {"max_staleness": 0, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    whole = make_trainer(model_folder, tmp_path / "whole", **settings)
-    whole.train()
-    resumed = make_trainer(model_folder, tmp_path / "resumed", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+FOUR: dict[str, Any] = {"max_staleness": 0, "max_steps": 4}
+SAVED: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncMemoryGRPOTrainer:
+    """Four updates that nothing happened to, with a checkpoint after the second."""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer = make_trainer(save_model(folder), folder / "out", **FOUR, **SAVED)
+    trainer.train()
+    return trainer
+
+
+def test_a_resumed_run_goes_on_with_the_next_groups(tmp_path: Path, model_folder: Path, whole: Any) -> None:
+    resumed = make_trainer(model_folder, tmp_path / "resumed", **FOUR, **SAVED)
+    resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2")
     assert resumed.state.global_step == 4
-    parameters = dict(resumed.model.named_parameters())
-    for name, parameter in whole.model.named_parameters():
-        torch.testing.assert_close(parameters[name], parameter, atol=1e-6, rtol=0)
+    assert_same_weights(resumed, whole, 1e-6)
 
 
-def test_a_run_that_is_stopped_leaves_a_checkpoint(tmp_path: Path, model_folder: Path) -> None:
-    stop = StopIt()
-    stop.trainer = make_trainer(model_folder, tmp_path / "async", [stop], max_staleness=1, save_strategy="steps")
-    with pytest.raises(TrainingInterrupted, match="stopped before update 2"):
-        stop.trainer.train()
-    assert (tmp_path / "async" / "checkpoint-1").is_dir()
-    assert not stop.trainer.rollout_worker.loop.loop.is_running()
-
-
-def test_a_spent_budget_leaves_a_checkpoint(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spent", [False, True])
+def test_a_run_that_is_stopped_leaves_a_checkpoint(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, spent: bool
 ) -> None:
+    """Whether it is asked to stop or has spent its budget."""
     run, begun = EpisodeRunner.run, 0
 
     async def spending(self: EpisodeRunner, *arguments: Any, **more: Any) -> Episode:
@@ -186,9 +172,14 @@ def test_a_spent_budget_leaves_a_checkpoint(
             raise BudgetSpentError("call_budget is spent: 12 calls are recorded. Give more.")
         return await run(self, *arguments, **more)
 
-    monkeypatch.setattr(EpisodeRunner, "run", spending)
-    trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=0, save_strategy="steps")
-    with pytest.raises(BudgetSpentError, match=r"stopped before update 2: call_budget is spent.*--resume continues"):
+    settings: dict[str, Any] = {"max_staleness": 0 if spent else 1, "save_strategy": "steps"}
+    trainer = make_trainer(model_folder, tmp_path / "async", **settings)
+    if spent:
+        monkeypatch.setattr(EpisodeRunner, "run", spending)
+    else:  # as SIGTERM does, while the second update waits for its groups
+        trainer.add_callback(at("on_step_begin", 1, lambda: setattr(trainer.stop_request, "signal", signal.SIGTERM)))
+    ending = (BudgetSpentError, "call_budget is spent") if spent else (TrainingInterrupted, "")
+    with pytest.raises(ending[0], match=rf"stopped before update 2.*{ending[1]}.*--resume continues"):
         trainer.train()
     assert (tmp_path / "async" / "checkpoint-1").is_dir()
     assert not trainer.rollout_worker.loop.loop.is_running()
@@ -212,27 +203,15 @@ def test_what_cannot_be_honoured_is_refused(
         make_trainer(model_folder, tmp_path / "async", **settings)
 
 
-def test_evaluation_beside_training(tmp_path: Path, model_folder: Path) -> None:
+def test_evaluation_beside_training(tmp_path: Path, model_folder: Path, whole: Any) -> None:
     """Every second update, each held-out task twice."""
-    settings: dict[str, Any] = {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 2}
-    settings |= {"max_steps": 4, "max_staleness": 0}
-    trained = make_trainer(
-        model_folder,
-        tmp_path / "async",
-        held_out=make_tasks()[:3],
-        eval_temperature=0.0,
-        num_generations_eval=2,
-        **settings,
-    )
+    held: dict[str, Any] = {"held_out": make_tasks()[:3], "eval_temperature": 0.0, "num_generations_eval": 2}
+    held |= {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 2}
+    trained = make_trainer(model_folder, tmp_path / "async", **FOUR, **held)
     trained.train()
     evaluated = [entry for entry in trained.state.log_history if "eval_em" in entry]
     assert [(entry["step"], entry["eval_episodes"], entry["eval_n"]) for entry in evaluated] == [(2, 6, 6), (4, 6, 6)]
-    # Training does not notice it.
-    plain = make_trainer(model_folder, tmp_path / "plain", max_steps=4, max_staleness=0)
-    plain.train()
-    parameters = dict(plain.model.named_parameters())
-    for name, parameter in trained.model.named_parameters():
-        torch.testing.assert_close(parameters[name], parameter, atol=1e-6, rtol=0)
+    assert_same_weights(trained, whole, 1e-6)  # training does not notice it
 
 
 def test_an_evaluation_that_breaks_ends_the_run(
@@ -245,4 +224,69 @@ def test_an_evaluation_that_breaks_ends_the_run(
     settings: dict[str, Any] = {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 1}
     trainer = make_trainer(model_folder, tmp_path / "async", held_out=make_tasks()[:1], **settings)
     with pytest.raises(RolloutFailedError, match="the server refused the request"):
+        trainer.train()
+
+
+def lora() -> LoraConfig:
+    """A fresh one: peft notes in it which model it is of."""
+    return LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def test_lora_a_copy_samples_from_the_merged_weights(tmp_path: Path, model_folder: Path) -> None:
+    trainer = make_trainer(model_folder, tmp_path / "out", max_staleness=0, peft_config=lora())
+    trainer.train()
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if "lora_B" in name}
+    assert any(p.abs().max() > 0 for p in before.values())  # it has learned something
+    copy = dict(trainer.rollout_worker.runner.agent.policy.model.named_parameters())
+    merged = dict(trainer.model.merge_and_unload().named_parameters())
+    assert copy.keys() == merged.keys()
+    for name, parameter in merged.items():
+        torch.testing.assert_close(copy[name], parameter, atol=1e-6, rtol=0)
+
+
+def server_sampler(cluster: Cluster, patience: float = 5.0) -> Any:
+    def make(device: Any) -> Sampler:
+        loop, tokenizer = LoopThread(), make_element_tokenizer()
+        pool = ServerPool(
+            cluster.urls, tokenizer=tokenizer, patience=patience, backoff=0.01, transport=cluster.transport
+        )
+        runner = make_episode_runner(
+            policy=pool,
+            embedder=HashingEmbedder(16),
+            tokenizer=tokenizer,
+            environments=make_environments(ENVIRONMENT, tokenizer),
+            memory=MEMORY,
+            sampling=Sampling(temperature=1.0, max_tokens=4),
+        )
+        return Sampler(loop, runner, None)
+
+    return make
+
+
+def test_lora_every_version_has_its_own_adapter_and_requests_name_it(tmp_path: Path, model_folder: Path) -> None:
+    cluster = Cluster("a", "b")
+    sampler = server_sampler(cluster)
+    trainer = make_trainer(
+        model_folder, tmp_path / "out", sampler=sampler, peft_config=lora(), use_vllm=True, max_staleness=0
+    )
+    trainer.train()
+    names = cluster["a"].loads
+    assert cluster["b"].loads == names
+    assert [name.rsplit("-", 1)[1] for name in names] == ["v1", "v2", "v3", "v4"]
+    # Eight episodes of three steps for each update, all from the version that it was on.
+    asked = Counter(cluster["a"].asked + cluster["b"].asked)
+    assert asked == Counter(dict.fromkeys(names[:3], 24))
+    for server in cluster.servers.values():
+        assert list(dict.fromkeys(server.asked)) == names[:3]
+        assert set(server.models) == {"policy", *names[2:]}  # the older ones were unloaded
+    folders = sorted(path.name for path in (tmp_path / "out" / "adapters").iterdir())
+    assert folders == sorted(names[2:])
+
+
+def test_lora_the_loss_of_all_servers_ends_the_run(tmp_path: Path, model_folder: Path) -> None:
+    cluster = Cluster("a", "b")
+    cluster["a"].up = cluster["b"].up = False
+    settings: dict[str, Any] = {"peft_config": lora(), "use_vllm": True, "max_staleness": 0}
+    trainer = make_trainer(model_folder, tmp_path / "out", sampler=server_sampler(cluster, patience=0.2), **settings)
+    with pytest.raises(RolloutFailedError, match="no server has answered"):
         trainer.train()

@@ -1,21 +1,26 @@
-"""The rollout worker: how far it runs ahead, what it tags, and what becomes of outages and errors."""
+"""The sampling side: how far the worker runs ahead, what it tags, and what becomes of outages and errors."""
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import time
 from typing import Any
 
 import pytest
+import torch
 
 from atommem.errors import OutageError, PolicyError
+from atommem.policy.contract import Sampling
 from atommem.train.loops.asynchronous import worker as worker_module
 from atommem.train.loops.asynchronous.groups import Group
+from atommem.train.loops.asynchronous.samplers import CopyPolicy, CopyTransfer
 from atommem.train.loops.asynchronous.worker import RolloutWorker
 from tests.train.loops.asynchronous.fakes import FakeRunner, running_worker
+from tests.train.toys import make_model, make_tokenizer
 
 
-def right(task: str, sample: int, before: int) -> float:
+def right(*run: Any) -> float:
     return 1.0
 
 
@@ -82,10 +87,8 @@ def metrics(worker: RolloutWorker) -> dict[str, float]:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_an_outage_is_waited_out_and_counted() -> None:
-    def down_at_first(task: str, sample: int, before: int) -> float | Exception:
-        return OutageError("server gone") if before < 6 else 1.0
-
-    with running_worker(FakeRunner(down_at_first)) as worker:
+    runner = FakeRunner(lambda task, sample, before: OutageError("server gone") if before < 6 else 1.0)
+    with running_worker(runner) as worker:
         (group,) = groups(worker, 1)
         assert [episode.reward for episode in group.episodes] == [1.0, 1.0]
         assert metrics(worker)["rollout/outages_total"] == 12
@@ -93,10 +96,7 @@ def test_an_outage_is_waited_out_and_counted() -> None:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
-    def one_is_cursed(task: str, sample: int, before: int) -> float | Exception:
-        return OutageError("judge unreachable") if sample == 0 else 1.0
-
-    runner = FakeRunner(one_is_cursed)
+    runner = FakeRunner(lambda task, sample, before: OutageError("judge unreachable") if sample == 0 else 1.0)
     with running_worker(runner) as worker:
         (group,) = groups(worker, 1)
     assert [episode.reward for episode in group.episodes] == [None, 1.0]
@@ -106,10 +106,7 @@ def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
-    def down(task: str, sample: int, before: int) -> float | Exception:
-        return OutageError("http://localhost:8000 refused the connection")
-
-    with running_worker(FakeRunner(down)) as worker:
+    with running_worker(FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))) as worker:
         worker.check_health(60.0)
         time.sleep(0.1)
         with pytest.raises(OutageError, match=r"no completion has come for 0 s .* http://localhost:8000 refused"):
@@ -118,16 +115,25 @@ def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
 
 @pytest.mark.parametrize("error", [PolicyError("no such model"), ZeroDivisionError("a bug")])
 def test_an_error_surfaces_in_check_health(error: Exception) -> None:
-    def broken(task: str, sample: int, before: int) -> float | Exception:
-        return error
+    with running_worker(FakeRunner(lambda *run: error)) as worker:
 
-    with running_worker(FakeRunner(broken)) as worker:
-        deadline = time.monotonic() + 10
-        caught: Any = None
-        while caught is None and time.monotonic() < deadline:
-            try:
+        def watch() -> None:
+            for _ in range(1000):
                 worker.check_health(60.0)
                 time.sleep(0.01)
-            except type(error) as raised:
-                caught = raised
-    assert caught is error
+
+        with pytest.raises(type(error)) as caught:
+            watch()
+    assert caught.value is error
+
+
+def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
+    """A copy in the process samples on where its new weights do not arrive."""
+    policy = CopyPolicy(make_model(), make_tokenizer())
+    transfer = CopyTransfer(policy)
+    transfer.pause()
+    with pytest.raises(KeyError, match="unknown"):
+        transfer.send_weights(iter([("unknown", torch.zeros(1))]))
+    transfer.destroy()
+    assert asyncio.run(policy.complete([1, 2, 3], Sampling(temperature=0.0, max_tokens=4))).token_ids
+    transfer.destroy()  # nothing is held: nothing happens
