@@ -5,8 +5,9 @@ A cache like the vectors: all of it follows from the entries. It is made when a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,11 @@ class Columns:
     """
 
     def __init__(self, entries: Mapping[int, Entry], index: VectorIndex, kind: type[Entry] = Entry) -> None:
-        self.names = (*(item.name for item in fields(kind) if item.type in _NUMERIC), *_DETAILS)
+        attributes = [item.name for item in fields(kind) if item.type in _NUMERIC]
+        self.names = (*attributes, *_DETAILS)
+        self._attributes = attrgetter(*attributes)
+        self._functions: list[Callable[[Entry], float]] = []
+        self._rows: dict[object, int] = {name: row for row, name in enumerate(self.names)}
         self._entries, self._index = entries, index
         self._size = len(index)
         self._table = np.full((len(self.names), max(_FIRST_ROWS, self._size)), np.nan)
@@ -45,9 +50,20 @@ class Columns:
 
     def column(self, name: str) -> Numbers:
         """One field of all entries, shape (n,): a view that is not to be changed."""
-        if name not in self.names:
+        row = self._rows.get(name)
+        if row is None:
             raise ConfigError(f"entries have no number {name!r}: rules can ask for {', '.join(self.names)}.")
-        return self._table[self.names.index(name), : self._size]
+        return self._table[row, : self._size]
+
+    def computed(self, function: Callable[[Entry], float]) -> Numbers:
+        """As `column`, of a function of an entry alone: called once for each entry that is new or has changed."""
+        row = self._rows.get(function)
+        if row is None:
+            row = self._rows[function] = len(self._table)
+            self._functions.append(function)
+            self._table = np.concatenate([self._table, np.full_like(self._table[:1], np.nan)])
+            self._table[row, : self._size] = [function(self._entries[i]) for i in self._index.ids.tolist()]
+        return self._table[row, : self._size]
 
     @property
     def neighbours(self) -> Neighbours:
@@ -87,5 +103,6 @@ class Columns:
 
     def _row(self, entry: Entry) -> list[float]:
         details = entry.details or {}
-        values = [getattr(entry, name) for name in self.names[: -len(_DETAILS)]] + [details.get(n) for n in _DETAILS]
+        values = [*self._attributes(entry), *[details.get(name) for name in _DETAILS]]
+        values += [function(entry) for function in self._functions]
         return [np.nan if value is None else value for value in values]

@@ -92,6 +92,11 @@ class StoreState:
         """A numeric field of the entries (`created`, `last_shown`, ...): shape (n,), NaN for None."""
         return self._columns().column(name)
 
+    def computed(self, function: Callable[[Entry], float]) -> Numbers:
+        """What a function says of each entry alone: shape (n,). It is kept until the entry changes, as long as the
+        same function asks: give a function of a module, or a method of the rule."""
+        return self._columns().computed(function)
+
     def nearest(self) -> Vectors:
         """The highest cosine of each entry to another: shape (n,), -1 where there is no other; rounded as `cosines`."""
         return self._columns().neighbours.nearest().round(_DIGITS)

@@ -19,6 +19,8 @@ from atommem.experience import Bank, Experience, read_memento
 from atommem.experience.bank import demonstrations
 from atommem.experience.cross_entropy import cross_entropy
 from atommem.memory.operations import Outcome
+from atommem.memory.rules import StoreState
+from atommem.rules.traceretain import LINEAR, TraceRetain
 
 
 def bank(**settings: Any) -> Bank:
@@ -86,6 +88,39 @@ async def test_it_is_the_same_when_it_was_opened_again(tmp_path: Path, retention
     assert len(through) <= 3
     lines = path.read_text().splitlines()
     assert json.loads(lines[0])["type"] == "experience bank"
+
+
+class ByTheFormula(TraceRetain):
+    """Its scores are held to the features as they are written down, one record after the other."""
+
+    compared: list[int] = []  # noqa: RUF012
+
+    def scores(self, store: StoreState) -> Any:
+        found, now = super().scores(store), max(1, store.step)
+        cosines = store.vectors @ store.vectors.T
+        for place, record in enumerate(store.entries[i] for i in store.ids.tolist()):
+            others = np.delete(cosines[place], place)
+            features = {
+                "success": record.outcome or 0.0,
+                "age": (store.step - record.created) / now,
+                "gap": (store.step - (record.created if record.last_shown is None else record.last_shown)) / now,
+                "frequency": np.log1p(record.shown) / np.log1p(now),
+                "specificity": 1 - others.mean(),
+                "redundancy": max(0.0, others.max()),
+                "efficiency": 1 - record.details["steps"] / 50,
+                "utility": 0.5 if record.mean_outcome is None else record.mean_outcome,
+                "confidence": record.uses / (record.uses + 3),
+                "last_similarity": record.last_similarity or 0.0,
+                "mean_similarity": record.mean_similarity or 0.0,
+            }
+            assert found[place] == pytest.approx(sum(LINEAR[name] * features[name] for name in LINEAR), abs=2e-5)
+        self.compared.append(len(found))
+        return found
+
+
+async def test_traceretain_scores_by_its_features() -> None:
+    await play(bank(capacity=6, retention=f"{__name__}:ByTheFormula"), TASKS * 5)
+    assert len(ByTheFormula.compared) == 24
 
 
 async def test_vectors_beside_it_spare_the_embedder(tmp_path: Path) -> None:

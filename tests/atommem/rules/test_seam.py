@@ -18,6 +18,7 @@ from atommem.memory.operations import operation_from_json, to_json
 from atommem.memory.retention import Eviction, make_retention
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.working import WorkingMemory
+from atommem.rules.lru import when_used
 from atommem.rules.rule import Rule
 from tests.atommem.memory.toys import CREATE, DELETE, READ, UPDATE, memory, texts
 
@@ -121,6 +122,9 @@ class Watch(Rule):
         fresh = Columns(store.entries, index)
         for name in fresh.names:
             np.testing.assert_array_equal(store.column(name), fresh.column(name))
+        np.testing.assert_array_equal(
+            store.computed(when_used), [when_used(store.entries[i]) for i in store.ids.tolist()]
+        )
         np.testing.assert_allclose(store.nearest(), fresh.neighbours.nearest(), atol=2e-5)
         if len(store.ids) > 1:
             cosines = store.vectors @ store.vectors.T
