@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import log1p
+from math import isfinite, log1p
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,8 @@ class TraceRetain:
     """
 
     def __init__(self, weights: str | None = None, most_steps: int = 50) -> None:
+        if most_steps < 1:
+            raise ConfigError(f"traceretain: most_steps is {most_steps}: give at least 1.")
         self._most_steps = most_steps
         found = dict(LINEAR)
         if weights is not None:
@@ -51,6 +53,8 @@ class TraceRetain:
                 raise ConfigError(f"traceretain: weights {weights!r} cannot be read ({error}).") from error
             if not isinstance(found, dict) or found.keys() != LINEAR.keys():
                 raise ConfigError(f"traceretain: {weights} must have the weights {', '.join(LINEAR)}.")
+            if not all(isinstance(value, (int, float)) and isfinite(value) for value in found.values()):
+                raise ConfigError(f"traceretain: {weights} has weights that are no numbers: {found}.")
         self._weights = {name: float(found[name]) for name in LINEAR}
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:

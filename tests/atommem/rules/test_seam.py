@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.working import WorkingMemory
 from atommem.rules.lru import when_used
 from atommem.rules.rule import Rule
+from atommem.rules.traceretain import LINEAR
 from tests.atommem.memory.toys import CREATE, DELETE, READ, UPDATE, memory, texts
 
 HERE = __name__
@@ -105,11 +107,26 @@ async def test_ratings_stand_in_the_log_and_in_the_entries() -> None:
         ("fifo(size=3)", "Takes no|takes no arguments"),
         (f"{HERE}:Tidy(days=3)", "unexpected keyword argument 'days'"),
         ("fito(size=3)", "did you mean fifo"),
+        ("periodic(period=[)", "this is no value"),
+        ("periodic(period=1.5)", "give a whole number"),
+        ("periodic(period=3, period=4)", "each once"),
+        ("history(beta=nan)", "beta is 'nan': give a number"),
+        ("history(beta=.nan)", "give a number"),
+        ("history(at_least=3)", "give true or false"),
+        ("periodic(days=3)", "options that it takes: period, alpha"),
+        ("traceretain(most_steps=0)", "at least 1"),
+        ("traceretain(weights={})", "are no numbers"),
+        ("linear(weights={})", "not all of them are finite"),
+        ("memobank(sample=-1)", "at least 1"),
     ],
 )
-def test_what_is_no_option(name: str, message: str) -> None:
+def test_what_is_no_option(name: str, message: str, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.json"
+    weights.write_text(
+        json.dumps({**dict.fromkeys(LINEAR, 1.0), "age": float("nan")} if "trace" in name else {"bias": float("nan")})
+    )
     with pytest.raises(ConfigError, match=message):
-        make_retention(name)
+        make_retention(name.format(weights))
 
 
 class Watch(Rule):
