@@ -246,9 +246,10 @@ class Bank:
 
     def _write(self) -> tuple[Operation, ...]:
         """Hand what is new to the file; what this returns is acknowledged."""
-        operations, self._new = tuple(self._new), []
+        operations = tuple(self._new)
         if self._file is not None:
             self._file.append(operations)
+        self._new = []
         return operations
 
     async def _vector(self, query: str) -> Vectors:

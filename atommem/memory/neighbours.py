@@ -19,7 +19,7 @@ class Neighbours:
     """For each row of an index the most similar other one, and its mean cosine to the others.
 
     A new vector costs a product with all rows. One that goes costs, in a store too large to hold all cosines, a product
-    for every row that it was nearest to.
+    for every row that it was nearest to: of rows that are equally near the newest is taken, and rules drop the oldest.
     """
 
     def __init__(self, index: VectorIndex) -> None:
@@ -77,7 +77,7 @@ class Neighbours:
             self._sums[: self._size] += found
             self._sums[place] = float(found.sum(dtype=np.float64)) - own
         found[place] = -1
-        nearer = (found > self._cosines[: self._size]).nonzero()[0]
+        nearer = (found >= self._cosines[: self._size]).nonzero()[0]
         self._cosines[nearer], self._ids[nearer] = found[nearer], entry_id
         self._search(stale)
         self._note_one(place, found)
@@ -123,7 +123,7 @@ class Neighbours:
     def _note_one(self, place: int, found: Vectors) -> None:
         """As `_note`, of one row and its cosines, shape (n,)."""
         found[place] = -1
-        best = int(found.argmax())
+        best = len(found) - 1 - int(found[::-1].argmax())
         self._cosines[place] = found[best]
         self._ids[place] = self._index.ids[best] if len(found) > 1 else 0
 
@@ -131,7 +131,7 @@ class Neighbours:
         """The nearest of some rows, from their cosines to all, shape (len(places), n), which are used up."""
         rows = np.arange(len(places))
         found[rows, places] = -1
-        best = found.argmax(axis=1)
+        best = found.shape[1] - 1 - found[:, ::-1].argmax(axis=1)
         self._cosines[places] = found[rows, best]
         self._ids[places] = self._index.ids[best] if found.shape[1] > 1 else 0
 

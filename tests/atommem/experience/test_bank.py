@@ -142,6 +142,27 @@ async def test_vectors_beside_it_spare_the_embedder(tmp_path: Path) -> None:
     one.close()
 
 
+async def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line is written then: what comes later must neither stand behind it nor build on what is not there."""
+    one, write = await bank().open(tmp_path / "b"), os.write
+    left = [9]
+
+    def some(fd: int, line: Any) -> int:
+        if not left:
+            raise OSError("full")
+        return write(fd, line[: left.pop()])
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", some)
+        with pytest.raises(OSError, match="full"):
+            await play(one, TASKS[:1])
+    await play(one, TASKS[1:2])
+    one.close()
+    again = await bank().open(tmp_path / "b")
+    assert again.records() == one.records()
+    again.close()
+
+
 async def test_a_line_that_was_cut_off_is_taken_away(tmp_path: Path) -> None:
     path = tmp_path / "bank.jsonl"
     one = await bank().open(path)
