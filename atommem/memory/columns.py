@@ -26,6 +26,12 @@ _FIRST_ROWS = 16
 _NUMERIC = ("int", "float", "int | None", "float | None")
 
 
+def known_number(entry: Entry, name: str) -> float | None:
+    """A number in an entry's details, None where there is none."""
+    value = (entry.details or {}).get(name)
+    return value if isinstance(value, (int, float)) else None
+
+
 class Columns:
     """The numeric fields of entries, aligned with the rows of their vectors; NaN stands for None.
 
@@ -102,7 +108,6 @@ class Columns:
             self._table[:, place] = self._table[:, self._size]
 
     def _row(self, entry: Entry) -> list[float]:
-        details = entry.details or {}
-        values = [*self._attributes(entry), *[details.get(name) for name in _DETAILS]]
+        values = [*self._attributes(entry), *[known_number(entry, name) for name in _DETAILS]]
         values += [function(entry) for function in self._functions]
         return [np.nan if value is None else value for value in values]

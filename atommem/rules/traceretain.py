@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from atommem.errors import ConfigError
-from atommem.memory.columns import Numbers
+from atommem.memory.columns import Numbers, known_number
 from atommem.memory.entries import Entry
 from atommem.memory.retention import Eviction
 from atommem.memory.rules import Candidate, StoreState
@@ -79,7 +79,7 @@ class TraceRetain:
     def _of_record(self, record: Entry) -> float:
         """The part of its score that depends on nothing else; what is not known of it counts 0, its utility .5."""
         weights = self._weights
-        steps = (record.details or {}).get("steps")
+        steps = known_number(record, "steps")
         return (
             weights["success"] * (record.outcome or 0.0)
             + weights["efficiency"] * (0.0 if steps is None else 1.0 - steps / self._most_steps)

@@ -123,6 +123,19 @@ async def test_traceretain_scores_by_its_features() -> None:
     assert len(ByTheFormula.compared) == 24
 
 
+@pytest.mark.parametrize("outcome", [1.0, None])
+async def test_use_counts_also_where_no_outcome_is_known(tmp_path: Path, outcome: float | None) -> None:
+    one = await bank(retention="periodic(period=2)").open(tmp_path / "b")
+    await one.fill([Experience("put the egg", ""), Experience("cut the plum", "")])
+    await one.retrieve("put the egg", 1)
+    await one.end(Experience("put the egg", "", outcome, {"steps": "many"}))
+    one.close()
+    one = await bank(retention="periodic(period=2)").open(tmp_path / "b")
+    await one.end(Experience("heat the pear", "", outcome))
+    one.close()
+    assert [record.id for record in one.records()] == [1, 3, 4]
+
+
 async def test_vectors_beside_it_spare_the_embedder(tmp_path: Path) -> None:
     class Counts(HashingEmbedder):
         asked = 0

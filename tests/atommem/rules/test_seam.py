@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from atommem.actions import Action
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from atommem.memory import neighbours
 from atommem.memory.admission import Accepted, Admission
 from atommem.memory.columns import Columns
@@ -67,6 +67,23 @@ async def test_what_is_observed_is_told_again_when_a_log_is_replayed() -> None:
     for one in (m.fork(), taken_up, m):
         await one.apply([], 1)
         assert texts(one) == {2: "bob hums"}
+
+
+async def test_an_undo_that_could_not_be_made_leaves_the_rule_what_it_knew(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = memory(retention=f"{HERE}:Tidy(steps=99)", retrieve_k=1)
+    await m.apply([Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "bob hums")], 0)
+    m.observe(0.0, 0, [1])
+    with monkeypatch.context() as away:
+
+        async def embed(texts: Any, kind: Any) -> Any:
+            raise OutageError("away")
+
+        away.setattr(m._resources.embedder, "embed", embed)
+        await m.edit(2, None, 1)
+        with pytest.raises(OutageError):
+            await m.undo(1)
+    await m.apply([], 2)
+    assert texts(m) == {}
 
 
 class Words(Rule):
