@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -144,8 +145,12 @@ class Bank:
             vector = await self._vector(experience.query)
             if prepare := getattr(self._rules.admission, "prepare", None):
                 await prepare([experience.query])
-        shown = [entry_id for entry_id, _ in self._state.contents.shown if verdict.utility is not None]
-        told = Operation(self.task, "observe", actor=_SYSTEM, scores=tuple((i, verdict.utility or 0.0) for i in shown))
+        shown, utility = [entry_id for entry_id, _ in self._state.contents.shown], verdict.utility
+        told = Operation(self.task, "observe", actor=_SYSTEM)
+        if utility is not None:
+            told = replace(told, scores=tuple((entry_id, utility) for entry_id in shown))
+        elif shown:  # rules that go by use count it all the same
+            told = replace(told, details={"shown": shown})
         self._apply(told)
         self._rules.tell([told])
         if vector is None:
@@ -196,7 +201,8 @@ class Bank:
         text = experience.query
         if isinstance(decision, Merged):
             text = decision.text or text
-            (vector,) = await self._embedder.embed([text], "entry")
+            if text != experience.query:
+                (vector,) = await self._embedder.embed([text], "entry")
             entry_id, before = decision.entry_id, self._state.contents.entries[decision.entry_id].text
             kind, actor = "update", self._rules.admits
         elif isinstance(decision, Accepted):
@@ -246,9 +252,10 @@ class Bank:
 
     def _write(self) -> tuple[Operation, ...]:
         """Hand what is new to the file; what this returns is acknowledged."""
-        operations, self._new = tuple(self._new), []
+        operations = tuple(self._new)
         if self._file is not None:
             self._file.append(operations)
+        self._new = []
         return operations
 
     async def _vector(self, query: str) -> Vectors:

@@ -18,6 +18,8 @@ from atommem.errors import ConfigError, TraceError
 from atommem.memory.operations import Operation, operation_from_json, to_json
 
 FORMAT = 1
+_ENCODING = "utf-8", "surrogatepass"
+"""As `json.loads` decodes: half a character that a model wrote stops no bank."""
 
 
 class BankFile:
@@ -65,26 +67,40 @@ class BankFile:
         os.close(self._fd)
 
     def _write(self, value: Any) -> None:
-        line = memoryview(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
-        while line:
-            line = line[os.write(self._fd, line) :]
-        if self._durable:
-            os.fsync(self._fd)
+        line = memoryview(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(*_ENCODING) + b"\n")
+        length = os.fstat(self._fd).st_size
+        try:
+            while line:
+                line = line[os.write(self._fd, line) :]
+            if self._durable:
+                os.fsync(self._fd)
+        except BaseException:
+            os.ftruncate(self._fd, length)  # the next line must not stand behind a part of this one
+            raise
 
     def _read(self, header: dict[str, Any]) -> tuple[dict[str, Any], list[Operation]]:
         raw = self.path.read_bytes()
         end = raw.rfind(b"\n") + 1
         if end < len(raw):
             os.ftruncate(self._fd, end)
-        lines = raw[:end].splitlines()
-        if not lines:
+        if not end:
             header = {"type": "experience bank", "format": FORMAT, **header}
             self._write(header)
             return header, []
-        try:
-            found = json.loads(lines[0])
-            if not isinstance(found, dict) or (found.get("type"), found.get("format")) != ("experience bank", FORMAT):
-                raise TraceError(f"{self.path} is no experience bank of format {FORMAT}: import it, or take another.")
-            return found, [operation_from_json(record) for line in lines[1:] for record in json.loads(line)]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise TraceError(f"{self.path} is damaged: {type(error).__name__} {error}.") from error
+        return read_bank(raw, self.path)
+
+
+def read_bank(raw: bytes, path: Path) -> tuple[dict[str, Any], list[Operation]]:
+    """The header and the operations of a bank's file; a last line that was cut off is no part of it.
+
+    Raises:
+        TraceError: It is no bank, or damaged before its end.
+    """
+    lines = raw.split(b"\n")[:-1]
+    try:
+        found = json.loads(lines[0])
+        if not isinstance(found, dict) or (found.get("type"), found.get("format")) != ("experience bank", FORMAT):
+            raise TraceError(f"{path} is no experience bank of format {FORMAT}: import it, or take another.")
+        return found, [operation_from_json(record) for line in lines[1:] for record in json.loads(line)]
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise TraceError(f"{path} is damaged: {type(error).__name__} {error}.") from error

@@ -19,7 +19,7 @@ def read_memento(path: str | Path) -> Iterator[Experience]:
         DataError: A line is no case; the message names it.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # splitlines() cuts texts too
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     for number, line in enumerate(lines, start=1):

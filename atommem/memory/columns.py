@@ -5,8 +5,9 @@ A cache like the vectors: all of it follows from the entries. It is made when a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,12 @@ _FIRST_ROWS = 16
 _NUMERIC = ("int", "float", "int | None", "float | None")
 
 
+def known_number(entry: Entry, name: str) -> float | None:
+    """A number in an entry's details, None where there is none."""
+    value = (entry.details or {}).get(name)
+    return value if isinstance(value, (int, float)) else None
+
+
 class Columns:
     """The numeric fields of entries, aligned with the rows of their vectors; NaN stands for None.
 
@@ -35,7 +42,11 @@ class Columns:
     """
 
     def __init__(self, entries: Mapping[int, Entry], index: VectorIndex, kind: type[Entry] = Entry) -> None:
-        self.names = (*(item.name for item in fields(kind) if item.type in _NUMERIC), *_DETAILS)
+        attributes = [item.name for item in fields(kind) if item.type in _NUMERIC]
+        self.names = (*attributes, *_DETAILS)
+        self._attributes = attrgetter(*attributes)
+        self._functions: list[Callable[[Entry], float]] = []
+        self._rows: dict[object, int] = {name: row for row, name in enumerate(self.names)}
         self._entries, self._index = entries, index
         self._size = len(index)
         self._table = np.full((len(self.names), max(_FIRST_ROWS, self._size)), np.nan)
@@ -45,9 +56,20 @@ class Columns:
 
     def column(self, name: str) -> Numbers:
         """One field of all entries, shape (n,): a view that is not to be changed."""
-        if name not in self.names:
+        row = self._rows.get(name)
+        if row is None:
             raise ConfigError(f"entries have no number {name!r}: rules can ask for {', '.join(self.names)}.")
-        return self._table[self.names.index(name), : self._size]
+        return self._table[row, : self._size]
+
+    def computed(self, function: Callable[[Entry], float]) -> Numbers:
+        """As `column`, of a function of an entry alone: called once for each entry that is new or has changed."""
+        row = self._rows.get(function)
+        if row is None:
+            row = self._rows[function] = len(self._table)
+            self._functions.append(function)
+            self._table = np.concatenate([self._table, np.full_like(self._table[:1], np.nan)])
+            self._table[row, : self._size] = [function(self._entries[i]) for i in self._index.ids.tolist()]
+        return self._table[row, : self._size]
 
     @property
     def neighbours(self) -> Neighbours:
@@ -86,6 +108,6 @@ class Columns:
             self._table[:, place] = self._table[:, self._size]
 
     def _row(self, entry: Entry) -> list[float]:
-        details = entry.details or {}
-        values = [getattr(entry, name) for name in self.names[: -len(_DETAILS)]] + [details.get(n) for n in _DETAILS]
+        values = [*self._attributes(entry), *[known_number(entry, name) for name in _DETAILS]]
+        values += [function(entry) for function in self._functions]
         return [np.nan if value is None else value for value in values]

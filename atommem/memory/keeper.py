@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import nan
 from typing import Any
 
 from atommem.errors import ConfigError
@@ -55,6 +56,8 @@ class Rules:
                 if operation.kind == "observe" and operation.scores:
                     shown = [entry_id for entry_id, _ in operation.scores]
                     observe(shown, operation.scores[0][1], operation.step)
+                elif operation.kind == "observe" and operation.details:
+                    observe(operation.details["shown"], nan, operation.step)
 
 
 class Keeper:

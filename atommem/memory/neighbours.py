@@ -8,6 +8,7 @@ import numpy.typing as npt
 from atommem.embedding.embedder import Vectors
 from atommem.memory.index import VectorIndex
 
+_NONE = np.zeros(0, dtype=np.int64)
 _FIRST_ROWS = 16
 _ROWS_AT_ONCE = 512
 _MOST_HELD = 2048
@@ -18,7 +19,7 @@ class Neighbours:
     """For each row of an index the most similar other one, and its mean cosine to the others.
 
     A new vector costs a product with all rows. One that goes costs, in a store too large to hold all cosines, a product
-    for every row that it was nearest to.
+    for every row that it was nearest to: of rows that are equally near the newest is taken, and rules drop the oldest.
     """
 
     def __init__(self, index: VectorIndex) -> None:
@@ -48,7 +49,7 @@ class Neighbours:
         """The mean cosine of each row to the others, shape (n,); 0 where there is no other."""
         if self._all is None:
             total = self._index.rows().sum(axis=0)
-            return (self._index.cosines(total) - 1.0) / max(1, self._size - 1)
+            return (self._index.cosines(total).astype(float) - 1.0) / max(1, self._size - 1)
         mean: npt.NDArray[np.float64] = self._sums[: self._size] / max(1, self._size - 1)
         return mean
 
@@ -62,7 +63,7 @@ class Neighbours:
         found = index.cosines(index.vector(entry_id))
         own = float(found[place])
         changed = place < self._size
-        stale = np.flatnonzero(self._ids[: self._size] == entry_id) if changed else np.zeros(0, dtype=np.int64)
+        stale = (self._ids[: self._size] == entry_id).nonzero()[0] if changed else _NONE
         if not changed:
             self._size += 1
             self._make_room()
@@ -76,11 +77,10 @@ class Neighbours:
             self._sums[: self._size] += found
             self._sums[place] = float(found.sum(dtype=np.float64)) - own
         found[place] = -1
-        nearer = np.flatnonzero(found > self._cosines[: self._size])
+        nearer = (found >= self._cosines[: self._size]).nonzero()[0]
         self._cosines[nearer], self._ids[nearer] = found[nearer], entry_id
-        found[place] = own
         self._search(stale)
-        self._note(np.array([place]), found[None])
+        self._note_one(place, found)
 
     def _remove(self, entry_id: int) -> None:
         """The index has filled the row of a vector that is gone with its last one."""
@@ -91,12 +91,12 @@ class Neighbours:
         self._size -= 1
         for values in (self._cosines, self._ids, self._sums, self._slots):
             values[place] = values[self._size]
-        self._search(np.flatnonzero(self._ids[: self._size] == entry_id))
+        self._search((self._ids[: self._size] == entry_id).nonzero()[0])
 
-    def _held(self, places: int | npt.NDArray[np.int64]) -> Vectors:
-        """The cosines of one row to all, shape (n,), or of several."""
+    def _held(self, place: int) -> Vectors:
+        """The cosines of a row to all, shape (n,)."""
         assert self._all is not None
-        held: Vectors = self._all[self._slots[places]][..., self._slots[: self._size]]
+        held: Vectors = self._all[self._slots[place]].take(self._slots[: self._size])
         return held
 
     def _make_room(self) -> None:
@@ -114,20 +114,26 @@ class Neighbours:
 
     def _search(self, places: npt.NDArray[np.int64]) -> None:
         """Look the nearest of some rows up among all."""
-        if len(places) and self._all is not None:
-            self._note(places, self._held(places))
+        if self._all is not None:
+            for place in places.tolist():  # mostly none to two
+                self._note_one(place, self._held(place))
         elif len(places):
             self._note(places, self._index.products(self._index.vectors(self._index.ids[places].tolist())))
 
+    def _note_one(self, place: int, found: Vectors) -> None:
+        """As `_note`, of one row and its cosines, shape (n,)."""
+        found[place] = -1
+        best = len(found) - 1 - int(found[::-1].argmax())
+        self._cosines[place] = found[best]
+        self._ids[place] = self._index.ids[best] if len(found) > 1 else 0
+
     def _note(self, places: npt.NDArray[np.int64], found: Vectors) -> None:
-        """The nearest of some rows, from their cosines to all, shape (len(places), n)."""
+        """The nearest of some rows, from their cosines to all, shape (len(places), n), which are used up."""
         rows = np.arange(len(places))
-        own = found[rows, places]
         found[rows, places] = -1
-        best = found.argmax(axis=1)
+        best = found.shape[1] - 1 - found[:, ::-1].argmax(axis=1)
         self._cosines[places] = found[rows, best]
         self._ids[places] = self._index.ids[best] if found.shape[1] > 1 else 0
-        found[rows, places] = own
 
 
 def _square(size: int) -> Vectors:

@@ -33,8 +33,8 @@ class RetentionRule(Protocol):
       the create, and in the entry (`Entry.score`) until that is rewritten.
     - ``sweep(store) -> Sequence[Eviction]``: entries to give up at the end of a step (in a bank: a task), full or not.
     - ``observe(shown, outcome, step) -> None``: a question or task for which the entries `shown` were shown has ended
-      so. Entries count it (`Entry.uses`, `Entry.mean_outcome`). Of what it keeps beyond that it is told again when a
-      log is replayed.
+      so (in a bank NaN where nobody can tell how). Entries count it (`Entry.uses`, `Entry.mean_outcome`). Of what it
+      keeps beyond that it is told again when a log is replayed.
     """
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -92,6 +93,11 @@ class StoreState:
         """A numeric field of the entries (`created`, `last_shown`, ...): shape (n,), NaN for None."""
         return self._columns().column(name)
 
+    def computed(self, function: Callable[[Entry], float]) -> Numbers:
+        """What a function says of each entry alone: shape (n,). It is kept until the entry changes, as long as the
+        same function asks: give a function of a module, or a method of the rule."""
+        return self._columns().computed(function)
+
     def nearest(self) -> Vectors:
         """The highest cosine of each entry to another: shape (n,), -1 where there is no other; rounded as `cosines`."""
         return self._columns().neighbours.nearest().round(_DIGITS)
@@ -125,18 +131,46 @@ def make_rule(setting: str, name: str, ours: tuple[tuple[str, str], ...], method
     found = _OPTIONS.fullmatch(name.strip())
     plain, written = (found["name"], found["options"]) if found else (name, "")
     rule_class = _rule_class(setting, plain, ours, method)
+    takes = inspect.signature(rule_class).parameters
     options: dict[str, Any] = {}
     for part in filter(None, map(str.strip, (written or "").split(","))):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError(f"{setting} is {name!r}: write options as NAME(option=value, option=value).")
-        options[option.strip()] = yaml.safe_load(value)
+        option, equals, value = map(str.strip, part.partition("="))
+        if not equals or option in options:
+            raise ConfigError(f"{setting} is {name!r}: write options as NAME(option=value, option=value), each once.")
+        try:
+            options[option] = _value(value, takes[option].annotation if option in takes else None)
+        except ValueError as error:
+            raise ConfigError(f"{setting} is {name!r}: {option} is {value!r}: {error}.") from error
     try:
         return rule_class(**options)
     except TypeError as error:
-        raise ConfigError(
-            f"{setting} is {name!r}: {error}; see help({plain}) for the options that it takes."
-        ) from error
+        known = ", ".join(takes) or "none"
+        raise ConfigError(f"{setting} is {name!r}: {error}; options that it takes: {known}.") from error
+
+
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "true or false"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "a text"),
+}
+
+
+def _value(written: str, annotation: Any) -> Any:
+    """An option's value, of the kind that the rule asks for where that is plain. Raises ValueError for another."""
+    try:
+        value = yaml.safe_load(written)
+    except yaml.YAMLError as error:
+        raise ValueError("this is no value") from error
+    wanted, _, optional = str(getattr(annotation, "__name__", annotation)).partition(" | ")
+    if wanted not in _KINDS or optional not in ("", "None") or (value is None and optional):
+        return value
+    if wanted == "str" and value is not None:
+        return value if isinstance(value, str) else written
+    types, described = _KINDS[wanted]
+    if not isinstance(value, types) or (isinstance(value, bool) and wanted != "bool") or value != value:
+        raise ValueError(f"give {described}")
+    return value
 
 
 _OPTIONS = re.compile(r"(?P<name>[^()]+)\((?P<options>[^()]*)\)")

@@ -314,7 +314,6 @@ class WorkingMemory:
             OutageError: The embedder, which entries deleted or changed since need, is out of reach.
         """
         operations = self._before(step)
-        self._resources = replace(self._resources, rules=self._resources.rules.again())
         await self._become(await offload(replay, operations, self._start), operations)
 
     async def _become(self, contents: Contents, log: list[Operation]) -> None:
@@ -330,6 +329,7 @@ class WorkingMemory:
         same_query = contents.query == self._state.contents.query
         self._state = State(contents, index, self._state.query_vector if same_query else None)
         self._view, self._log = contents.view(self._resources.config.capacity), log
+        self._resources = replace(self._resources, rules=self._resources.rules.again())
         self._resources.rules.tell(log)
 
 

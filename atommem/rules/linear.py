@@ -72,6 +72,8 @@ def read_weights(path: str) -> tuple[Mapping[str, float], Numbers | None]:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         weights = {str(name): float(value) for name, value in found.get("weights", found).items()}
         vector = None if found.get("vector") is None else np.array(found["vector"], dtype=float)
+        if not np.isfinite([*weights.values(), *(() if vector is None else vector)]).all():
+            raise ValueError("not all of them are finite numbers")
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"linear: weights {path!r} cannot be read ({error}): atommem retention fit makes them."

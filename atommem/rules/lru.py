@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from atommem.memory.columns import Numbers
+from atommem.memory.entries import Entry
 from atommem.memory.retention import Eviction
 from atommem.memory.rules import Candidate, StoreState
 from atommem.rules.rule import lowest
 
 
 def last_used(store: StoreState) -> Numbers:
-    """The step at which each entry was shown last, shape (n,); one that was never shown counts from its creation."""
-    shown = store.column("last_shown")
-    return np.where(np.isnan(shown), store.column("created"), shown)
+    """`when_used` of each entry, shape (n,)."""
+    return store.computed(when_used)
+
+
+def when_used(entry: Entry) -> int:
+    """The step at which an entry was shown last; one that was never shown counts from its creation."""
+    return entry.created if entry.last_shown is None else entry.last_shown
 
 
 class LeastRecentlyUsed:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from atommem.errors import ConfigError
 from atommem.memory.admission import Accepted, Admission, Refused
 from atommem.memory.columns import Numbers
 from atommem.memory.retention import Eviction
@@ -39,6 +40,8 @@ class MemoBank(Rule):
         newest_first: bool = False,
         prune_above: bool = False,
     ) -> None:
+        if sample < 1 or not 0 <= keep <= 1:
+            raise ConfigError(f"memobank: sample is {sample}, keep {keep}: give at least 1, and a share from 0 to 1.")
         self._similarity, self._sample, self._keep = similarity, sample, keep
         self._least_positive, self._newest_first, self._prune_above = least_positive, newest_first, prune_above
 

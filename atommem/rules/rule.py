@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from atommem.memory.admission import Accepted, Admission
 from atommem.memory.columns import Numbers
 from atommem.memory.retention import Eviction
@@ -41,5 +39,5 @@ def lowest(store: StoreState, scores: Numbers) -> tuple[int, float]:
         store: What is chosen from.
         scores: One for each of `store.ids`.
     """
-    least = float(np.min(scores))
+    least = float(scores.min())
     return int(store.ids[scores == least].min()), least

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from math import isfinite, log1p
 from pathlib import Path
 
 import numpy as np
 
 from atommem.errors import ConfigError
-from atommem.memory.columns import Numbers
+from atommem.memory.columns import Numbers, known_number
+from atommem.memory.entries import Entry
 from atommem.memory.retention import Eviction
 from atommem.memory.rules import Candidate, StoreState
-from atommem.rules.lru import last_used
+from atommem.rules.lru import when_used
 from atommem.rules.rule import lowest
 
 LINEAR = {
@@ -28,8 +30,6 @@ LINEAR = {
     "mean_similarity": 0.25,
 }
 """Weights of the linear rule. The paper gives signs only: the sizes are ours."""
-_MAY_LACK = (0, 6, 9, 10)
-"""Features of which a record may have no number: its outcome, its steps, similarities before it was first shown."""
 
 
 class TraceRetain:
@@ -42,6 +42,8 @@ class TraceRetain:
     """
 
     def __init__(self, weights: str | None = None, most_steps: int = 50) -> None:
+        if most_steps < 1:
+            raise ConfigError(f"traceretain: most_steps is {most_steps}: give at least 1.")
         self._most_steps = most_steps
         found = dict(LINEAR)
         if weights is not None:
@@ -51,32 +53,42 @@ class TraceRetain:
                 raise ConfigError(f"traceretain: weights {weights!r} cannot be read ({error}).") from error
             if not isinstance(found, dict) or found.keys() != LINEAR.keys():
                 raise ConfigError(f"traceretain: {weights} must have the weights {', '.join(LINEAR)}.")
-        self._weights = np.array([float(found[name]) for name in LINEAR])
+            if not all(isinstance(value, (int, float)) and isfinite(value) for value in found.values()):
+                raise ConfigError(f"traceretain: {weights} has weights that are no numbers: {found}.")
+        self._weights = {name: float(found[name]) for name in LINEAR}
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         """The new record always comes in."""
-        chosen, score = lowest(store, (self._weights @ features(store, self._most_steps)).round(9))
+        chosen, score = lowest(store, self.scores(store))
         return Eviction(chosen, f"score {score:.3g}", score)
 
+    def scores(self, store: StoreState) -> Numbers:
+        """Weights times features of all records, shape (n,), rounded: sums in another order tie all the same."""
+        weights, step, now = self._weights, store.step, max(1, store.step)
+        found = store.computed(self._of_record) + (weights["age"] + weights["gap"]) * step / now
+        found -= store.computed(self._steps) / now
+        found += store.computed(_log_shown) * (weights["frequency"] / log1p(now))
+        found += (1.0 - store.mean_cosines()) * weights["specificity"]
+        found += np.maximum(store.nearest(), 0.0, dtype=float) * weights["redundancy"]
+        return found.round(9)
 
-def features(store: StoreState, most_steps: int = 50) -> Numbers:
-    """The features of all records, shape (11, n), in the order of `LINEAR`."""
-    now = max(1, store.step)
-    shown, uses = store.column("shown"), store.column("uses")
-    steps = store.column("steps")
-    utility = store.column("mean_outcome")
-    found = np.empty((len(LINEAR), len(store.ids)))
-    found[0] = store.column("outcome")
-    found[1] = (store.step - store.column("created")) / now
-    found[2] = (store.step - last_used(store)) / now
-    found[3] = np.log1p(shown) / np.log1p(now)
-    found[4] = 1.0 - store.mean_cosines()
-    found[5] = np.maximum(store.nearest(), 0.0)
-    found[6] = 1.0 - steps / most_steps
-    found[7] = np.where(np.isnan(utility), 0.5, utility)
-    found[8] = uses / (uses + 3.0)
-    found[9] = store.column("last_similarity")
-    found[10] = store.column("mean_similarity")
-    for row in _MAY_LACK:
-        np.copyto(found[row], 0.0, where=np.isnan(found[row]))
-    return found
+    def _steps(self, record: Entry) -> float:
+        """What age and gap subtract from the present step."""
+        return self._weights["age"] * record.created + self._weights["gap"] * when_used(record)
+
+    def _of_record(self, record: Entry) -> float:
+        """The part of its score that depends on nothing else; what is not known of it counts 0, its utility .5."""
+        weights = self._weights
+        steps = known_number(record, "steps")
+        return (
+            weights["success"] * (record.outcome or 0.0)
+            + weights["efficiency"] * (0.0 if steps is None else 1.0 - steps / self._most_steps)
+            + weights["utility"] * (0.5 if record.mean_outcome is None else record.mean_outcome)
+            + weights["confidence"] * (record.uses / (record.uses + 3.0))
+            + weights["last_similarity"] * (record.last_similarity or 0.0)
+            + weights["mean_similarity"] * (record.mean_similarity or 0.0)
+        )
+
+
+def _log_shown(record: Entry) -> float:
+    return log1p(record.shown)

@@ -15,7 +15,7 @@ from atommem.errors import ConfigError
 from atommem.eval.retention.stores import Store
 from atommem.memory.columns import Columns
 from atommem.memory.entries import Entry, Source
-from atommem.memory.index import VectorIndex
+from atommem.memory.index import Ids, VectorIndex
 from atommem.memory.retention import make_retention
 from atommem.memory.rules import Candidate, StoreState
 
@@ -77,16 +77,15 @@ async def audit(
     parts = [await embedder.embed(texts[at : at + _AT_ONCE], "entry") for at in range(0, len(texts), _AT_ONCE)]
     rows = np.concatenate(parts) if parts else np.zeros((0, embedder.dim), np.float32)
     ids = [entry.id for entry in store.entries]
-    pairs = _pairs(rows, CLOSE if judge else same, most_pairs if judge else None, same)
+    groups, close = _compared(rows, same, most_pairs if judge else 0)
     found = Audit(
         len(ids),
-        [[ids[place] for place in group] for group in _groups(len(ids), [(a, b) for a, b, cos in pairs if cos > same])],
+        [[ids[place] for place in group] for group in groups],
         [entry.id for entry in store.entries if not entry.shown] if store.uses_known else None,
     )
     if judge is not None:
-        close = sorted((pair for pair in pairs if pair[2] <= same), key=lambda pair: -pair[2])[:most_pairs]
-        said = await asyncio.gather(*(judge(texts[a], texts[b]) for a, b, _ in close))
-        found.contradictions = [(ids[a], ids[b]) for (a, b, _), yes in zip(close, said, strict=True) if yes]
+        said = await asyncio.gather(*(judge(texts[a], texts[b]) for a, b in close))
+        found.contradictions = [(ids[a], ids[b]) for (a, b), yes in zip(close, said, strict=True) if yes]
         found.asked = (len(close), sum(answer is None for answer in said))
     for rule in rules if budget is not None else ():
         found.dropped[rule] = dropped(store.entries, rows, rule, budget or 0)
@@ -137,33 +136,39 @@ def agreed(found: Audit) -> Counter[int]:
     return Counter(entry_id for ids in found.dropped.values() for entry_id in ids)
 
 
-def _pairs(rows: Vectors, least: float, most: int | None, same: float) -> list[tuple[int, int, float]]:
-    """Pairs of places with a cosine over `least`, a block at a time; of those up to `same` the `most` closest."""
-    doubles: list[tuple[int, int, float]] = []
-    others: list[tuple[int, int, float]] = []
+def _compared(rows: Vectors, same: float, most: int) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """Groups of places that hang together by cosines over `same`, oldest first, and the `most` closest other pairs.
+
+    A block at a time: a store that is full of one text has as many pairs as there is no room for.
+    """
+    root = np.arange(len(rows))
+    close = np.zeros((0, 2), dtype=np.int64)
+    cosines_of = np.zeros(0, dtype=np.float32)
     for first in range(0, len(rows), _AT_ONCE):
-        cosines = np.tril(rows[first : first + _AT_ONCE] @ rows.T, first - 1)
-        for row, column in zip(*np.nonzero(cosines > least), strict=True):
-            pair = (int(column), first + int(row), float(cosines[row, column]))
-            (doubles if pair[2] > same else others).append(pair)
-        if most is not None and len(others) > 4 * most:
-            others = sorted(others, key=lambda pair: -pair[2])[:most]
-    return doubles + others
+        block = rows[first : first + _AT_ONCE]
+        cosines = block @ rows[: first + len(block)].T
+        cosines[~np.tri(*cosines.shape, first - 1, dtype=bool)] = -2  # each pair once, and none with itself
+        doubles = cosines > same
+        for row in np.flatnonzero(doubles.any(axis=1)).tolist():
+            places = np.flatnonzero(doubles[row])
+            tops = _tops(root, places)
+            root[tops] = root[places] = root[first + row] = tops.min()
+        if most:
+            found = np.argwhere((cosines > CLOSE) & ~doubles)
+            cosines_of = np.concatenate([cosines_of, cosines[found[:, 0], found[:, 1]]])
+            close = np.concatenate([close, found[:, ::-1] + [0, first]])
+            closest = np.argsort(-cosines_of, kind="stable")[:most]
+            close, cosines_of = close[closest], cosines_of[closest]
+    root = _tops(root, root)
+    order = np.argsort(root, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(root[order])) + 1)
+    pairs = [(older, newer) for older, newer in close.tolist()]
+    return [group.tolist() for group in groups if len(group) > 1], pairs
 
 
-def _groups(size: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Places that hang together by pairs, each group oldest first."""
-    root = list(range(size))
-
-    def top(place: int) -> int:
-        while root[place] != place:
-            root[place] = place = root[root[place]]
-        return place
-
-    for one, other in pairs:
-        low, high = sorted((top(one), top(other)))
-        root[high] = low
-    groups: dict[int, list[int]] = {}
-    for place in {place for pair in pairs for place in pair}:
-        groups.setdefault(top(place), []).append(place)
-    return [sorted(group) for _, group in sorted(groups.items())]
+def _tops(root: Ids, places: Ids) -> Ids:
+    """The roots of the trees that some places are in."""
+    tops = root[places]
+    while not np.array_equal(above := root[tops], tops):
+        tops = above
+    return tops

@@ -76,6 +76,8 @@ async def _audit(store: Store, args: argparse.Namespace) -> Audit:
         raise ConfigError(f"--budget is {args.budget}: at least 1 entry has to stay.")
     if not -1 <= args.same <= 1:
         raise ConfigError(f"--same is {args.same:g}: a cosine is at most 1.")
+    if args.pairs < 0:
+        raise ConfigError(f"--pairs is {args.pairs}: give 0 or more.")
     # Before a model is loaded for the vectors.
     for rule in args.rules:
         make_retention(rule)

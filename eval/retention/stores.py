@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.errors import AtomMemError, DataError, TraceError
-from atommem.experience.bank_file import FORMAT
+from atommem.errors import DataError, TraceError
+from atommem.experience.bank_file import FORMAT, read_bank
 from atommem.memory.contents import replay
 from atommem.memory.entries import Entry
-from atommem.memory.operations import operation_from_json
 from atommem.session_state import SessionState
 from atommem.trace import read_trace
 
@@ -51,10 +50,14 @@ def read_store(path: str | Path) -> Store:
     if path.is_dir() or path.suffix in (".sqlite", ".db"):
         return _mem0(path)
     try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline() or "null")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as a store ({error}): see atommem audit --help.") from error
+        with path.open("rb") as file:
+            line = file.readline()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as a store ({error.strerror}): see atommem audit --help.") from error
+    try:
+        first = json.loads(line)
+    except ValueError:
+        first = None  # not ours: rows say what is wrong with them
     kind = first.get("type") if isinstance(first, dict) else None
     try:
         if kind == "session":
@@ -65,11 +68,10 @@ def read_store(path: str | Path) -> Store:
             log = [operation for step in read_trace(path).episode.steps for operation in step.operations]
             return Store("episode of AtomMem", tuple(replay(log).entries.values()), True)
         if kind == "experience bank" and first.get("format") == FORMAT:
-            lines = path.read_text(encoding="utf-8").splitlines()[1:]
-            log = [operation_from_json(record) for line in lines for record in json.loads(line)]
+            _, log = read_bank(path.read_bytes(), path)
             return Store("experience bank", tuple(replay(log).entries.values()), True)
     except (TraceError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: {error}") from error
+        raise DataError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
     rows = [row.values for row in read_rows(path)]
     return Store("JSON Lines", _entries(rows), any("shown" in row for row in rows))
 
@@ -87,16 +89,16 @@ def _entries(rows: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
 
 def _mem0(path: Path) -> Store:
     """The payloads of the points of mem0's local vector store: what it calls data, oldest first."""
-    files = [path] if path.is_file() else sorted(path.rglob("storage.sqlite"))
+    files = [path] if not path.is_dir() else sorted(path.rglob("storage.sqlite"))
     points: list[dict[str, Any]] = []
     for file in files:
         try:
-            connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+            connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
             try:
                 points += [_payload(blob) for (blob,) in connection.execute("SELECT point FROM points")]
             finally:
                 connection.close()
-        except (sqlite3.Error, AtomMemError, ValueError) as error:
+        except Exception as error:  # a damaged pickle raises anything
             raise DataError(f"{file} is no local store of mem0 ({error}).") from error
     memories = [payload for payload in points if isinstance(payload.get("data"), str)]
     if not memories:

@@ -59,7 +59,7 @@ def read_streams(path: str | Path) -> list[Stream]:
     texts: dict[str, list[tuple[str, int]]] = {}
     for row in rows:
         needed = row.values.get("needed")
-        if not isinstance(needed, (bool, int)):
+        if not isinstance(needed, (bool, int)) or needed < 0:
             raise row.error("needed", f"is {needed!r}: how many questions need the text, 0 or more")
         texts.setdefault(str(row.values.get("stream", "")), []).append((row.text("text"), int(needed)))
     if not texts:

@@ -20,6 +20,8 @@ from atommem.experience import Bank, Experience, read_memento
 from atommem.experience.bank import demonstrations
 from atommem.experience.cross_entropy import cross_entropy
 from atommem.memory.operations import Outcome
+from atommem.memory.rules import StoreState
+from atommem.rules.traceretain import LINEAR, TraceRetain
 from tests.atommem.sessions import Embeds
 
 
@@ -86,6 +88,52 @@ async def test_it_is_the_same_when_it_was_opened_again(tmp_path: Path, retention
     assert json.loads(lines[0])["type"] == "experience bank"
 
 
+class ByTheFormula(TraceRetain):
+    """Its scores are held to the features as they are written down, one record after the other."""
+
+    compared: list[int] = []  # noqa: RUF012
+
+    def scores(self, store: StoreState) -> Any:
+        found, now = super().scores(store), max(1, store.step)
+        cosines = store.vectors @ store.vectors.T
+        for place, record in enumerate(store.entries[i] for i in store.ids.tolist()):
+            others = np.delete(cosines[place], place)
+            features = {
+                "success": record.outcome or 0.0,
+                "age": (store.step - record.created) / now,
+                "gap": (store.step - (record.created if record.last_shown is None else record.last_shown)) / now,
+                "frequency": np.log1p(record.shown) / np.log1p(now),
+                "specificity": 1 - others.mean(),
+                "redundancy": max(0.0, others.max()),
+                "efficiency": 1 - record.details["steps"] / 50,
+                "utility": 0.5 if record.mean_outcome is None else record.mean_outcome,
+                "confidence": record.uses / (record.uses + 3),
+                "last_similarity": record.last_similarity or 0.0,
+                "mean_similarity": record.mean_similarity or 0.0,
+            }
+            assert found[place] == pytest.approx(sum(LINEAR[name] * features[name] for name in LINEAR), abs=2e-5)
+        self.compared.append(len(found))
+        return found
+
+
+async def test_traceretain_scores_by_its_features() -> None:
+    await play(bank(capacity=6, retention=f"{__name__}:ByTheFormula"), TASKS * 5)
+    assert len(ByTheFormula.compared) == 24
+
+
+@pytest.mark.parametrize("outcome", [1.0, None])
+async def test_use_counts_also_where_no_outcome_is_known(tmp_path: Path, outcome: float | None) -> None:
+    one = await bank(retention="periodic(period=2)").open(tmp_path / "b")
+    await one.fill([Experience("put the egg", ""), Experience("cut the plum", "")])
+    await one.retrieve("put the egg", 1)
+    await one.end(Experience("put the egg", "", outcome, {"steps": "many"}))
+    one.close()
+    one = await bank(retention="periodic(period=2)").open(tmp_path / "b")
+    await one.end(Experience("heat the pear", "", outcome))
+    one.close()
+    assert [record.id for record in one.records()] == [1, 3, 4]
+
+
 async def test_vectors_beside_it_spare_the_embedder(tmp_path: Path) -> None:
     embedder = Embeds()
     one = await Bank(embedder).open(tmp_path / "b")
@@ -97,6 +145,27 @@ async def test_vectors_beside_it_spare_the_embedder(tmp_path: Path) -> None:
     assert (embedder.calls, len(one)) == ([], 3)
     assert (await one.retrieve("plum", 1))[0][0].text == "plum"
     one.close()
+
+
+async def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line is written then: what comes later must neither stand behind it nor build on what is not there."""
+    one, write = await bank().open(tmp_path / "b"), os.write
+    left = [9]
+
+    def some(fd: int, line: Any) -> int:
+        if not left:
+            raise OSError("full")
+        return write(fd, line[: left.pop()])
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", some)
+        with pytest.raises(OSError, match="full"):
+            await play(one, TASKS[:1])
+    await play(one, TASKS[1:2])
+    one.close()
+    again = await bank().open(tmp_path / "b")
+    assert again.records() == one.records()
+    again.close()
 
 
 async def test_a_line_that_was_cut_off_is_taken_away(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from atommem.actions import Action
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, OutageError
 from atommem.memory import neighbours
 from atommem.memory.admission import Accepted, Admission
 from atommem.memory.columns import Columns
@@ -18,7 +19,9 @@ from atommem.memory.operations import operation_from_json, to_json
 from atommem.memory.retention import Eviction, make_retention
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.working import WorkingMemory
+from atommem.rules.lru import when_used
 from atommem.rules.rule import Rule
+from atommem.rules.traceretain import LINEAR
 from tests.atommem.memory.toys import CREATE, DELETE, READ, UPDATE, memory, texts
 
 HERE = __name__
@@ -66,6 +69,23 @@ async def test_what_is_observed_is_told_again_when_a_log_is_replayed() -> None:
         assert texts(one) == {2: "bob hums"}
 
 
+async def test_an_undo_that_could_not_be_made_leaves_the_rule_what_it_knew(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = memory(retention=f"{HERE}:Tidy(steps=99)", retrieve_k=1)
+    await m.apply([Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "bob hums")], 0)
+    m.observe(0.0, 0, [1])
+    with monkeypatch.context() as away:
+
+        async def embed(texts: Any, kind: Any) -> Any:
+            raise OutageError("away")
+
+        away.setattr(m._resources.embedder, "embed", embed)
+        await m.edit(2, None, 1)
+        with pytest.raises(OutageError):
+            await m.undo(1)
+    await m.apply([], 2)
+    assert texts(m) == {}
+
+
 class Words(Rule):
     def rate(self, candidate: Candidate, store: StoreState) -> float:
         return len(candidate.text.split())
@@ -107,11 +127,25 @@ async def test_ratings_stand_in_the_log_and_in_the_entries() -> None:
         ("lrv", r"there is no 'lrv'; did you mean lru\? known are .*, lru, .*, or give"),
         (f"{HERE}:Missing", "has no attribute 'Missing'"),
         ("nowhere.at.all:Rule", "cannot be loaded"),
+        ("periodic(period=[)", "this is no value"),
+        ("periodic(period=1.5)", "give a whole number"),
+        ("periodic(period=3, period=4)", "each once"),
+        ("history(beta=nan)", "beta is 'nan': give a number"),
+        ("history(beta=.nan)", "give a number"),
+        ("history(at_least=3)", "give true or false"),
+        ("periodic(days=3)", "options that it takes: period, alpha"),
+        ("traceretain(most_steps=0)", "at least 1"),
+        ("traceretain(weights=WEIGHTS)", "are no numbers"),
+        ("linear(weights=WEIGHTS)", "not all of them are finite"),
+        ("memobank(sample=-1)", "at least 1"),
     ],
 )
-def test_what_is_no_rule_or_no_option(name: str, message: str) -> None:
+def test_what_is_no_rule_or_no_option(name: str, message: str, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.json"
+    bad = {**dict.fromkeys(LINEAR, 1.0), "age": float("nan")} if "trace" in name else {"bias": float("nan")}
+    weights.write_text(json.dumps(bad))
     with pytest.raises(ConfigError, match=message):
-        make_retention(name)
+        make_retention(name.replace("WEIGHTS", str(weights)))
     with pytest.raises(ConfigError, match="rules can ask for id, created"):
         Columns({}, memory()._state.index).column("age")
 
@@ -126,6 +160,9 @@ class Watch(Rule):
         fresh = Columns(store.entries, index)
         for name in fresh.names:
             np.testing.assert_array_equal(store.column(name), fresh.column(name))
+        np.testing.assert_array_equal(
+            store.computed(when_used), [when_used(store.entries[i]) for i in store.ids.tolist()]
+        )
         np.testing.assert_allclose(store.nearest(), fresh.neighbours.nearest(), atol=2e-5)
         if len(store.ids) > 1:
             cosines = store.vectors @ store.vectors.T

@@ -9,15 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atommem.actions import Action
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
-from atommem.eval.retention.audit import audit
+from atommem.eval.retention import audit as audit_module
+from atommem.eval.retention.audit import audit, dropped
 from atommem.eval.retention.audit_cli import main
 from atommem.eval.retention.stores import read_store
 from atommem.experience import Bank, Experience
+from atommem.memory.entries import Entry
 from atommem.session_state import SessionState
 from atommem.trace import write_trace
 from tests.atommem.memory.toys import CREATE, READ, memory
@@ -58,9 +61,11 @@ async def test_our_own_logs(tmp_path: Path) -> None:
     write_trace(tmp_path / "t.jsonl", replace(make_episode("t", 0, 1.0, []), steps=[step]), {})
     assert read_store(tmp_path / "t.jsonl").entries == store.entries
     bank = await Bank(HashingEmbedder(64)).open(tmp_path / "b.jsonl")
-    await bank.fill([Experience("egg", "boil"), Experience("plum", "cut")])
+    await bank.fill([Experience("egg", "boil"), Experience("plum\u2028\ud800", "cut")])
     await bank.retrieve("egg", 1)
     bank.close()
+    with (tmp_path / "b.jsonl").open("a") as file:
+        file.write('[{"step"')  # cut off
     found = await audit(read_store(tmp_path / "b.jsonl"), HashingEmbedder(64))
     assert (found.entries, found.never_shown, found.contradictions) == (2, [2], None)
 
@@ -102,11 +107,45 @@ def test_mem0s_store_is_read_without_loading_what_it_pickled(tmp_path: Path) -> 
         read_store(mem0_store(tmp_path / "bad" / "bad.sqlite", Bad()))
 
 
-@pytest.mark.parametrize("text", ["", "no json", '{"a": 1}\n', '{"type": "session"}\n'])
+@pytest.mark.parametrize("text", ["", "no json", '{"a": 1}\n', '{"type": "session"}\n', "\udcff\0"])
 def test_what_is_no_store(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x").write_text(text)
+    (tmp_path / "x").write_text(text, errors="surrogateescape")
     with pytest.raises(DataError):
         read_store(tmp_path / "x")
+
+
+@pytest.mark.parametrize("point", [pickle.dumps({"a": 1})[:-3], None, "text", b"\7"])
+def test_a_damaged_point_of_mem0(tmp_path: Path, point: Any) -> None:
+    connection = sqlite3.connect(tmp_path / "what?.sqlite")
+    connection.execute("CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)")
+    connection.execute("INSERT INTO points VALUES ('1', ?)", (point,))
+    connection.commit()
+    connection.close()
+    with pytest.raises(DataError, match="is no local store of mem0"):
+        read_store(tmp_path / "what?.sqlite")
+
+
+def test_groups_and_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_module, "_AT_ONCE", 7)
+    rows = np.random.default_rng(0).standard_normal((60, 3), dtype=np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    cosines = np.tril(rows @ rows.T, -1)
+    groups, close = audit_module._compared(rows, 0.97, 12)
+    linked = (cosines + cosines.T > 0.97) | np.eye(60, dtype=bool)
+    reached = np.linalg.matrix_power(linked.astype(float), 60) > 0
+    assert groups == [
+        list(np.flatnonzero(row)) for at, row in enumerate(reached) if row.sum() > 1 and row.argmax() == at
+    ]
+    others = np.where(cosines > 0.97, -1, cosines)
+    newer, older = np.unravel_index(np.argsort(-others, axis=None, kind="stable")[:12], others.shape)
+    assert close == list(zip(older.tolist(), newer.tolist(), strict=True))
+
+
+def test_a_store_that_is_full_of_one_text() -> None:
+    """Rows have one nearest each: were it the oldest of equals, each that goes would cost a search for all others."""
+    entries = [Entry(number, "the same", number, number) for number in range(1, 2201)]
+    same = np.tile(np.eye(1, 8, dtype=np.float32), (2200, 1))
+    assert dropped(entries, same, "redundancy", 2100) == list(range(1, 101))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
