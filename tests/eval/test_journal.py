@@ -23,6 +23,7 @@ def without_times(text: str) -> str:
     return re.sub(r'("found": "|seconds": |seconds, whole\S*: *)[\d.]+"?', "", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "other"),
     [
