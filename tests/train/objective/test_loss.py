@@ -115,15 +115,16 @@ def trl_loss(
     return loss, {name: value for name, (value,) in metrics["train"].items()}
 
 
+@pytest.mark.parametrize("batches", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_loss_gradients_and_logged_means_are_trls(variant: str, on_policy: bool) -> None:
+def test_loss_gradients_and_logged_means_are_trls(variant: str, on_policy: bool, batches: int) -> None:
     objective = make_objective(VARIANTS[variant])
     normalization = LOSS_TYPES[objective.loss_type]
     rng = random.Random(variant)
     torch.manual_seed(0)
     clipped = 0.0
-    for _ in range(60):
+    for _ in range(batches):
         rows = random_rows(rng, normalization)
         tokens = Tokens.of(rows, torch.device("cpu"))
         logps = (tokens.sampled + 0.2 * torch.randn_like(tokens.sampled)).requires_grad_()
