@@ -58,7 +58,7 @@ def main() -> int:
     add_quick(parser, seeds=[0])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        trees = {"before": HERE, "now": HERE}
+        trees = {"now": HERE}
         if not args.quick:
             trees = {name: cloned(of, Path(scratch, name)) for name, of in (("before", args.before), ("now", "HEAD"))}
         first, *others = args.seeds
@@ -67,10 +67,11 @@ def main() -> int:
         for seed in others:
             seeds[seed] = run(trees["now"], Path(scratch, f"out_{seed}"), seed, args.quick)
             print(json.dumps({seed: seeds[seed]}), flush=True)
-    ratio = found["now"]["seconds"]["all"] / found["before"]["seconds"]["all"]
+    before = found.get("before", found["now"])
+    ratio = found["now"]["seconds"]["all"] / before["seconds"]["all"]
     learned = all(of["em"][0] <= 0.5 and of["em"][1] >= 0.9 for of in seeds.values())
     holds = ratio <= HALF and learned
-    result = {"bench": "demo", "before": found["before"], "seeds": seeds, "ratio": round(ratio, 3), "holds": holds}
+    result = {"bench": "demo", "before": before, "seeds": seeds, "ratio": round(ratio, 3), "holds": holds}
     print(json.dumps(result))
     return 0 if holds else 1
 
