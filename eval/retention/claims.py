@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -65,8 +65,9 @@ class Column:
     def gap_closed(self) -> dict[str, Any]:
         """Claim 2: (own - best rule) / (oracle - best rule), with a bootstrap interval over tasks."""
         rows = (self.own, self.rule, ORACLE)
-        tasks = list(dict.fromkeys(each.task_id for each in self.arms[self.own]))
-        scores = np.array([_by_task(self.arms[row], tasks) for row in rows])
+        by_task = [_by_task(self.arms[row]) for row in rows]
+        tasks = [task for task in by_task[0] if all(task in of for of in by_task)]  # that failed nowhere
+        scores = np.array([[fmean(of[task]) for task in tasks] for of in by_task])
         drawn = np.random.default_rng(0).integers(len(tasks), size=(_DRAWS, len(tasks)))
         own, rule, oracle = scores[:, drawn].mean(axis=2)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -133,11 +134,13 @@ def _best(first: Mapping[str, Records], kind: str) -> str:
     return max(rows, key=lambda row: mean_em(first[row]))
 
 
-def _by_task(records: Records, tasks: Iterable[str]) -> list[float]:
+def _by_task(records: Records) -> dict[str, list[float]]:
+    """Scores of the tasks that have one, over training seeds."""
     scores: dict[str, list[float]] = {}
     for record in records:
-        scores.setdefault(record.task_id, []).extend(record.scores("em"))
-    return [fmean(scores[task]) if scores.get(task) else 0.0 for task in tasks]
+        if found := list(record.scores("em")):
+            scores.setdefault(record.task_id, []).extend(found)
+    return scores
 
 
 def _mean(records: Records, name: str) -> float:
