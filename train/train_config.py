@@ -203,6 +203,11 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
                 f"rerolls is {self.rerolls}: give steps_per_generation 1 and carried_groups 0, because a group's are "
                 "made when it has ended, and trained on with it."
             )
+        if self.credit == "steps" and self.scale_rewards != "none":
+            raise ConfigError(
+                f"scale_rewards is {self.scale_rewards!r}: credit steps needs 'none', because the part of a step is in "
+                "units of the reward."
+            )
         if self.updates_per_rollout < 1:
             given = f"steps_per_generation is {self.steps_per_generation} and num_iterations {self.num_iterations}"
             raise ConfigError(f"{given}: give at least 1 of each.")

@@ -85,6 +85,7 @@ def test_what_is_missing_is_named() -> None:
         (["--rerolls", "-1"], "rerolls is -1"),
         (["--rerolls", "2", "--carried_groups", "1"], "rerolls is 2: give steps_per_generation 1"),
         (["--credit", "tokens"], "credit is 'tokens'"),
+        (["--credit", "steps", "--scale_rewards", "group"], "scale_rewards is 'group'"),
         (["--eval_data", "x"], "eval_strategy is 'no' and eval_data is 'x'"),
         (["--eval_strategy", "steps", "--eval_steps", "2"], "eval_strategy is 'steps' and eval_data is None"),
     ],
