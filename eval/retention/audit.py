@@ -147,9 +147,8 @@ def _compared(rows: Vectors, same: float, most: int) -> tuple[list[list[int]], l
     for first in range(0, len(rows), _AT_ONCE):
         block = rows[first : first + _AT_ONCE]
         cosines = block @ rows[: first + len(block)].T
-        cosines[
-            ~np.tri(len(block), first + len(block), first - 1, dtype=bool)
-        ] = -2  # each pair once, and none with itself
+        # Each pair once, and none with itself.
+        cosines[~np.tri(len(block), first + len(block), first - 1, dtype=bool)] = -2
         doubles = cosines > same
         for row in np.flatnonzero(doubles.any(axis=1)).tolist():
             places = np.flatnonzero(doubles[row])
