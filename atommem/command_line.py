@@ -39,6 +39,14 @@ def close_match(given: str, known: Iterable[str]) -> str:
     return f" (did you mean {found[0]}?)" if found else ""
 
 
+def close_path(path: Path) -> str:
+    """`close_match` of a path that is not there, among what lies beside it."""
+    try:
+        return "" if path.exists() else close_match(str(path), map(str, path.parent.iterdir()))
+    except OSError:
+        return ""
+
+
 def names_of(config: type) -> list[str]:
     """The settings of a dataclass."""
     return [item.name for item in fields(config) if item.init]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.actions import Action, Problem, ProblemReason
+from atommem.command_line import close_path
 from atommem.episode import Episode, Step
 from atommem.errors import TraceError
 from atommem.memory.entries import MemoryView, Retrieved
@@ -89,7 +90,8 @@ def read_trace(path: str | Path) -> Trace:
     try:
         raw = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}") from error
+        hint = close_path(path) or ": give a file, as in the folder traces/ of an evaluation or a training run"
+        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}{hint}.") from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{path} is not a trace: it is not UTF-8 text.") from error
     records = []

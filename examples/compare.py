@@ -33,4 +33,6 @@ def main(first: str, second: str, file: str, count: str = "100") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) <= 3:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

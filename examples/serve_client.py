@@ -23,4 +23,6 @@ def main(file: str, question: str, url: str = "http://127.0.0.1:8765/v1") -> Non
 
 
 if __name__ == "__main__":
+    if len(sys.argv) <= 2:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -9,6 +9,7 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -112,6 +113,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             f"host is {arguments.host} and there is no key: anybody on the network could read all memories. Make one "
             f"with atommem serve keys add OWNER --db {arguments.db}, or listen on 127.0.0.1."
         )
+    if not arguments.stdio:
+        _check_port(arguments.host, arguments.port)
     own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "vllm", "name", "db", "hosts", "move", "stdio"}
     settings: dict[str, Any] = given_settings(arguments, tuple(own))
     with contextlib.ExitStack() as stack:
@@ -128,6 +131,15 @@ def _serve(arguments: argparse.Namespace) -> int:
             print(f"atommem serve: starting vLLM at {server.url} (log: {server.log})", file=sys.stderr, flush=True)
             stack.enter_context(server)
         return _listen(arguments, policy, host)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuse a port that cannot be listened on, before a model is loaded."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except (OSError, OverflowError) as error:
+        told = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error).rstrip(".")
+        raise ConfigError(f"cannot listen on {host}, port {port} ({told}): give another --port or --host.") from error
 
 
 def _listen(arguments: argparse.Namespace, policy: ServedPolicy, host: str) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from atommem.command_line import close_match
+from atommem.command_line import close_path
 from atommem.config import check_choice
 from atommem.errors import ConfigError, PolicyError
 from atommem.hub import hub_name, not_loaded, only_here
@@ -182,11 +182,14 @@ def model_folder(setting: str, name: str) -> str:
         return str(path)
     if path.exists() or path.is_symlink():
         what = "a file" if path.is_file() else "a folder without config.json" if path.is_dir() else "a broken link"
-        raise PolicyError(f"{setting} is {name!r}, which is {what}: give the folder of a model, or a server's URL.")
+        inside = sorted(str(config.parent) for config in path.glob("*/config.json"))
+        hint = f" (those in it: {', '.join(inside[:5])})" if inside else ""
+        raise PolicyError(
+            f"{setting} is {name!r}, which is {what}: give the folder of a model{hint}, or a server's URL."
+        )
     first = path.parts[0]
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(first).is_dir()):
-        beside = [str(one) for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
-        raise PolicyError(f"{setting} is {name!r}: there is no such folder{close_match(str(path), beside)}.")
+        raise PolicyError(f"{setting} is {name!r}: there is no such folder{close_path(path)}.")
     return name
 
 

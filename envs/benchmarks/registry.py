@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atommem.command_line import close_path
 from atommem.envs.benchmarks import hotpotqa, musique, twowiki
 from atommem.envs.benchmarks.rows import QARow
 from atommem.errors import ConfigError, DataError
@@ -49,7 +50,7 @@ class Benchmark:
                     _check_shards(found)
                     return found
         if not path.is_dir():
-            raise DataError(f"{path}: no such file or folder.")
+            raise DataError(f"{path}: no such file or folder{close_path(path)}: give the benchmark's own files.")
         raise DataError(
             f"{path}: found no {split} file of {self.name} here or in the folder {self.name}/; looked for "
             f"{', '.join(patterns)}. Give the file itself, or the folder that it lies in."

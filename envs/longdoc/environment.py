@@ -33,7 +33,10 @@ MOST_AT_ONCE = 10
 
 
 class LongDocEnvironments(QAEnvironments):
-    """Makes environments that share their chunking: the episodes of a group read the same task."""
+    """Read a long text chunk by chunk and answer questions about it.
+
+    Its environments share their chunking: the episodes of a group read the same task.
+    """
 
     config_class = LongDocConfig
     templates = Path(__file__).with_name("templates")

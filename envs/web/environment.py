@@ -33,7 +33,7 @@ _LINK_BYTES = 8000
 
 
 class WebEnvironments(QAEnvironments):
-    """Makes environments that share their tools."""
+    """Browse: search and read pages with tools, see the last result only, answer from memory."""
 
     config_class = WebConfig
     templates = Path(__file__).with_name("templates")

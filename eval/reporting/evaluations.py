@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from atommem.command_line import close_path
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.errors import ConfigError, DataError
 from atommem.eval.output import EPISODES, MANIFEST, parse_records, trace_path
@@ -110,7 +111,7 @@ def read_evaluation(
             else "the --out of `atommem eval`"
         )
         raise ConfigError(
-            f"{folder} holds no evaluation ({error.strerror}: {error.filename}): give {instead}."
+            f"{folder} holds no evaluation ({error.strerror}: {error.filename}): give {instead}{close_path(folder)}."
         ) from error
     except ValueError as error:
         raise DataError(f"{folder / MANIFEST} is not valid JSON: {error}") from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.command_line import CommandParser, check_writable, one_line
 from atommem.envs.task_files import write_json, write_text
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reporting.charts import make_charts, write_charts
@@ -90,7 +90,7 @@ def read_training(path: str | Path) -> list[dict[str, Any]]:
     try:
         entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the metrics of a training run from {path}: {error}") from error
+        raise DataError(f"cannot read the metrics of a training run from {path}: {one_line(error)}") from error
     return [entry for entry in entries if isinstance(entry, dict)]
 
 

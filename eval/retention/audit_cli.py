@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--judge_url", help="Of a chat server that is asked about contradictions.")
     parser.add_argument("--judge_model", help="Its name there.")
     parser.add_argument("--pairs", type=int, default=200, help="Most pairs that the judge is asked about.")
-    parser.add_argument("--embedder", default="sentence_transformer", help="As of every command.")
+    parser.add_argument(
+        "--embedder", default="sentence_transformer", help="sentence_transformer, http, hashing or random."
+    )
     parser.add_argument("--embedder_model", default=EmbedderConfig.embedder_model, help="Model name or folder.")
     parser.add_argument("--embedder_url", help="Of an OpenAI-compatible server.")
     parser.add_argument("--out", type=Path, help="All of it as JSON, with every id.")

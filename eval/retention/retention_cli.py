@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("data", type=Path, help="LoCoMo's file, or rows with stream, text and needed.")
-        command.add_argument("--embedder", default="sentence_transformer", help="As of every command.")
+        command.add_argument(
+            "--embedder", default="sentence_transformer", help="sentence_transformer, http, hashing or random."
+        )
         command.add_argument("--embedder_model", default=EmbedderConfig.embedder_model, help="Model name or folder.")
         command.add_argument("--embedder_url", help="Of an OpenAI-compatible server.")
         command.add_argument("--out", type=Path, help="Where the result goes (JSON).", required=name == "fit")

@@ -85,7 +85,7 @@ def test_the_folder_may_come_from_the_environment_or_be_called_data(
     monkeypatch.chdir(data)
     capsys.readouterr()
     assert build("--docs", 6, "--n", 2, "--out", "z.jsonl") == 2
-    assert capsys.readouterr().err == "atommem data: data: no such file or folder.\n"
+    assert capsys.readouterr().err == "atommem data: data: no such file or folder: give the benchmark's own files.\n"
 
 
 def test_aliases(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,9 @@ async def test_reading_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
 def test_no_evaluation(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no evaluation .* give the --out of `atommem eval`"):
         read_evaluation(tmp_path)
+    (tmp_path / "before").mkdir()
+    with pytest.raises(ConfigError, match=r"did you mean \S+/before\?"):
+        read_evaluation(tmp_path / "befor")
     (tmp_path / "cells").mkdir()
     with pytest.raises(ConfigError, match=rf"give {tmp_path}/report to atommem report, or .* below {tmp_path}/cells"):
         read_evaluation(tmp_path)

@@ -93,6 +93,9 @@ def test_nobody_listens_to_the_network_without_a_key_and_keys_are_made_listed_an
     db = ["--db", f"sqlite:///{tmp_path / 'log.db'}"]
     assert cli.main(["serve", "--policy", str(run), "--host", "0.0.0.0", *db]) == 2
     assert "atommem serve keys add" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert cli.main(["serve", "--policy", str(run), "--port", str(taken.getsockname()[1]), *db]) == 2
+    assert "(Address already in use): give another --port" in capsys.readouterr().err
     assert cli.main(["serve", "keys", "add", "ann", "--requests_per_minute", "5", *db]) == 0
     token, said = capsys.readouterr()
     number = said.split()[1]
