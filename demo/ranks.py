@@ -53,7 +53,7 @@ def ranks(count: int, command: Sequence[str]) -> Iterator[None]:
                     )
             os.environ.update(shared, RANK="0", LOCAL_RANK="0")
             yield
-        except Exception as error:  # of the connection to another that is gone, or our own
+        except RuntimeError as error:  # as torch says that the connection to another is gone; or our own
             for rank, other in enumerate(others, 1):
                 with suppress(subprocess.TimeoutExpired):
                     if other.wait(1) not in (0, -2, 130):
