@@ -15,33 +15,30 @@ from typing import Any
 
 from tqdm import tqdm
 
-from atommem.demo.recipe import CopyingConfig
+from atommem.demo.recipe import CopyingConfig, Sequences
 
-_PIECES = 10
-_SHORTEST, _LONGEST = 2, 4
+_SHORTEST = 2
 _RECENT = 10
 _TOLD = 50
 
 
-def copying_rows(
-    tokens: range, count: int, length: int, rng: random.Random
-) -> tuple[list[list[int]], list[list[bool]]]:
-    """`count` sequences of `length` tokens, and which of their tokens can be predicted."""
+def copying_rows(tokens: range, kind: Sequences, rng: random.Random) -> tuple[list[list[int]], list[list[bool]]]:
+    """A batch of sequences, and which of their tokens can be predicted."""
     rows, predictable = [], []
-    for _ in range(count):
-        drawn = iter(rng.sample(tokens, _PIECES * _LONGEST))
-        pieces = [[next(drawn) for _ in range(rng.randint(_SHORTEST, _LONGEST))] for _ in range(_PIECES)]
+    for _ in range(kind.batch_size):
+        drawn = iter(rng.sample(tokens, kind.pieces * kind.longest))
+        pieces = [[next(drawn) for _ in range(rng.randint(_SHORTEST, kind.longest))] for _ in range(kind.pieces)]
         row: list[int] = []
         known: list[bool] = []
         seen: set[int] = set()
-        while len(row) < length:
-            chosen = rng.randrange(_PIECES)
+        while len(row) < kind.length:
+            chosen = rng.randrange(kind.pieces)
             piece = pieces[chosen]
             row += piece
             known += [False] + [chosen in seen] * (len(piece) - 1)
             seen.add(chosen)
-        rows.append(row[:length])
-        predictable.append(known[:length])
+        rows.append(row[: kind.length])
+        predictable.append(known[: kind.length])
     return rows, predictable
 
 
@@ -64,13 +61,15 @@ def pretrain_copying(
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.1)
     model.train()
     recent: deque[float] = deque(maxlen=_RECENT)
+    kinds = iter(config.stages)
+    kind = next(kinds)
     mean, done, learned = float("nan"), 0, 0
     with tqdm(desc="copying", unit="update", disable=None if progress else True) as bar:
         while not learned or done < learned + config.cooldown:
             rest = 1 - (done - learned) / config.cooldown if learned else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * min(rest, (done + 1) / config.warmup)
-            rows, predictable = copying_rows(tokens, config.batch_size, config.length, rng)
+            rows, predictable = copying_rows(tokens, kind, rng)
             count = sum(sum(row[1:]) for row in predictable)
             ids = torch.tensor(rows[rank::ranks])
             logits = model(input_ids=ids).logits[:, :-1]
@@ -89,8 +88,15 @@ def pretrain_copying(
             bar.update()
             if progress and bar.disable and done % _TOLD == 0:
                 print(f"copying: update {done}, loss {mean:.3f}", file=sys.stderr, flush=True)
-            if not learned and (done == config.steps or (done >= _RECENT and mean < config.until)):
-                learned = done
+            if not learned and len(recent) == _RECENT and mean < kind.until:
+                following = next(kinds, None)
+                if following is None:
+                    learned = done
+                else:
+                    kind = following
+                    recent.clear()
+            if done == config.steps:
+                learned = learned or done
     return mean
 
 

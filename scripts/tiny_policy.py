@@ -15,7 +15,9 @@ from rich.console import Console
 from atommem.demo.recipe import FULL, ColdStart, CopyingConfig, PolicySize, Recipe
 from atommem.demo.run import Demo
 
-RECIPE: Recipe = replace(FULL, size=PolicySize(heads=2, head_width=32), copying=CopyingConfig(), cold_start=ColdStart())
+RECIPE: Recipe = replace(
+    FULL, size=PolicySize(heads=2, head_width=32), copying=CopyingConfig(), cold_start=ColdStart(), updates=None
+)
 """The demo's with two heads instead of four and more of both lessons: what the figures of those benches are of."""
 
 

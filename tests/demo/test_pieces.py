@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from atommem.demo.copying import copying_rows, pretrain_copying
-from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, CopyingConfig, PolicySize, Recipe
+from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, CopyingConfig, PolicySize, Recipe, Sequences
 from atommem.demo.settings import Settings, load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.demo.worlds import world_of
@@ -71,7 +72,7 @@ def test_the_model_is_small_and_shaped_like_qwen3(tmp_path: Path) -> None:
 
 
 def test_predictable_tokens_follow_the_same_token_earlier() -> None:
-    rows, predictable = copying_rows(range(5, 100), 20, 48, random.Random(0))
+    rows, predictable = copying_rows(range(5, 100), Sequences(length=48, batch_size=20), random.Random(0))
     for row, known in zip(rows, predictable, strict=True):
         assert (len(row), len(known), min(row) >= 5) == (48, 48, True)
         for place, marked in enumerate(known):
@@ -85,7 +86,7 @@ def test_predictable_tokens_follow_the_same_token_earlier() -> None:
 
 
 def copying(steps: int, until: float = 0.0, cooldown: int = 0) -> CopyingConfig:
-    return CopyingConfig(steps, until, cooldown, batch_size=8, length=32, warmup=1)
+    return CopyingConfig(steps, (Sequences(length=32, batch_size=8, until=until),), cooldown, warmup=1)
 
 
 def test_training_makes_what_can_be_predicted_likelier() -> None:
@@ -95,8 +96,12 @@ def test_training_makes_what_can_be_predicted_likelier() -> None:
     assert pretrain_copying(model, copying(steps=1), seed=0, progress=False) < before
 
 
-@pytest.mark.parametrize(("until", "updates"), [(9.0, 60), (0.0, 100)])
-def test_it_ends_when_it_has_learned(until: float, updates: int, capfd: pytest.CaptureFixture[str]) -> None:
-    pretrain_copying(make_toy_model(vocabulary=60), copying(steps=50, until=until, cooldown=50), seed=0)
+@pytest.mark.parametrize(("until", "shorter", "updates"), [(9.0, [], 60), (0.0, [], 100), (9.0, [9.0] * 10, 150)])
+def test_it_ends_when_it_has_learned(
+    until: float, shorter: list[float], updates: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = copying(steps=110 if shorter else 50, until=until, cooldown=50)
+    before = tuple(Sequences(pieces=3, longest=3, length=16, batch_size=2, until=one) for one in shorter)
+    pretrain_copying(make_toy_model(vocabulary=60), replace(config, stages=(*before, *config.stages)), seed=0)
     told = [line.split(", loss")[0] for line in capfd.readouterr().err.splitlines()]
     assert told == [f"copying: update {update}" for update in range(50, updates + 1, 50)]
