@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("query", help="what is looked for")
     serve = commands.add_parser("serve", help="serve it over HTTP: /retrieve, /access, and MCP at /mcp")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+    serve.add_argument("--port", type=int, default=8000, help="0 is any free one (default: %(default)s)")
     for command, run in ((search, _search), (serve, _serve)):
         command.add_argument("folder", type=Path, metavar="DIR", help="folder of the corpus")
         command.add_argument("--mode", choices=MODES, help="how it is searched (default: hybrid if it has vectors)")
@@ -121,16 +121,17 @@ def _search(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     from atommem.envs.web.corpus.serving import make_server
 
-    _check_address(args.host, args.port)
+    port = _free_port(args.host, args.port)
     corpus = _corpus(args)
-    print(f"{args.folder}: {corpus.counts['pages']} pages at http://{args.host}:{args.port}", file=sys.stderr)
-    make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=args.port)
+    print(f"{args.folder}: {corpus.counts['pages']} pages at http://{args.host}:{port}", file=sys.stderr)
+    make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=port)
     return 0
 
 
-def _check_address(host: str, port: int) -> None:
-    """Refuse what a server would end on in its own words, after the corpus was read."""
+def _free_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. Refuses what a server would end on in its own words, after the corpus was read."""
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+            return int(free.getsockname()[1])
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error}. Give another host or port.") from error
