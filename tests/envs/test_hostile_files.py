@@ -18,8 +18,8 @@ from atommem.envs.longdoc.fact_recall import gold_documents
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import damaged, hotpot_row, musique_row, twowiki_row, write_json, write_lines
-from tests.envs.conversation_rows import beam_row, longmemeval_row, memory_agent_bench_row
 from tests.envs.test_benchmarks_memagent import eval_row, train_row
+from tests.envs.test_conversations import beam_row, longmemeval_row, memory_agent_bench_row
 from tests.envs.test_locomo import conversation
 from tests.fakes import command
 

@@ -17,7 +17,7 @@ from atommem.envs.task import Question
 from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError
 from tests.envs.benchmark_rows import real_data, write_json, write_lines
-from tests.envs.conversation_rows import longmemeval_row
+from tests.envs.test_conversations import longmemeval_row
 from tests.fakes import WordTokenizer, command, longdoc
 
 main = command("data")

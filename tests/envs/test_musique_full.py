@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.build import BuildConfig
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, summarize
 from atommem.envs.scoring.sufficiency import group_scores
 from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks
-from atommem.errors import ConfigError
-from tests.envs.benchmark_rows import hotpot_row, musique_row, write_json, write_lines
+from tests.envs.benchmark_rows import musique_row, write_lines
 from tests.fakes import WordTokenizer, command, longdoc
 
 main = command("data")
@@ -26,8 +24,8 @@ def pair(number: int) -> list[dict[str, Any]]:
     return [row, {**row, "answerable": False, "paragraphs": [item for item in row["paragraphs"] if item != missing]}]
 
 
-def build(path: Path, *more: Any, benchmark: str = "musique") -> int:
-    common = ["build", "--benchmark", benchmark, "--split", "dev", "--input", path, "--seed", 3, "--unanswerable"]
+def build(path: Path, *more: Any) -> int:
+    common = ["build", "--benchmark", "musique", "--split", "dev", "--input", path, "--seed", 3, "--unanswerable"]
     return main([*map(str, [*common, *more])])
 
 
@@ -48,16 +46,6 @@ def test_tasks_come_in_pairs_and_none_holds_what_its_question_lacks(tmp_path: Pa
             refused = next(task for task in (first, second) if not task.questions[0].metadata["answerable"])
             held = {document.text for document in refused.documents if not document.gold}
             assert not held & evidence, "the missing paragraph would answer it"
-
-
-def test_what_unanswerable_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_json(tmp_path / "x.json", [hotpot_row(number) for number in range(8)])
-    assert build(path, "--n", 2, "--docs", 4, "--out", tmp_path / "o.jsonl", benchmark="hotpotqa") == 2
-    assert "unanswerable is given for hotpotqa; only musique (Full)" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="questions is 1-2: give 1"):
-        BuildConfig(4, 2, (1, 2), unanswerable=True)
-    with pytest.raises(ConfigError, match="distractors is 'mine'"):
-        BuildConfig(4, 2, distractors="mine")
 
 
 async def test_scores_of_a_question_that_cannot_be_answered() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, get_web_benchmark
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 from tests.envs.benchmark_rows import write_lines
 from tests.fakes import command
 
@@ -136,10 +136,3 @@ def test_what_cannot_be_built(
     twice = write(tmp_path / "twice.jsonl", gaia(1), gaia(1))
     assert call(path, *(argument.format(path=path, twice=twice) for argument in arguments)) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_benchmark_or_split_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="split is 'train'; gaia has validation, test"):
-        get_web_benchmark("gaia", "train")
-    with pytest.raises(ConfigError, match="those of the web are gaia"):
-        get_web_benchmark("squad", "dev")

@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atommem.actions import Action
 from atommem.description import TaskShape
 from atommem.environment import Turn
+from atommem.envs.chunking import chunk_task, chunk_text, joined_text
 from atommem.envs.longdoc.environment import LongDocEnvironment, LongDocEnvironments
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task import Document, Question, Task
@@ -68,6 +71,8 @@ async def test_chunks_then_the_questions_in_turn() -> None:
     ]
     score = await env.score()
     assert (score.reward, score.answers) == (0.5, ("roma", "41"))
+    with pytest.raises(ConfigError, match="'empty' has no question"):
+        await env.reset(Task("empty", ()))
     env = environment(max_reads=3)
     steps = 1
     await env.reset(TASK)
@@ -129,28 +134,6 @@ async def test_what_answers_count_and_earn(
     assert (score.answers, score.reward) == (answers, reward)
 
 
-async def test_f1_can_be_the_reward() -> None:
-    env = environment(reward="f1")
-    await play(env, [[], [], answer("Rome city"), answer("42")])
-    score = await env.score()
-    assert score.reward == pytest.approx((2 / 3 + 1) / 2)
-    assert score.metrics["em"] == 0.5
-
-
-async def test_what_cannot_be_is_refused_with_its_value() -> None:
-    for settings, message in (
-        ({"chunking": "pages"}, "chunking is 'pages'"),
-        ({"reward": "bleu"}, "reward is 'bleu'"),
-        ({"at_once": 0}, "at_once is 0: give at least 1"),
-        ({"questions_shown": "never"}, "questions_shown is 'never'"),
-        ({"questions_shown": []}, "questions_shown is empty"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            factory(**settings)
-    with pytest.raises(ConfigError, match="'empty' has no question"):
-        await environment().reset(Task("empty", ()))
-
-
 async def test_chunks_are_cut_in_a_thread_once_for_the_episodes_of_a_group() -> None:
     class Noting(WordTokenizer):
         threads: ClassVar[list[str]] = []
@@ -181,3 +164,44 @@ def test_questions_asked_at_once_are_one_step_of_a_task_s_shape(tmp_path: Path) 
         shape = factory(chunking="tokens", at_once=at_once).shape(str(tmp_path / path) if path else None, supposed)
         assert shape.questions == questions
         assert shape.questions * shape.question_tokens == (2 if path else 5.5 * 25)
+
+
+class ByteTokenizer(WordTokenizer):
+    """One token a UTF-8 byte, all of a character's tokens with its span: the worst byte-level case."""
+
+    def __call__(self, text: str, **_: object) -> dict[str, object]:
+        spans = [(i, i + 1) for i, char in enumerate(text) for _ in char.encode("utf-8")]
+        return {"input_ids": list(range(len(spans))), "offset_mapping": spans}
+
+
+TOKENIZERS = {"words": WordTokenizer(), "bytes": ByteTokenizer()}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=st.text("ab .!?\n北é😀", max_size=200), size=st.integers(1, 20), sentences=st.booleans())
+@settings(max_examples=150)
+def test_chunks_joined_are_the_text_and_none_is_too_long(name: str, text: str, size: int, sentences: bool) -> None:
+    tokenizer = TOKENIZERS[name]
+    chunks = chunk_text(text, tokenizer, size, whole_sentences=sentences)
+    assert "".join(chunks) == text
+    for chunk in chunks:
+        count = len(tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"])
+        # Only a single character may need more tokens than a chunk holds; blanks at an edge may form one token more.
+        assert count <= size + 1 or len(chunk) == 1
+
+
+def test_whole_sentences_stay_together_when_they_fit() -> None:
+    text = "One two three. Four five. Six seven eight nine ten eleven twelve. Done."
+    assert chunk_text(text, WordTokenizer(), 5, whole_sentences=True) == [
+        "One two three. Four five.",
+        " Six seven eight nine ten",
+        " eleven twelve. Done.",
+    ]
+
+
+def test_documents_are_joined_with_their_titles_or_are_a_chunk_each() -> None:
+    task = Task("t", (), (Document("Ann", "She ran. "), Document("", "No title.")))
+    assert joined_text(task) == "Document 1: Ann\nShe ran.\n\nNo title."
+    assert joined_text(Task("t", (), context="ready")) == "ready"
+    assert chunk_task(task, WordTokenizer(), "documents", 1, False) == ["Ann\nShe ran. ", "No title."]
+    assert chunk_task(task, WordTokenizer(), "tokens", 100, False) == [joined_text(task)]

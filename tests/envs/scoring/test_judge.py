@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from atommem.environment import environment_config
 from atommem.envs.scoring.answers import score_answers
 from atommem.envs.scoring.judge import LLMJudge, make_judge, quoted
 from atommem.envs.scoring.judge_config import PROMPT, JudgeConfig, judge_prompt, judge_settings
@@ -284,17 +283,3 @@ async def test_the_prompt_may_come_from_a_file_and_scores_depend_on_what_it_says
     for named, message in ((path, r"prompt.txt' has no \{golds\}"), (tmp_path / "none", "cannot be read")):
         with pytest.raises(ConfigError, match=message):
             make(server, judge_prompt=str(named))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"judge_url": "http://x"}, "give both or none"),
-        ({"reward": "judge"}, "reward is judge"),
-        ({"judge_max_tokens": 0}, "judge_max_tokens is 0"),
-        ({"judge_max_unreadable": 2}, "judge_max_unreadable is 2: give a fraction"),
-    ],
-)
-def test_settings_of_the_judge(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        environment_config("longdoc", **settings)

@@ -20,11 +20,11 @@ from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import OutageError
 from atommem.memory.entries import Source
 from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
-from tests.envs.test_chunking import ByteTokenizer
+from tests.envs.longdoc.test_longdoc import ByteTokenizer
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
 
 FLOOD = "tests.envs.web.test_environment:Flood"
@@ -254,25 +254,6 @@ def test_a_function_that_waits_holds_up_nobody_and_what_it_gives_is_cut() -> Non
         return ticks
 
     assert asyncio.run(run()) > 10
-
-
-def untyped(place):  # type: ignore[no-untyped-def]
-    """Has no annotations."""
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tools": []}, "tools is empty"),
-        ({"tools": ["task", "task"]}, "several tools are called search, visit"),
-        ({"tools": ["tests.envs.web.test_environment:PAGES"]}, "give a ToolSource or a function"),
-        ({"tools": ["tests.envs.web.test_environment:untyped"]}, "untyped is no tool"),
-        ({"max_calls": 0}, "max_calls is 0"),
-    ],
-)
-def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        web(**settings)
 
 
 def test_several_questions_are_searched_for_together_and_asked_one_by_one() -> None:

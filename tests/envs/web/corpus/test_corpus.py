@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -148,20 +144,6 @@ def test_an_addition_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch
     corpus = Corpus(folder)
     assert corpus.complete
     assert found(corpus, "potatoes", 1, "lexical") == found(corpus, "potatoes", 1, "dense") == ["Potatoes"]
-
-
-@pytest.mark.slow
-def test_an_interrupted_build_ends_in_order(tmp_path: Path) -> None:
-    pages = tmp_path / "pages.jsonl"
-    pages.write_text("".join(f'{{"title": "Town {n}", "text": "{"word " * 50}"}}\n' for n in range(40_000)))
-    command = [sys.executable, "-m", "atommem.cli", "corpus", "build", "--input", pages, "--out", tmp_path / "c"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not (tmp_path / "c" / "pages.sqlite").exists():
-        time.sleep(0.05)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    assert "interrupted" in process.communicate()[1]
-    assert process.returncode == 130
 
 
 def test_vectors_go_on_where_they_ended(tmp_path: Path) -> None:

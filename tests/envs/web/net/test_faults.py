@@ -65,9 +65,9 @@ def browse(completions: list[str], **settings: Any) -> Episode:
     return play(completions, **limits, **settings)
 
 
-def ask(tool: str, url: str) -> Episode:
+def ask(tool: str, url: str, page: str = "https://a.test/") -> Episode:
     """An episode that asks a provider once."""
-    written = call("visit", page="https://a.test/") if tool in ("jina", "access") else call("search", query="Ann")
+    written = call("visit", page=page) if tool in ("jina", "access") else call("search", query="Ann")
     return browse([written, ANSWER], tools=[tool], search_url=url, reader_url=url)
 
 
@@ -135,6 +135,7 @@ def test_the_policys_fault_is_a_problem_and_an_observation_and_costs_a_call(site
         ("serper", 401, {"message": "Unauthorized."}),
         ("serper", 403, {"message": "Unauthorized."}),
         ("serper", 400, {"message": "Not enough credits", "statusCode": 400}),
+        ("jina", 400, {"message": "Not enough credits"}),
         ("jina", 402, {"message": "balance"}),
         ("searxng", 403, "Forbidden"),
         ("serper", 429, "slow down"),
@@ -143,7 +144,12 @@ def test_the_policys_fault_is_a_problem_and_an_observation_and_costs_a_call(site
         ("jina", 429, "slow down"),
         ("jina", 503, "broken"),
         ("retrieve", 404, {"detail": "Not Found"}),
+        ("serper", 200, ["no dict"]),
+        ("serper", 200, {"organic": ["no result"]}),
+        ("searxng", 200, {"error": "what"}),
         ("retrieve", 200, {"error": "no index"}),
+        ("retrieve", 200, {"result": []}),
+        ("retrieve", 200, {"result": [[{"document": {"id": 1}}]]}),
         ("access", 200, "no JSON"),
         ("jina", 200, {"data": None}),
         ("searxng", 200, {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}),
@@ -173,13 +179,33 @@ def test_a_provider_that_is_gone_is_an_outage(tool: str) -> None:
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
 
 
-@pytest.mark.parametrize(("tool", "status"), [("serper", 422), ("jina", 422), ("searxng", 414)])
-def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(tool: str, status: int) -> None:
-    route = answering({"message": "cannot do this"}, "application/json", status)
-    with serving({"/search": route, "/": route}, "127.0.0.1") as (host, _):
-        episode = ask(tool, f"http://{host}")
+LEAK = {"url": "https://huggingface.co/datasets/x", "contents": "the answer", "content": "the answer"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "status", "answer", "said"),
+    [
+        *((tool, 422, {"message": "cannot do this"}, "cannot do this (422)") for tool in ("serper", "jina")),
+        ("searxng", 414, {"message": "cannot do this"}, "cannot do this (414)"),
+        ("jina", 400, {"message": "Domain 'credit.test' could not be resolved"}, "'credit.test' could not be resolved"),
+        ("jina", 200, {"data": {"warning": "Target URL returned error 404: Not Found", "content": "x"}}, "error 404"),
+        ("jina", 200, {"data": {"content": ""}}, "has no text"),
+        ("jina", 200, {"data": LEAK}, "may not be visited"),
+        ("access", 200, {"result": [LEAK]}, "may not be visited"),
+        ("access", 200, {"result": [None]}, "there is no page https://a.test/."),
+    ],
+)
+def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(
+    tool: str, status: int, answer: Any, said: str
+) -> None:
+    route = answering(answer, "application/json", status)
+    with serving({"/search": route, "/access": route, "/": route}, "127.0.0.1") as (host, _):
+        episode = ask(tool, f"http://{host}", "https://credit.test/" if "credit" in said else "https://a.test/")
     assert episode.stop_reason is StopReason.ANSWERED
-    assert episode.steps[1].observation.values("text") == [f"cannot do this ({status})"]
+    (told,) = episode.steps[1].observation.values("text")
+    assert said in told
+    assert "the answer" not in told
+    assert episode.steps[1].observation.stream[0].name == "failure"
 
 
 def test_a_page_that_a_reader_stumbles_over_while_it_reads_others_is_an_observation() -> None:

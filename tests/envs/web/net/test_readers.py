@@ -169,8 +169,8 @@ def test_direct_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @contextmanager
-def provider(path: str, answer: Any, status: int = 200) -> Iterator[tuple[str, list[Any]]]:
-    with serving({path: answering(answer, "application/json", status)}, "127.0.0.1") as (host, asked):
+def provider(path: str, answer: Any) -> Iterator[tuple[str, list[Any]]]:
+    with serving({path: answering(answer, "application/json")}, "127.0.0.1") as (host, asked):
         yield f"http://{host}", asked
 
 
@@ -188,31 +188,7 @@ def test_jina_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (headers["Authorization"], headers["Accept"]) == ("Bearer my-key", "application/json")
 
 
-@pytest.mark.parametrize(
-    ("answer", "status", "message"),
-    [
-        ({"code": 422, "message": "Failed to goto"}, 422, "Failed to goto"),
-        ({"data": {"warning": "Target URL returned error 404: Not Found", "content": "x"}}, 200, "error 404"),
-        ({"data": {"content": ""}}, 200, "has no text"),
-        ({"data": {"content": "x", "url": "https://huggingface.co/datasets/x"}}, 200, "may not be visited"),
-    ],
-)
-def test_pages_that_jina_cannot_read(answer: Any, status: int, message: str) -> None:
-    with provider("/", answer, status) as (url, _):
-        (result,) = read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
-    assert result.is_error
-    assert message in result.text
-
-
-def test_a_page_whose_name_sounds_like_an_empty_account_is_a_page() -> None:
-    with provider("/", {"message": "Domain 'credit.test' could not be resolved"}, 400) as (url, _):
-        (result,) = read(Jina(environment_config("web", reader_url=url)), "https://credit.test/")
-    assert "could not be resolved" in result.text
-    with provider("/", {"message": "Not enough credits"}, 400) as (url, _), pytest.raises(OutageError, match="credits"):
-        read(Jina(environment_config("web", reader_url=url)), "https://a.test/")
-
-
-def test_access_servers_are_not_asked_for_what_is_denied_nor_is_it_shown_where_they_are_led_to_it() -> None:
+def test_access_servers_are_not_asked_for_what_is_denied() -> None:
     links = [{"title": "Bob", "url": "bob"}]
     page = {"url": "https://a.test/", "title": "Ann", "contents": "Ann lives.", "links": links}
     with provider("/access", {"result": [page]}) as (url, asked):
@@ -221,12 +197,3 @@ def test_access_servers_are_not_asked_for_what_is_denied_nor_is_it_shown_where_t
     assert denied.is_error
     assert result == ToolResult("Ann lives.", title="Ann", links=(Link("Bob", "bob"),), origin="https://a.test/")
     assert [body for _, _, body in asked] == [b'{"urls":["https://a.test/"]}']
-    for answer, said in (
-        (None, "there is no page https://a.test/."),
-        ({"url": "https://huggingface.co/datasets/x", "contents": "the answer"}, "may not be visited"),
-    ):
-        with provider("/access", {"result": [answer]}) as (url, _):
-            (result,) = read(Access(environment_config("web", search_url=url)), "https://a.test/")
-        assert result.is_error
-        assert said in result.text
-        assert "the answer" not in result.text
