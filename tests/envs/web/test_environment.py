@@ -199,9 +199,12 @@ def weather(place: str) -> str:
     """Tells the weather.
 
     Args:
-        place: Where.
+        place: Where; "far" lets all wait for it.
     """
-    return f"rain in {place}"
+    if place != "far":
+        return f"rain in {place}"
+    time.sleep(0.3)
+    return "calm" * 200_000
 
 
 async def failing(place: str) -> str:
@@ -213,17 +216,7 @@ async def failing(place: str) -> str:
     raise OutageError("the station is gone") if place == "out" else KeyError(place)
 
 
-def stalling(place: str) -> str:
-    """Waits for something without letting others go on.
-
-    Args:
-        place: Where.
-    """
-    time.sleep(0.3)
-    return "calm" * 200_000
-
-
-FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "failing", "stalling")]
+FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "failing")]
 
 
 def test_a_typed_function_is_a_tool_and_one_that_fails_says_so() -> None:
@@ -239,13 +232,13 @@ def test_a_typed_function_is_a_tool_and_one_that_fails_says_so() -> None:
 
 
 def test_a_function_that_waits_holds_up_nobody_and_what_it_gives_is_cut() -> None:
-    waited = play([call("stalling", place="x")], tools=FUNCTIONS, tool_seconds=0.1)
-    assert "stalling is silent for 0.1 seconds" in str(waited.error)
-    (result,) = use(make_sources(FUNCTIONS[2:], environment_config("web"))[0], ("stalling", {"place": "x"}))
+    waited = play([call("weather", place="far")], tools=FUNCTIONS, tool_seconds=0.1)
+    assert "weather is silent for 0.1 seconds" in str(waited.error)
+    (result,) = use(make_sources(FUNCTIONS[:1], environment_config("web"))[0], ("weather", {"place": "far"}))
     assert len(result.text) == 500_000
 
     async def run() -> int:
-        runner, ticks = make_runner([call("stalling", place="x"), ANSWER], tools=FUNCTIONS), 0
+        runner, ticks = make_runner([call("weather", place="far"), ANSWER], tools=FUNCTIONS), 0
         playing = asyncio.create_task(runner.run(make_task()))
         while not playing.done():
             await asyncio.sleep(0.01)

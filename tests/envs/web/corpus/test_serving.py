@@ -17,14 +17,14 @@ from typing import Any
 import httpx
 import pytest
 
-from atommem.environment import environment_config, make_environments
+from atommem.environment import environment_config
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import ToolSource
 from atommem.errors import ConfigError, OutageError
 from tests.envs.benchmark_rows import twowiki_row, write_json
 from tests.envs.web.test_environment import use
-from tests.fakes import WordTokenizer, command
+from tests.fakes import command
 
 pytest.importorskip("tantivy")
 pytest.importorskip("mcp")
@@ -141,19 +141,6 @@ def test_the_tool_source(corpus: Corpus, tmp_path: Path) -> None:
             source(folder)
     with pytest.raises(ConfigError, match="corpus_search is 'dense': give one of lexical"):
         source(corpus.folder, corpus_search="dense")
-
-
-def test_an_evaluation_goes_by_what_a_corpus_says(corpus: Corpus, tmp_path: Path) -> None:
-    def identity(folder: Path) -> dict[str, Any]:
-        config = environment_config("web", tools=["corpus"], corpus=str(folder))
-        return make_environments(config, WordTokenizer()).identity()
-
-    before = identity(corpus.folder)
-    assert before == {"corpus": corpus.version, "corpus_embedder": None}
-    build_corpus(PAGES, tmp_path / "elsewhere")
-    assert identity(tmp_path / "elsewhere") == before
-    build_corpus([Page("More.", "More")], corpus.folder)
-    assert identity(corpus.folder) != before
 
 
 def test_the_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
