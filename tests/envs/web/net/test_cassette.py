@@ -198,20 +198,6 @@ def test_an_episode_replays_as_it_was_but_for_what_is_denied_now_and_a_spent_bud
         episode("d.db", call_budget=1)
 
 
-def test_files_that_are_no_cassettes(tmp_path: Path) -> None:
-    (tmp_path / "text.db").write_text("no database " * 100)
-    sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)").close()
-    for name, read_only, error, message in (
-        ("none.db", True, ConfigError, "there is no cassette"),
-        ("nowhere/c.db", False, ConfigError, "cannot be opened"),
-        ("text.db", True, DataError, "is no cassette"),
-        ("text.db", False, DataError, "is no cassette"),
-        ("other.db", True, ConfigError, "cannot be opened"),
-    ):
-        with pytest.raises(error, match=message):
-            Cassette(tmp_path / name, read_only=read_only)
-
-
 def test_who_has_let_a_lease_run_out_changes_nothing_of_what_another_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,23 +284,27 @@ def test_a_strangers_outage_is_no_long_story_its_arguments_are_some_and_its_name
     assert "1 \ufffd[2Jsearch of 5" in shown
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DROP TABLE calls; CREATE VIEW calls AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) "
-        "SELECT i AS key, i AS result FROM n WHERE i > 1",
-        "CREATE TRIGGER t AFTER UPDATE ON calls BEGIN DELETE FROM calls; END",
-    ],
+RUNNING = (
+    "DROP TABLE calls; CREATE VIEW calls AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) "
+    "SELECT i AS key, i AS result FROM n WHERE i > 1",
+    "CREATE TRIGGER t AFTER UPDATE ON calls BEGIN DELETE FROM calls; END",
 )
-def test_a_file_that_runs_something_of_its_own_is_no_cassette(tmp_path: Path, statement: str) -> None:
-    path = strangers(tmp_path / "c")
-    sqlite3.connect(path).executescript(statement).close()
-    for read_only in (True, False):
-        with pytest.raises(DataError, match="it holds a trigger or a view"):
-            Cassette(path, read_only=read_only)
 
 
-def test_a_file_that_is_damaged_within_is_said(tmp_path: Path) -> None:
+def test_files_that_are_no_cassettes_or_damaged_or_run_something_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database " * 100)
+    sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)").close()
+    for number, statement in enumerate(RUNNING):
+        sqlite3.connect(strangers(tmp_path / f"runs {number}")).executescript(statement).close()
+    for name, read_only, error, message in (
+        ("none.db", True, ConfigError, "there is no cassette"),
+        ("nowhere/c.db", False, ConfigError, "cannot be opened"),
+        ("other.db", True, ConfigError, "cannot be opened"),
+        *(("text.db", read_only, DataError, "is no cassette") for read_only in (True, False)),
+        *((f"runs {n}", only, DataError, "it holds a trigger or a view") for n in (0, 1) for only in (True, False)),
+    ):
+        with pytest.raises(error, match=message):
+            Cassette(tmp_path / name, read_only=read_only)
     cassette = Cassette(tmp_path / "c")
     for number in range(200):
         call_made = RecordedCall.of("visit", "engine 1", {"page": str(number)})

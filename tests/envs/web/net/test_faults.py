@@ -93,23 +93,16 @@ PAGE_FAULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def visits(site: str) -> Episode:
+def test_a_pages_fault_is_an_observation_and_the_episode_goes_on(site: str) -> None:
     """An episode that visits them all, and before and after them a page that is there (the first starts a reader)."""
     pages = [site + page if page.startswith("/") else page for page in ["/fine", *PAGE_FAULTS, "/fine"]]
-    return browse([*(call("visit", page=page) for page in pages), ANSWER], tools=[DIRECT])
-
-
-@pytest.mark.parametrize("page", PAGE_FAULTS)
-def test_a_pages_fault_is_an_observation(visits: Episode, page: str) -> None:
-    observation = visits.steps[2 + list(PAGE_FAULTS).index(page)].observation
-    assert PAGE_FAULTS[page] in observation.values("text")[0]
-    assert observation.stream[0].name == "failure"
-
-
-def test_the_episode_goes_on_after_a_pages_fault(visits: Episode) -> None:
+    visits = browse([*(call("visit", page=page) for page in pages), ANSWER], tools=[DIRECT])
+    _, _, *faults, last = [step.observation for step in visits.steps]
+    for (page, said), observation in zip(PAGE_FAULTS.items(), faults, strict=True):
+        assert said in observation.values("text")[0], page
+        assert observation.stream[0].name == "failure", page
     assert (visits.stop_reason, visits.reward) == (StopReason.ANSWERED, 1.0)
-    assert "Oakrest" in visits.steps[-1].observation.values("text")[0]
+    assert "Oakrest" in last.values("text")[0]
 
 
 @pytest.mark.parametrize(
