@@ -81,57 +81,45 @@ async def test_chunks_then_the_questions_in_turn() -> None:
     assert steps == 2 + 2 * (3 + 1), "bounded by chunks and questions"
 
 
-@pytest.mark.parametrize(
-    ("written", "answers"),
-    [
-        (["roma", "42"], ("roma", "42")),
-        (["so", "roma", "42"], ("roma", "42")),
-        (["roma"], ("roma", None)),
-        (["", "42"], (None, "42")),
-    ],
-)
-async def test_questions_asked_at_once_take_the_last_answers_in_order(
-    written: list[str], answers: tuple[str | None, ...]
-) -> None:
-    env = environment(at_once=10)
-    seen = await play(env, [[], [], [Action(READ, "q")], [Action(ANSWER, text) for text in written]])
-    assert [asked(o) for o in seen[2:4]] == [["First?", "Second?"]] * 2
-    assert [list(o.asked) for o in seen[1:4] if isinstance(o, Observation)] == [[], [0, 1], [0, 1]]
+async def test_questions_asked_at_once_are_shown_together_and_reads_before_an_answer_are_bounded() -> None:
+    seen = await play(environment(at_once=10), [[], [], [Action(READ, "q")]])
+    assert [asked(o) for o in seen[2:]] == [["First?", "Second?"]] * 2
+    assert [list(o.asked) for o in seen[1:] if isinstance(o, Observation)] == [[], [0, 1], [0, 1]]
     assert isinstance(seen[2], Observation)
     assert seen[2].label == "questions 1-2/2, 2 reads left"
-    assert seen[4] == (StopReason.UNANSWERED if None in answers else StopReason.ANSWERED)
-    assert (await env.score()).answers == answers
-
-
-async def test_reads_before_an_answer_are_bounded() -> None:
-    env = environment()
-    seen = await play(env, [[], [], [Action(READ, "q")], [], [Action(READ, "q")], answer("42")])
+    seen = await play(environment(), [[], [], [Action(READ, "q")], [], [Action(READ, "q")], answer("42")])
     assert [o.values("reads_left")[0] for o in seen[2:5] if isinstance(o, Observation)] == [2, 1, 0]
     assert asked(seen[5]) == ["Second?"]
     assert seen[6] == StopReason.UNANSWERED
-    assert (await env.score()).answers == (None, "42")
+
+
+ONCE: list[list[Action]] = [[], [], [Action(READ, "q")]]
 
 
 @pytest.mark.parametrize(
-    ("steps", "answers", "reward"),
+    ("at_once", "steps", "answers", "reward"),
     [
-        ([answer("Rome"), answer("Rome"), answer("Oslo"), answer("42")], ("Oslo", "42"), 0.5),  # none while it reads
-        ([[], [], [*answer("Oslo"), *answer("Rome")], [*answer("42"), *answer("43")]], ("Oslo", "42"), 0.5),
-        ([[], [], answer("42"), answer("Rome")], ("42", "Rome"), 0.0),  # each is for its own question
-        ([[], [], answer("Rome")], ("Rome", None), 0.5),  # stopped early
-        *(
-            ([[], [], answer(text), answer(text)], (text, text), 0.0)
-            for text in ("yes", "Rome 42", "Rome, Oslo, Paris", r"\boxed{Rome}", "")
-        ),
+        (1, [answer("Rome"), answer("Rome"), answer("Oslo"), answer("42")], ("Oslo", "42"), 0.5),  # none while it reads
+        (1, [[], [], [*answer("Oslo"), *answer("Rome")], [*answer("42"), *answer("43")]], ("Oslo", "42"), 0.5),
+        (1, [[], [], answer("42"), answer("Rome")], ("42", "Rome"), 0.0),  # each is for its own question
+        (1, [[], [], answer("Rome")], ("Rome", None), 0.5),  # stopped early
+        (1, [*ONCE, [], [Action(READ, "q")], answer("42")], (None, "42"), 0.5),
+        *((1, [[], [], answer(text), answer(text)], (text, text), 0.0) for text in ("Rome 42", r"\boxed{Rome}", "")),
+        # The last ones, in order.
+        (10, [*ONCE, [*answer("roma"), *answer("42")]], ("roma", "42"), 1.0),
+        (10, [*ONCE, [*answer("so"), *answer("roma"), *answer("42")]], ("roma", "42"), 1.0),
+        (10, [*ONCE, answer("roma")], ("roma", None), 0.5),
+        (10, [*ONCE, [*answer(""), *answer("42")]], (None, "42"), 0.5),
     ],
 )
 async def test_what_answers_count_and_earn(
-    steps: list[list[Action]], answers: tuple[str | None, ...], reward: float
+    at_once: int, steps: list[list[Action]], answers: tuple[str | None, ...], reward: float
 ) -> None:
-    env = environment()
-    await play(env, steps)
+    env = environment(at_once=at_once)
+    seen = await play(env, steps)
     score = await env.score()
     assert (score.answers, score.reward) == (answers, reward)
+    assert isinstance(seen[-1], Observation) or (seen[-1] == StopReason.UNANSWERED) == (None in answers)
 
 
 async def test_chunks_are_cut_in_a_thread_once_for_the_episodes_of_a_group() -> None:

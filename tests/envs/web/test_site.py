@@ -24,6 +24,7 @@ from atommem.envs.web.site.world import ORDERS, SiteConfig, generate_sites
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Sampling
+from tests.envs.test_synthetic import em
 from tests.envs.web.net.internet import answering, serving
 from tests.envs.web.net.test_faults import DIRECT
 from tests.fakes import WordTokenizer, make_episode_runner
@@ -53,10 +54,6 @@ def play(config: SiteConfig | None = None, faults: BrowsingFaults | None = None,
 
 def sites(config: SiteConfig) -> list[Task]:
     return list(generate_sites(config, 16, seed=5))
-
-
-def em(episodes: list[Episode]) -> float:
-    return sum(episode.metrics["em"] for episode in episodes) / len(episodes)
 
 
 @pytest.mark.parametrize(

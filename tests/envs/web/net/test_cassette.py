@@ -28,7 +28,7 @@ from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.envs.web.web_cli import main
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
-from tests.envs.web.test_environment import ANSWER, call, play
+from tests.envs.web.test_environment import ANSWER, call, play, use
 
 CALL = RecordedCall.of("search", "engine 1", {"query": "Ann"})
 RESULT = ToolResult("Ann \ud800 lives", False, "Ann", (Link("Bob", "b"),), "https://a.test/")
@@ -228,6 +228,16 @@ def strangers(path: Path, *, state: str = "done", **columns: Any) -> Path:
     return path
 
 
+def record(path: Path, *recorded: tuple[RecordedCall, ToolResult]) -> Path:
+    """A cassette with these calls."""
+    cassette = Cassette(path)
+    for made, result in recorded:
+        cassette.begin(made, 0.0)
+        cassette.end(made, result)
+    cassette.close()
+    return path
+
+
 BOMB = zstandard.compress(b"0" * 100_000_000)
 
 
@@ -305,12 +315,8 @@ def test_files_that_are_no_cassettes_or_damaged_or_run_something_of_their_own(tm
     ):
         with pytest.raises(error, match=message):
             Cassette(tmp_path / name, read_only=read_only)
-    cassette = Cassette(tmp_path / "c")
-    for number in range(200):
-        call_made = RecordedCall.of("visit", "engine 1", {"page": str(number)})
-        cassette.begin(call_made, 0.0)
-        cassette.end(call_made, ToolResult(f"page {number} " + "".join(map(chr, range(40, 40 + number)))))
-    cassette.close()
+    texts = [f"page {number} " + "".join(map(chr, range(40, 40 + number))) for number in range(200)]
+    record(tmp_path / "c", *((RecordedCall.of("visit", "e", {"page": text}), ToolResult(text)) for text in texts))
     content = (tmp_path / "c").read_bytes()
     half = len(content) // 2
     (tmp_path / "c").write_bytes(content[:half] + b"\xaa" * (half - 4096) + content[-4096:])
@@ -320,10 +326,7 @@ def test_files_that_are_no_cassettes_or_damaged_or_run_something_of_their_own(tm
 
 def test_a_cassette_in_a_folder_that_cannot_be_written_is_replayed() -> None:
     with TemporaryDirectory() as folder:
-        cassette = Cassette(f"{folder}/c")
-        cassette.begin(CALL, 0.0)
-        cassette.end(CALL, RESULT)
-        cassette.close()
+        record(Path(folder) / "c", (CALL, RESULT))
         os.chmod(folder, 0o555)
         child = os.fork()
         if child == 0:  # not as root, who may write anywhere
@@ -336,3 +339,36 @@ def test_a_cassette_in_a_folder_that_cannot_be_written_is_replayed() -> None:
         status = os.waitpid(child, 0)[1]
         os.chmod(folder, 0o755)
     assert status == 0
+
+
+def visited(page: str, text: str, title: str, **more: Any) -> tuple[RecordedCall, ToolResult]:
+    return RecordedCall.of("visit", "engine", {"page": page}), ToolResult(text, title=title, **more)
+
+
+def test_a_cassette_becomes_a_corpus_that_can_be_searched_and_visited_and_grows_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tantivy")
+    cassette, web = record(tmp_path / "c.db"), tmp_path / "web"
+    with pytest.raises(ConfigError, match="nothing to freeze"):
+        freeze(Cassette(cassette), web)
+    links = (Link("Ann", "https://a.test/"), Link("C", "https://c.test/"))
+    record(
+        cassette,
+        (CALL, ToolResult("Ann: a", links=links)),
+        visited("http://a.test", "Ann Gray lives here.", "Ann Gray", origin="https://a.test/"),
+        visited("https://b.test/", "Bob wrote to Ann Gray.", "Bob", origin="https://b.test/"),
+        visited("https://gone.test/", "https://gone.test/ answers 404.", "", is_error=True),
+    )
+    assert main(["freeze", str(cassette), "--out", str(web)]) == 0
+    assert "2 pages. 1 that were found were not read" in capsys.readouterr().out
+    (source,) = make_sources(["corpus"], environment_config("web", tools=["corpus"], corpus=str(web)))
+    visits = [("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob", "x")]
+    found, asked, origin, bob, missing = use(source, ("search", {"query": "who lives here"}), *visits)
+    assert found.links[0].title == "Ann Gray"
+    assert asked.text == origin.text == "Ann Gray lives here."
+    assert (asked.title, asked.origin) == ("Ann Gray", "https://a.test/")
+    assert [link.title for link in bob.links] == ["Ann Gray"]
+    assert missing.is_error
+    record(cassette, visited("https://c.test/", "C is here.", "C", origin="https://c.test/"))
+    assert freeze(Cassette(cassette), web) == {"pages": 3, "unread": 0}

@@ -159,16 +159,12 @@ def test_a_providers_fault_is_an_outage(tool: str, status: int, answer: Any) -> 
     assert len(asked) == retried * (2 if (tool, status) == ("jina", 503) else 1), "it may have been the page"
 
 
-def test_a_machine_without_resolver_is_an_outage(site: str) -> None:
-    episode = browse([call("visit", page="http://unresolved.test/"), ANSWER], tools=[DIRECT])
-    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
-
-
-@pytest.mark.parametrize("tool", ["serper", "searxng", "retrieve", "access", "jina"])
-def test_a_provider_that_is_gone_is_an_outage(tool: str) -> None:
+@pytest.mark.parametrize("tool", [DIRECT, "serper", "searxng", "retrieve", "access", "jina"])
+def test_a_provider_that_is_gone_and_a_machine_without_resolver_are_outages(tool: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    episode = ask(tool, f"http://127.0.0.1:{port}")
+    visit = [call("visit", page="http://unresolved.test/"), ANSWER]
+    episode = browse(visit, tools=[DIRECT]) if tool == DIRECT else ask(tool, f"http://127.0.0.1:{port}")
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
 
 
