@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,8 +82,11 @@ def test_a_page_that_takes_too_long_or_too_much_memory_is_given_up_and_the_next_
     assert fine.title == "Ann Gray"
 
 
-def test_a_machine_that_can_start_no_process_has_an_outage_and_reads_on_when_it_can_again() -> None:
-    source = direct(parse_workers=1)
+def test_a_machine_that_can_start_no_process_has_an_outage_and_workers_have_no_keys_nor_our_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "secret")
+    source = direct()
     extraction = source._extraction
     command, extraction._command = extraction._command, ["/no/such/program"]
 
@@ -95,6 +99,11 @@ def test_a_machine_that_can_start_no_process_has_an_outage_and_reads_on_when_it_
 
     with serving({"/ann": answering(PAGE)}) as (host, _):
         assert asyncio.run(run()).title == "Ann Gray"
+    worker = extraction._idle.get()
+    extraction._idle.put(worker)
+    assert worker is not None
+    assert os.getpgid(worker.pid) == worker.pid
+    assert "secret" not in Path(f"/proc/{worker.pid}/environ").read_text()
     asyncio.run(source.close())
 
 
@@ -142,24 +151,6 @@ def test_rules_of_many_sites_take_a_bounded_part_of_memory() -> None:
     asyncio.run(run())
     assert 120 < len(robots._known) < 128
     assert robots._size == 501_000 * len(robots._known)
-
-
-def test_workers_have_no_keys_and_are_not_ended_by_our_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "secret")
-    source = direct()
-    with serving({"/ann": answering(PAGE)}) as (host, _):
-
-        async def run() -> str:
-            await source.tools[0].run({"page": f"http://{host}/ann"}, None)
-            worker = source._extraction._idle.get()
-            source._extraction._idle.put(worker)
-            assert worker is not None
-            assert os.getpgid(worker.pid) == worker.pid
-            with open(f"/proc/{worker.pid}/environ") as environment:
-                return environment.read()
-
-        assert "secret" not in asyncio.run(run())
-        asyncio.run(source.close())
 
 
 def test_direct_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
