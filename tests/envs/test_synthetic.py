@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,9 @@ from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, ge
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
+from atommem.envs.web.site.expert import BrowsingExpert
 from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
 from atommem.memory.operations import Outcome
 from atommem.policy.contract import Sampling
 from tests.fakes import WordTokenizer, command, longdoc, make_episode_runner
@@ -142,19 +145,20 @@ def test_the_command_writes_the_generated_tasks(
         assert message in capsys.readouterr().err
 
 
+def runner_of(expert: Expert | BrowsingExpert, tokenizer: WordTokenizer, **settings: Any) -> EpisodeRunner:
+    """Who runs an expert's episodes."""
+    policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
+    return make_episode_runner(policy=policy, tokenizer=tokenizer, embedder=HashingEmbedder(2048), **settings)
+
+
 def play(
     config: WorldConfig, faults: Faults | None = None, *, n: int = 6, seed: int = 0, questions_shown: str = "reading"
 ) -> list[Episode]:
     tokenizer = WordTokenizer()
     expert = Expert(get_prose(config.prose), get_dialect("paper"), faults)
-    runner = make_episode_runner(
-        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
-        tokenizer=tokenizer,
-        embedder=HashingEmbedder(2048),
-        environments=longdoc(tokenizer, max_reads=4, questions_shown=questions_shown),
-        memory=MemoryConfig(capacity=config.capacity),
-        sampling=Sampling(seed=seed),
-    )
+    environments = longdoc(tokenizer, max_reads=4, questions_shown=questions_shown)
+    how = {"memory": MemoryConfig(capacity=config.capacity), "sampling": Sampling(seed=seed)}
+    runner = runner_of(expert, tokenizer, environments=environments, **how)
     return asyncio.run(runner.run_all([(task, 0) for task in generate(config, n, seed=11)]))
 
 

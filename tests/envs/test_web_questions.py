@@ -102,7 +102,7 @@ def test_tasks_of_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "How many 3?" in capsys.readouterr().out
 
 
-def test_several_questions_a_task_and_a_sample(tmp_path: Path) -> None:
+def test_several_questions_a_task_a_sample_and_a_root_page_that_is_the_first(tmp_path: Path) -> None:
     path = write(tmp_path / "metadata.jsonl", *(gaia(number) for number in range(7)))
     tasks = build(path, "--questions", "3")
     asked = [question.id for task in tasks for question in task.questions]
@@ -110,9 +110,6 @@ def test_several_questions_a_task_and_a_sample(tmp_path: Path) -> None:
     assert len(set(asked)) == 6
     assert [task.id for task in build(path, "--n", "2")] == [task.id for task in build(path, "--n", "2")]
     assert len(build(path, "--n", "2")) == 2
-
-
-def test_the_root_page_can_be_the_first(tmp_path: Path) -> None:
     path = write(tmp_path / "main.jsonl", ROWS["webwalkerqa"])
     (with_it,) = build(path, "--start_page", benchmark="webwalkerqa", split="test")
     (without,) = build(path, benchmark="webwalkerqa", split="test")

@@ -12,27 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atommem.envs.benchmarks.registry import get_benchmark
-from atommem.envs.scoring.metrics import F1Rule, exact_match, f1, f1_rule, normalize, sub_exact_match
+from atommem.envs.scoring.metrics import F1Rule, exact_match, f1, f1_rule, sub_exact_match
 from tests.envs.benchmark_rows import real_data
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("The  Great\tGatsby!", "great gatsby"),
-        ("an apple a day", "apple day"),
-        ("U.S.A.", "usa"),
-        ("Ann, Theo and Abe", "ann theo and abe"),  # articles only as whole words
-        ("a-b", "ab"),  # punctuation goes before the articles do
-        ("rock 'n' roll", "rock n roll"),
-        ("Saint\u00a0Petersburg\u2003city", "saint petersburg city"),  # Unicode spaces are white space
-        ("caf\u00e9 \u2013 bar", "caf\u00e9 \u2013 bar"),  # only ASCII punctuation goes, as in the scripts
-        ("\u0130", "i\u0307"),
-        (" The. ", ""),
-    ],
-)
-def test_normalize(text: str, expected: str) -> None:
-    assert normalize(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -40,6 +21,11 @@ def test_normalize(text: str, expected: str) -> None:
     [
         ("beatles!", ["The Rolling Stones", "The Beatles"], 1, 1, 1, 1),
         ("Yes.", ["yes"], 1, 1, 1, 1),
+        ("The U.S.A.", ["an usa"], 1, 1, 1, 1),
+        ("Ann, Theo", ["theo Ann"], 0, 0, 1, 1),  # articles only as whole words
+        ("a-b", ["ab"], 1, 1, 1, 1),  # punctuation goes before the articles do
+        ("Saint\u00a0Petersburg\u2003city", ["saint petersburg city"], 1, 1, 1, 1),  # Unicode spaces are white space
+        ("caf\u00e9 \u2013 bar", ["caf\u00e9 bar"], 0, 0, 0.8, 0.8),  # only ASCII punctuation goes, as in the scripts
         ("a", ["A"], 1, 1, 1, 1),  # what normalises to nothing is matched by the same text
         ("Barack Obama", ["Barack Hussein Obama"], 0, 0, 0.8, 0.8),  # P 2/2, R 2/3
         ("president Obama", ["Barack Obama"], 0, 0, 0.5, 0.5),  # P 1/2, R 1/2
@@ -110,7 +96,20 @@ def check(prediction: str, answers: Sequence[str], rule: F1Rule) -> None:
     assert em <= sub_exact_match(prediction, answers) <= 1.0
 
 
-WORDS = ("the", "An", "yes", "No.", "noanswer", "Port", "port,", "Ports", "U.S.", "!?", "\u2014", "\\boxed{Port}")
+WORDS = (
+    "the",
+    "An",
+    "yes",
+    "No.",
+    "noanswer",
+    "Port",
+    "port,",
+    "Ports",
+    "!?",
+    "\u2014",
+    "\u2014the\u2014",
+    "\\boxed{Port}",
+)
 TEXTS = st.text(max_size=40) | st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join)
 
 

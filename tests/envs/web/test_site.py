@@ -13,9 +13,7 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config, make_environments
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.task import Task
 from atommem.envs.web.injections import injection_followed
@@ -24,10 +22,10 @@ from atommem.envs.web.site.world import ORDERS, SiteConfig, generate_sites
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Sampling
-from tests.envs.test_synthetic import em
+from tests.envs.test_synthetic import em, runner_of
 from tests.envs.web.net.internet import answering, serving
 from tests.envs.web.net.test_faults import DIRECT
-from tests.fakes import WordTokenizer, make_episode_runner
+from tests.fakes import WordTokenizer
 
 
 def browsing(
@@ -37,14 +35,10 @@ def browsing(
     tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose(config.prose), get_dialect("paper", "compact"), faults)
     settings |= {"calls": "compact", "max_calls": config.catalogues + config.hops + 1, "chunk_tokens": 400}
-    return make_episode_runner(
-        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
-        tokenizer=tokenizer,
-        embedder=HashingEmbedder(2048),
-        environments=make_environments(environment_config("web", **settings), tokenizer),
-        memory=MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled)),
-        sampling=Sampling(seed=0, max_tokens=400),
-    )
+    environments = make_environments(environment_config("web", **settings), tokenizer)
+    memory = MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled))
+    how = {"memory": memory, "sampling": Sampling(seed=0, max_tokens=400)}
+    return runner_of(expert, tokenizer, environments=environments, **how)
 
 
 def play(config: SiteConfig | None = None, faults: BrowsingFaults | None = None, *disabled: str) -> list[Episode]:
