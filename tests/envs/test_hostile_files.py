@@ -137,12 +137,9 @@ def test_files_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"{path}: " in error
     assert message in error
     assert "Traceback" not in error
-
-
-def test_a_byte_order_mark_is_nothing(tmp_path: Path) -> None:
     for text in (json.dumps([task_row()]), json.dumps(task_row())):
-        (tmp_path / "x.json").write_text(text, encoding="utf-8-sig")
-        assert load_tasks(tmp_path / "x.json")[0].id == "t0"
+        path.write_text(text, encoding="utf-8-sig")
+        assert load_tasks(path)[0].id == "t0", "a byte order mark is nothing"
 
 
 def build(benchmark: str, path: Path, out: Path, *more: Any) -> int:

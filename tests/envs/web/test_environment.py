@@ -145,9 +145,6 @@ def test_titles_links_and_calls_take_a_bounded_part_of_a_prompt() -> None:
     assert len(step.observation.values("name")) == 10
     assert len(step.observation.values("call")[0]) == 200
     assert (step.observation.values("title")[0][:2], step.observation.origin) == ("\ufffdt", "a\ufffd")
-
-
-def test_characters_of_several_tokens_are_cut_into_parts_too() -> None:
     environment = make_environments(environment_config("web", tools=[FLOOD], chunk_tokens=40), ByteTokenizer())()
 
     async def run() -> list[str]:
@@ -156,7 +153,7 @@ def test_characters_of_several_tokens_are_cut_into_parts_too() -> None:
         assert shown.observation is not None
         return shown.observation.values("text")
 
-    assert asyncio.run(run())[0] == "\U00012000" * 10
+    assert asyncio.run(run())[0] == "\U00012000" * 10, "characters of several tokens are cut into parts too"
 
 
 def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so() -> None:
@@ -165,6 +162,10 @@ def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so(
     assert [piece.name for piece in episode.steps[1].observation.stream] == ["page", "links", "ignored"]
     assert episode.question_metrics[0].keys() >= {"em"}
     assert web().diagnose(make_task(), episode) == [{"calls": 2.0, "calls_refused": 1.0}]
+    evidence = {"evidence": [["7", "Ann"], ["8", "Cold Mere"]]}
+    task = Task("t", (Question("Where?", ("Oakrest",), metadata=evidence), Question("Who?", ("x",))), PAGES)
+    counts = {"calls": 2.0, "calls_refused": 1.0}
+    assert web().diagnose(task, episode) == [{**counts, "evidence_shown": 0.5}, counts]
 
 
 def test_a_long_page_goes_on_by_itself_until_another_call_is_made() -> None:
@@ -268,15 +269,6 @@ def test_the_compact_form_of_a_call_and_a_search_that_finds_nothing() -> None:
     assert texts(episode)[2][0].startswith("Bob Vin: ")
     assert all("Write a tool" in shown for (shown,) in texts(episode)[3:5])
     assert texts(play([call("search", query="zebra"), ANSWER]))[1] == ["No page was found for: zebra"]
-
-
-def test_the_part_of_the_evidence_that_was_shown() -> None:
-    evidence = {"evidence": [["7", "Ann"], ["8", "Cold Mere"]]}
-    task = Task("t", (Question("Where?", ("Oakrest",), metadata=evidence), Question("Who?", ("x",))), PAGES)
-    runner = make_runner([call("visit", page="Ann"), ANSWER, ANSWER, ANSWER])
-    first, second = runner.environments.diagnose(task, asyncio.run(runner.run(task)))
-    assert first == {"calls": 1.0, "calls_refused": 0.0, "evidence_shown": 0.5}
-    assert second == {"calls": 1.0, "calls_refused": 0.0}
 
 
 def test_the_most_that_an_episode_may_be_as_a_dry_run_is_told(tmp_path: Path) -> None:
