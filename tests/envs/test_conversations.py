@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from atommem.envs.benchmarks.rows import import_pyarrow
 from atommem.envs.longdoc.fact_recall import gold_documents
 from atommem.envs.scoring.answers import score_question
@@ -155,19 +153,17 @@ def test_memory_agent_bench_asks_ten_questions_a_task(tmp_path: Path) -> None:
     assert describe_task(first).questions[0].attributes == {"subset": "ruler_qa1_197K"}
 
 
-@pytest.mark.parametrize(
-    ("part", "end"),
-    [
+def test_memory_agent_bench_says_the_form_of_an_answer(tmp_path: Path) -> None:
+    for part, end in (
         ("icl_nlu_8296shot_balance", "(Answer with the number of the label alone.)"),
         ("factconsolidation_mh_6k", "the one with the higher number is right.)"),
         ("ruler_qa2_421K", "Question 0 of 0?"),
-    ],
-)
-def test_memory_agent_bench_says_the_form_of_an_answer(tmp_path: Path, part: str, end: str) -> None:
-    row = memory_agent_bench_row()
-    task = load(tmp_path, {**row, "metadata": {**row["metadata"], "source": part, "question_types": ["t"] * 12}})[0]
-    assert task.questions[0].text.endswith(end)
-    assert task.questions[0].metadata["type"] == "t"
+    ):
+        row = memory_agent_bench_row()
+        row["metadata"] |= {"source": part, "question_types": ["t"] * 12}
+        (question, *_), _ = (task.questions for task in load(tmp_path, row))
+        assert question.text.endswith(end)
+        assert question.metadata["type"] == "t"
 
 
 def test_beam(tmp_path: Path) -> None:

@@ -168,16 +168,14 @@ def test_missing_and_mixed_shards_and_duplicate_ids_are_refused(
     assert build("hotpotqa", good, out, "--input", good) == 2, "the same file twice"
 
 
-@pytest.mark.parametrize(("make", "benchmark"), [(hotpot_row, "2wikimultihopqa"), (twowiki_row, "hotpotqa")])
-def test_the_wrong_benchmark_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[int], Row], benchmark: str
-) -> None:
-    path = write_json(tmp_path / "x.json", rows(make))
-    assert build(benchmark, path, tmp_path / "o.jsonl") == 2
-    other = "hotpotqa" if benchmark != "hotpotqa" else "2wikimultihopqa"
-    assert f"{path}: row 1: field " in (error := capsys.readouterr().err)
-    assert f"is one of {other}, but the benchmark is {benchmark}. Give --benchmark {other}" in error
-    assert build("musique", path, tmp_path / "o.jsonl") == 2
+def test_the_wrong_benchmark_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("hotpotqa", "2wikimultihopqa")
+    for name, wrong in (names, names[::-1]):
+        path = write_json(tmp_path / "x.json", rows(MAKERS[name]))
+        assert build(wrong, path, tmp_path / "o.jsonl") == 2
+        assert f"{path}: row 1: field " in (error := capsys.readouterr().err)
+        assert f"is one of {name}, but the benchmark is {wrong}. Give --benchmark {name}" in error
+        assert build("musique", path, tmp_path / "o.jsonl") == 2
 
 
 def test_an_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
