@@ -37,13 +37,9 @@ def test_training_rows(tmp_path: Path, write: Callable[..., Path]) -> None:
     rows = [train_row(), train_row("Who is a potter?", ["Orla"])]
     assert all(map(is_memagent, rows))
     tasks = list(read_memagent(write(tmp_path / "x", rows)))
-    assert tasks[0] == Task(
-        id="hotpotqa-00000",
-        questions=(Question("Where does Bran live?", ("Port", "Harbour"), id="hotpotqa-00000-0"),),
-        context=CONTEXT,
-        source="hotpotqa",
-        metadata={"index": 7, "num_docs": 2},
-    )
+    asked = (Question("Where does Bran live?", ("Port", "Harbour"), id="hotpotqa-00000-0"),)
+    metadata = {"index": 7, "num_docs": 2}
+    assert tasks[0] == Task("hotpotqa-00000", asked, context=CONTEXT, source="hotpotqa", metadata=metadata)
     assert tasks[1].questions[0].answers == ("Orla",)
 
 
@@ -70,13 +66,9 @@ def test_evaluation_rows_and_lenient_forms(tmp_path: Path) -> None:
     system = train_row()
     system["prompt"].insert(0, {"role": "system", "content": "Be brief."})
     tasks = list(read_memagent(write_json(tmp_path / "eval_50.json", [eval_row(), plain, bare, system])))
-    assert tasks[0] == Task(
-        id="memagent-00000",
-        questions=(Question("Where does Bran live?", ("Port",), id="memagent-00000-0"),),
-        context=CONTEXT,
-        source="memagent",
-        metadata={"index": 7, "num_docs": 2},
-    )
+    asked = (Question("Where does Bran live?", ("Port",), id="memagent-00000-0"),)
+    metadata = {"index": 7, "num_docs": 2}
+    assert tasks[0] == Task("memagent-00000", asked, context=CONTEXT, source="memagent", metadata=metadata)
     assert {task.questions[0].text for task in tasks} == {"Where does Bran live?"}
     assert [task.questions[0].answers for task in tasks] == [*[("Port",)] * 3, ("Port", "Harbour")]
     assert [task.source for task in tasks] == ["memagent", "memagent", "memagent", "hotpotqa"]

@@ -25,7 +25,7 @@ from tests.envs.web.net.internet import Route, answering, on_loopback, resolver,
 
 
 def fetch(url: str, hosts: HostRules | None = None, names: Any = None, private: Any = (), **limits: Any) -> Fetched:
-    guard = GuardedBackend(on_loopback, private, resolver(names or {}))
+    guard = GuardedBackend(on_loopback, private, names if callable(names) else resolver(names or {}))
     fetcher = Fetcher(guard, hosts or HostRules(), Limits(**{"seconds": 5.0, **limits}), "tests")
     return asyncio.run(fetcher.fetch(url))
 
@@ -73,24 +73,16 @@ def test_all_addresses_of_a_name_must_be_allowed_and_the_checked_one_is_connecte
         with pytest.raises(PageError, match=r"mixed\.test.*not on the public web"):
             fetch(f"http://mixed.test:{port}/", names=names)
         assert fetch(f"http://good.test:{port}/", names=names).body == b"public"
-    assert [headers["Host"] for _, headers, _ in asked] == [f"good.test:{port}"]
+        answers = [["127.0.0.1"], ["127.0.0.2"]]
 
+        async def rebinding(host: str, port: int) -> list[str]:
+            return answers.pop()
 
-def test_a_name_is_resolved_once_a_connection() -> None:
-    answers = [["127.0.0.2"], ["127.0.0.1"]]
-    asked = []
-
-    async def rebinding(host: str, port: int) -> list[str]:
-        asked.append(host)
-        return answers[len(asked) - 1]
-
-    with serving({"/": answering("public")}) as (host, _):
-        url = f"http://rebinding.test:{host.partition(':')[2]}/"
-        fetcher = Fetcher(GuardedBackend(on_loopback, (), rebinding), HostRules(), Limits(seconds=5), "tests")
-        assert asyncio.run(fetcher.fetch(url)).body == b"public"
-        assert asked == ["rebinding.test"]
+        assert fetch(f"http://rebinding.test:{port}/", names=rebinding).body == b"public"
+        assert len(answers) == 1, "a name is resolved once a connection"
         with pytest.raises(PageError, match="not on the public web"):
-            asyncio.run(fetcher.fetch(url))
+            fetch(f"http://rebinding.test:{port}/", names=rebinding)
+    assert [headers["Host"] for _, headers, _ in asked] == [f"good.test:{port}", f"rebinding.test:{port}"]
 
 
 def test_redirects_are_held_to_all_rules() -> None:
