@@ -54,20 +54,17 @@ def memory_agent_bench_row(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 def turns(first: int, *texts: str, date: str | None = None) -> list[dict[str, Any]]:
     """Turns of BEAM, of user and assistant in turn, as parquet has them (with every column)."""
-    found = []
-    for i, text in enumerate(texts):
-        user = i % 2 == 0
-        found.append(
-            {
-                "role": "user" if user else "assistant",
-                "content": text + (" ->-> 1,1" if user else ""),
-                "id": first + i,
-                "index": "1,1" if user else None,
-                "question_type": "main_question" if user else None,
-                "time_anchor": date if i == 0 else None,
-            }
-        )
-    return found
+    return [
+        {
+            "role": "assistant" if i % 2 else "user",
+            "content": text + ("" if i % 2 else " ->-> 1,1"),
+            "id": first + i,
+            "index": None if i % 2 else "1,1",
+            "question_type": None if i % 2 else "main_question",
+            "time_anchor": None if i else date,
+        }
+        for i, text in enumerate(texts)
+    ]
 
 
 def probing(**more: Any) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def test_hostile_rows_are_refused_with_their_place_and_the_remedy(tmp_path: Path
         ("hotpotqa", "context", [["Orla", "x"]]),
         ("memagent", "answers", [["a"], ["b"]]),
         ("memagent training", "prompt", [{"role": "system", "content": "x"}]),
+        ("memagent training", "prompt", [{"role": "user", "content": ["a?", "b?", "and c?"]}]),  # answers for two
         ("memagent training", "reward_model", {"ground_truth": []}),
         ("locomo", "conversation", {"session_1": ["x"], "session_1_date_time": "now"}),
         ("longmemeval", "haystack_dates", ["2023"]),

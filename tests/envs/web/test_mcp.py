@@ -207,8 +207,7 @@ STDIO = f"{sys.executable} {SCRIPT}"
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen([sys.executable, str(SCRIPT), str(port)], stderr=subprocess.DEVNULL)
     for _ in range(200):

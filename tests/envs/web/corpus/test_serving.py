@@ -169,8 +169,7 @@ def test_an_address_that_cannot_be_listened_at_is_said(corpus: Corpus, capsys: p
 
 @pytest.mark.slow
 def test_served_to_another_process(corpus: Corpus) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "atommem.cli", "corpus", "serve", str(corpus.folder), "--port", str(port)]
     server = subprocess.Popen(command)
