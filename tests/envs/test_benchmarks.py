@@ -79,21 +79,16 @@ def test_quirks_of_the_official_files(tmp_path: Path) -> None:
 
 
 def test_2wiki_with_and_without_aliases(tmp_path: Path) -> None:
-    path = write_json(
-        tmp_path / "x.json", [twowiki_row(), twowiki_row(1, answer_id=None, answer="yes"), twowiki_row(2)]
-    )
-    rows = list(read_twowiki(path))
+    given = [twowiki_row(), twowiki_row(1, answer_id=None, answer="yes"), twowiki_row(2)]
+    rows = list(read_twowiki(path := write_json(tmp_path / "x.json", given)))
     assert rows[0].paragraphs == HOTPOT.paragraphs  # the space between sentences is put back
     assert rows[0].source == "2wikimultihopqa"
     assert "level" not in rows[0].metadata
     assert [row.answers for row in rows] == [("Port 0",), ("yes",), ("Port 2",)]
     named = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
     aliases = write_lines(tmp_path / "id_aliases.json", [named, {"Q_id": "Q9", "aliases": ["Nine"], "demonyms": []}])
-    assert [row.answers for row in read_twowiki(path, aliases)] == [
-        ("Port 0", "Harbour", "Porter"),
-        ("yes",),
-        ("Port 2",),
-    ]
+    more = [("Port 0", "Harbour", "Porter"), ("yes",), ("Port 2",)]
+    assert [row.answers for row in read_twowiki(path, aliases)] == more
     old = twowiki_row()
     del old["answer_id"]
     with pytest.raises(DataError, match=r"row 1: field 'answer_id' is missing.*give no aliases"):

@@ -59,9 +59,8 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
 def test_questions_without_gold_answers_and_files_without_tasks(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for answers in ({}, {"answers": None}, {"answers": []}):
-        (task,) = load_tasks(
-            write_json(path, [{"id": "a", "questions": [{"text": "Who?", **answers}], "documents": []}])
-        )
+        row = {"id": "a", "questions": [{"text": "Who?", **answers}], "documents": []}
+        (task,) = load_tasks(write_json(path, [row]))
         assert task.questions == (Question("Who?", ()),)
     with pytest.raises(DataError, match="has no tasks"):
         load_tasks(write_json(path, []))
