@@ -14,6 +14,7 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.hashing import HashingEmbedder
+from atommem.envs.questions_shown import MODES
 from atommem.envs.synthetic.expert import Expert, Faults
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
@@ -189,12 +190,7 @@ CLAIMED = {
     ("name", "prose", "mode"),
     [
         *((name, prose, "reading") for name in CLAIMED for prose in PROSES),
-        *(
-            (name, "plain", mode)
-            for name in CLAIMED
-            for mode in ("answering", "arriving")
-            if not CLAIMED[name].capacity
-        ),
+        *((name, "plain", mode) for name, it in CLAIMED.items() for mode in MODES[1:] if not it.capacity),
     ],
 )
 def test_without_faults_it_answers_every_question(name: str, prose: str, mode: str) -> None:
