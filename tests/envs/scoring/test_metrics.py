@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atommem.envs.benchmarks.registry import get_benchmark
@@ -101,6 +101,7 @@ TEXTS = st.text(max_size=40) | st.lists(st.sampled_from(WORDS), max_size=5).map(
 
 
 @given(TEXTS, st.lists(TEXTS, max_size=3), st.sampled_from(["hotpotqa", "musique"]))
+@settings(deadline=None)
 def test_any_scores_are_those_of_the_definitions(prediction: str, answers: list[str], rule: F1Rule) -> None:
     check(prediction, answers, rule)
 
