@@ -16,11 +16,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def real_data(*parts: str) -> Path:
     """A file of the benchmark samples; the test is skipped where they are not."""
-    folders = [Path(os.environ["ATOMMEM_DATA"])] if os.environ.get("ATOMMEM_DATA") else []
-    folders.append(_ROOT.parent / "shared" / "data")
-    for folder in folders:
-        if (folder / "hotpotqa").is_dir():
-            return folder.joinpath(*parts)
+    folder = Path(os.environ.get("ATOMMEM_DATA") or _ROOT.parent / "shared" / "data")
+    if (folder / "hotpotqa").is_dir():
+        return folder.joinpath(*parts)
     pytest.skip("needs the benchmark samples: set ATOMMEM_DATA to their folder, or put them in ../shared/data")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from atommem.envs.benchmarks.hotpotqa import read_hotpotqa
 from atommem.envs.benchmarks.musique import read_musique
-from atommem.envs.benchmarks.registry import BENCHMARKS, get_benchmark
+from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.twowiki import read_aliases, read_twowiki
 from atommem.envs.task import Document
@@ -79,21 +79,16 @@ def test_quirks_of_the_official_files(tmp_path: Path) -> None:
 
 
 def test_2wiki_with_and_without_aliases(tmp_path: Path) -> None:
-    path = write_json(
-        tmp_path / "x.json", [twowiki_row(), twowiki_row(1, answer_id=None, answer="yes"), twowiki_row(2)]
-    )
-    rows = list(read_twowiki(path))
+    given = [twowiki_row(), twowiki_row(1, answer_id=None, answer="yes"), twowiki_row(2)]
+    rows = list(read_twowiki(path := write_json(tmp_path / "x.json", given)))
     assert rows[0].paragraphs == HOTPOT.paragraphs  # the space between sentences is put back
     assert rows[0].source == "2wikimultihopqa"
     assert "level" not in rows[0].metadata
     assert [row.answers for row in rows] == [("Port 0",), ("yes",), ("Port 2",)]
     named = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
     aliases = write_lines(tmp_path / "id_aliases.json", [named, {"Q_id": "Q9", "aliases": ["Nine"], "demonyms": []}])
-    assert [row.answers for row in read_twowiki(path, aliases)] == [
-        ("Port 0", "Harbour", "Porter"),
-        ("yes",),
-        ("Port 2",),
-    ]
+    more = [("Port 0", "Harbour", "Porter"), ("yes",), ("Port 2",)]
+    assert [row.answers for row in read_twowiki(path, aliases)] == more
     old = twowiki_row()
     del old["answer_id"]
     with pytest.raises(DataError, match=r"row 1: field 'answer_id' is missing.*give no aliases"):
@@ -154,6 +149,8 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypa
 
 
 def test_find_official_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="benchmark is 'squad'; known are hotpotqa, 2wikimultihopqa, musique"):
+        get_benchmark("squad")
     hotpotqa = get_benchmark("hotpotqa")
     file = write_json(tmp_path / "any.json", [])
     assert hotpotqa.find("train", file) == [file]
@@ -168,9 +165,3 @@ def test_find_official_files(tmp_path: Path) -> None:
         hotpotqa.find("dev", tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"is the train file by its name: give --split train, or rename it"):
         hotpotqa.find("dev", official)
-
-
-def test_benchmarks_by_name() -> None:
-    assert list(BENCHMARKS) == ["hotpotqa", "2wikimultihopqa", "musique"]
-    with pytest.raises(ConfigError, match="benchmark is 'squad'; known are hotpotqa, 2wikimultihopqa, musique"):
-        get_benchmark("squad")

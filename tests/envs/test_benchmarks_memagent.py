@@ -37,13 +37,9 @@ def test_training_rows(tmp_path: Path, write: Callable[..., Path]) -> None:
     rows = [train_row(), train_row("Who is a potter?", ["Orla"])]
     assert all(map(is_memagent, rows))
     tasks = list(read_memagent(write(tmp_path / "x", rows)))
-    assert tasks[0] == Task(
-        id="hotpotqa-00000",
-        questions=(Question("Where does Bran live?", ("Port", "Harbour"), id="hotpotqa-00000-0"),),
-        context=CONTEXT,
-        source="hotpotqa",
-        metadata={"index": 7, "num_docs": 2},
-    )
+    asked = (Question("Where does Bran live?", ("Port", "Harbour"), id="hotpotqa-00000-0"),)
+    metadata = {"index": 7, "num_docs": 2}
+    assert tasks[0] == Task("hotpotqa-00000", asked, context=CONTEXT, source="hotpotqa", metadata=metadata)
     assert tasks[1].questions[0].answers == ("Orla",)
 
 
@@ -70,27 +66,12 @@ def test_evaluation_rows_and_lenient_forms(tmp_path: Path) -> None:
     system = train_row()
     system["prompt"].insert(0, {"role": "system", "content": "Be brief."})
     tasks = list(read_memagent(write_json(tmp_path / "eval_50.json", [eval_row(), plain, bare, system])))
-    assert tasks[0] == Task(
-        id="memagent-00000",
-        questions=(Question("Where does Bran live?", ("Port",), id="memagent-00000-0"),),
-        context=CONTEXT,
-        source="memagent",
-        metadata={"index": 7, "num_docs": 2},
-    )
+    asked = (Question("Where does Bran live?", ("Port",), id="memagent-00000-0"),)
+    metadata = {"index": 7, "num_docs": 2}
+    assert tasks[0] == Task("memagent-00000", asked, context=CONTEXT, source="memagent", metadata=metadata)
     assert {task.questions[0].text for task in tasks} == {"Where does Bran live?"}
     assert [task.questions[0].answers for task in tasks] == [*[("Port",)] * 3, ("Port", "Harbour")]
     assert [task.source for task in tasks] == ["memagent", "memagent", "memagent", "hotpotqa"]
     assert tasks[1].metadata == {}
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (train_row(["a?", "b?"], ["x"]), r"ground_truth' has answers for 1 questions, but the row asks 2"),
-        (train_row("a?", []), "ground_truth' has no answer for question 1"),
-        (train_row([], []), "'prompt' has no question"),
-    ],
-)
-def test_what_contradicts_itself_is_said_with_its_numbers(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=f"row 2: .*{message}"):
-        list(read_memagent(write_json(tmp_path / "x.json", [train_row(), row])))
+    with pytest.raises(DataError, match="'prompt' has no question"):
+        list(read_memagent(write_json(tmp_path / "none.json", [train_row([], [])])))

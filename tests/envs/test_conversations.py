@@ -6,15 +6,94 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from atommem.envs.benchmarks.rows import import_pyarrow
 from atommem.envs.longdoc.fact_recall import gold_documents
 from atommem.envs.scoring.answers import score_question
 from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks, save_tasks
 from tests.envs.benchmark_rows import write_json, write_lines
-from tests.envs.conversation_rows import beam_row, longmemeval_row, memory_agent_bench_row, probing, turns
+
+
+def longmemeval_row(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A question about three sessions, which stand in another order than their dates."""
+    row = {
+        "question_id": f"lme{number}",
+        "question_type": "single-session-user",
+        "question": "Where did I buy the kiln?",
+        "answer": "In Brent",
+        "question_date": "2023/06/01 (Thu) 10:00",
+        "haystack_session_ids": ["s2", "s1", "s3"],
+        "haystack_dates": ["2023/05/20 (Sat) 02:21", "2023/05/01 (Mon) 10:00", "2023/05/30 (Tue) 11:15"],
+        "haystack_sessions": [
+            [
+                {"role": "user", "content": "I bought a kiln in Brent.", "has_answer": True},
+                {"role": "assistant", "content": "How nice!", "has_answer": False},
+            ],
+            [{"role": "user", "content": "Tell me about clay."}, {"role": "assistant", "content": "Clay is soil."}],
+            [{"role": "user", "content": "Bye."}],
+        ],
+        "answer_session_ids": ["s2"],
+    }
+    return {**row, **changes}
+
+
+def memory_agent_bench_row(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A text with twelve questions."""
+    row = {
+        "context": f"Text {number}. The pots are blue.",
+        "questions": [f"Question {i} of {number}?" for i in range(12)],
+        "answers": [["blue", "Blue"] for _ in range(12)],
+        "metadata": {
+            "source": "ruler_qa1_197K",
+            "qa_pair_ids": [f"ruler_{number}_no{i}" for i in range(12)],
+            **dict.fromkeys(("question_types", "question_dates", "keypoints", "previous_events", "haystack_sessions")),
+        },
+    }
+    return {**row, **changes}
+
+
+def turns(first: int, *texts: str, date: str | None = None) -> list[dict[str, Any]]:
+    """Turns of BEAM, of user and assistant in turn, as parquet has them (with every column)."""
+    return [
+        {
+            "role": "assistant" if i % 2 else "user",
+            "content": text + ("" if i % 2 else " ->-> 1,1"),
+            "id": first + i,
+            "index": None if i % 2 else "1,1",
+            "question_type": None if i % 2 else "main_question",
+            "time_anchor": None if i else date,
+        }
+        for i, text in enumerate(texts)
+    ]
+
+
+def probing(**more: Any) -> dict[str, Any]:
+    """Probing questions of some abilities, with what each calls its gold answer."""
+    common = {"difficulty": "easy", "rubric": ["LLM response should state: Brent"]}
+    return {
+        "abstention": [{"question": "Who sold it?", "ideal_response": "The chat does not tell.", **common}],
+        "information_extraction": [
+            {"question": "Where is the kiln?", "answer": "In Brent.", "source_chat_ids": [0, 3], **common}
+        ],
+        "knowledge_update": [
+            {"question": "And now?", "answer": "In Lorne.", "source_chat_ids": {"updated_info": [2]}, **common}
+        ],
+        "summarization": [{"question": "Sum up.", "ideal_summary": "A kiln moves.", "source_chat_ids": [[0], [2]]}],
+        **more,
+    }
+
+
+def beam_row(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A conversation of two batches, with its questions in Python's notation, as in the parquet files."""
+    row = {
+        "conversation_id": str(number),
+        "chat": [
+            turns(0, "The kiln is in Brent.", "I see.", date="March-15-2024"),
+            turns(2, "I moved it to Lorne.", "Noted.", date="April-01-2024"),
+        ],
+        "probing_questions": repr(probing()),
+    }
+    return {**row, **changes}
 
 
 def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
@@ -71,19 +150,17 @@ def test_memory_agent_bench_asks_ten_questions_a_task(tmp_path: Path) -> None:
     assert describe_task(first).questions[0].attributes == {"subset": "ruler_qa1_197K"}
 
 
-@pytest.mark.parametrize(
-    ("part", "end"),
-    [
+def test_memory_agent_bench_says_the_form_of_an_answer(tmp_path: Path) -> None:
+    for part, end in (
         ("icl_nlu_8296shot_balance", "(Answer with the number of the label alone.)"),
         ("factconsolidation_mh_6k", "the one with the higher number is right.)"),
         ("ruler_qa2_421K", "Question 0 of 0?"),
-    ],
-)
-def test_memory_agent_bench_says_the_form_of_an_answer(tmp_path: Path, part: str, end: str) -> None:
-    row = memory_agent_bench_row()
-    task = load(tmp_path, {**row, "metadata": {**row["metadata"], "source": part, "question_types": ["t"] * 12}})[0]
-    assert task.questions[0].text.endswith(end)
-    assert task.questions[0].metadata["type"] == "t"
+    ):
+        row = memory_agent_bench_row()
+        row["metadata"] |= {"source": part, "question_types": ["t"] * 12}
+        (question, *_), _ = (task.questions for task in load(tmp_path, row))
+        assert question.text.endswith(end)
+        assert question.metadata["type"] == "t"
 
 
 def test_beam(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,15 @@ TASKS = [
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.jsonl", "new/folder/x.parquet"])
-def test_round_trip(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    assert save_tasks(iter(TASKS), path) == 3
-    assert load_tasks(path) == TASKS
-    assert [file.name for file in path.parent.iterdir() if file.is_file()] == [path.name]  # nothing left over
-
-
-def test_many_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+def test_round_trip(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_files, "_DOCUMENTS_PER_GROUP", 10)
-    tasks = [
-        Task(str(i), (Question("Who?", ("Orla",)),), tuple(Document(f"{i}.{j}", "x") for j in range(i % 4 + 1)))
-        for i in range(20)
-    ]
-    assert save_tasks(tasks, tmp_path / "x.parquet") == 20
-    assert load_tasks(tmp_path / "x.parquet") == tasks
-    assert parquet.ParquetFile(tmp_path / "x.parquet").num_row_groups > 3
+    path = tmp_path / name
+    tasks = [replace(task, id=f"{task.id}{number}") for number in range(9) for task in TASKS]
+    assert save_tasks(iter(tasks), path) == 27
+    assert load_tasks(path) == tasks
+    assert [file.name for file in path.parent.iterdir() if file.is_file()] == [path.name]  # nothing left over
+    if path.suffix == ".parquet":
+        assert pytest.importorskip("pyarrow.parquet").ParquetFile(path).num_row_groups > 2
 
 
 def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -66,9 +59,8 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
 def test_questions_without_gold_answers_and_files_without_tasks(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for answers in ({}, {"answers": None}, {"answers": []}):
-        (task,) = load_tasks(
-            write_json(path, [{"id": "a", "questions": [{"text": "Who?", **answers}], "documents": []}])
-        )
+        row = {"id": "a", "questions": [{"text": "Who?", **answers}], "documents": []}
+        (task,) = load_tasks(write_json(path, [row]))
         assert task.questions == (Question("Who?", ()),)
     with pytest.raises(DataError, match="has no tasks"):
         load_tasks(write_json(path, []))

@@ -18,8 +18,8 @@ from atommem.envs.longdoc.fact_recall import gold_documents
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import damaged, hotpot_row, musique_row, twowiki_row, write_json, write_lines
-from tests.envs.conversation_rows import beam_row, longmemeval_row, memory_agent_bench_row
 from tests.envs.test_benchmarks_memagent import eval_row, train_row
+from tests.envs.test_conversations import beam_row, longmemeval_row, memory_agent_bench_row
 from tests.envs.test_locomo import conversation
 from tests.fakes import command
 
@@ -98,6 +98,7 @@ def test_hostile_rows_are_refused_with_their_place_and_the_remedy(tmp_path: Path
         ("hotpotqa", "context", [["Orla", "x"]]),
         ("memagent", "answers", [["a"], ["b"]]),
         ("memagent training", "prompt", [{"role": "system", "content": "x"}]),
+        ("memagent training", "prompt", [{"role": "user", "content": ["a?", "b?", "and c?"]}]),  # answers for two
         ("memagent training", "reward_model", {"ground_truth": []}),
         ("locomo", "conversation", {"session_1": ["x"], "session_1_date_time": "now"}),
         ("longmemeval", "haystack_dates", ["2023"]),
@@ -137,12 +138,9 @@ def test_files_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"{path}: " in error
     assert message in error
     assert "Traceback" not in error
-
-
-def test_a_byte_order_mark_is_nothing(tmp_path: Path) -> None:
     for text in (json.dumps([task_row()]), json.dumps(task_row())):
-        (tmp_path / "x.json").write_text(text, encoding="utf-8-sig")
-        assert load_tasks(tmp_path / "x.json")[0].id == "t0"
+        path.write_text(text, encoding="utf-8-sig")
+        assert load_tasks(path)[0].id == "t0", "a byte order mark is nothing"
 
 
 def build(benchmark: str, path: Path, out: Path, *more: Any) -> int:
@@ -171,16 +169,14 @@ def test_missing_and_mixed_shards_and_duplicate_ids_are_refused(
     assert build("hotpotqa", good, out, "--input", good) == 2, "the same file twice"
 
 
-@pytest.mark.parametrize(("make", "benchmark"), [(hotpot_row, "2wikimultihopqa"), (twowiki_row, "hotpotqa")])
-def test_the_wrong_benchmark_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[int], Row], benchmark: str
-) -> None:
-    path = write_json(tmp_path / "x.json", rows(make))
-    assert build(benchmark, path, tmp_path / "o.jsonl") == 2
-    other = "hotpotqa" if benchmark != "hotpotqa" else "2wikimultihopqa"
-    assert f"{path}: row 1: field " in (error := capsys.readouterr().err)
-    assert f"is one of {other}, but the benchmark is {benchmark}. Give --benchmark {other}" in error
-    assert build("musique", path, tmp_path / "o.jsonl") == 2
+def test_the_wrong_benchmark_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("hotpotqa", "2wikimultihopqa")
+    for name, wrong in (names, names[::-1]):
+        path = write_json(tmp_path / "x.json", rows(MAKERS[name]))
+        assert build(wrong, path, tmp_path / "o.jsonl") == 2
+        assert f"{path}: row 1: field " in (error := capsys.readouterr().err)
+        assert f"is one of {name}, but the benchmark is {wrong}. Give --benchmark {name}" in error
+        assert build("musique", path, tmp_path / "o.jsonl") == 2
 
 
 def test_an_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,8 @@ from atommem.envs.task import Question
 from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError
 from tests.envs.benchmark_rows import real_data, write_json, write_lines
-from tests.envs.conversation_rows import longmemeval_row
-from tests.fakes import WordTokenizer, command, longdoc
+from tests.envs.test_conversations import longmemeval_row
+from tests.fakes import command
 
 main = command("data")
 
@@ -97,15 +97,6 @@ def test_turns_are_the_stream_and_keep_their_dates(tmp_path: Path) -> None:
 def test_f1_by_hand(category: str, gold: str, answer: str | None, expected: float) -> None:
     question = Question("?", (gold or "not mentioned",), metadata={"category": category})
     assert locomo_f1(question, answer) == pytest.approx(expected)
-
-
-async def test_a_task_is_scored_by_the_rules_of_its_categories(tmp_path: Path) -> None:
-    (task,) = load_tasks(write_json(tmp_path / "x.json", [conversation()]))
-    environments = longdoc(WordTokenizer())
-    score = await environments.score(task, ["bowl, kilns", "2021", "likely no", None, "not mentioned"])
-    assert [item["f1"] for item in score.question_metrics] == [1.0, 1.0, 0.5, 0.0, 1.0]
-    assert [item["em"] for item in score.question_metrics] == [0.0, 1.0, 0.0, 0.0, 1.0]
-    assert (score.reward, score.metrics["f1"]) == (pytest.approx(2 / 5), pytest.approx(3.5 / 5))
 
 
 @pytest.mark.parametrize(

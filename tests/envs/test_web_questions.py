@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, get_web_benchmark
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 from tests.envs.benchmark_rows import write_lines
 from tests.fakes import command
 
@@ -102,7 +102,7 @@ def test_tasks_of_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "How many 3?" in capsys.readouterr().out
 
 
-def test_several_questions_a_task_and_a_sample(tmp_path: Path) -> None:
+def test_several_questions_a_task_a_sample_and_a_root_page_that_is_the_first(tmp_path: Path) -> None:
     path = write(tmp_path / "metadata.jsonl", *(gaia(number) for number in range(7)))
     tasks = build(path, "--questions", "3")
     asked = [question.id for task in tasks for question in task.questions]
@@ -110,9 +110,6 @@ def test_several_questions_a_task_and_a_sample(tmp_path: Path) -> None:
     assert len(set(asked)) == 6
     assert [task.id for task in build(path, "--n", "2")] == [task.id for task in build(path, "--n", "2")]
     assert len(build(path, "--n", "2")) == 2
-
-
-def test_the_root_page_can_be_the_first(tmp_path: Path) -> None:
     path = write(tmp_path / "main.jsonl", ROWS["webwalkerqa"])
     (with_it,) = build(path, "--start_page", benchmark="webwalkerqa", split="test")
     (without,) = build(path, benchmark="webwalkerqa", split="test")
@@ -136,10 +133,3 @@ def test_what_cannot_be_built(
     twice = write(tmp_path / "twice.jsonl", gaia(1), gaia(1))
     assert call(path, *(argument.format(path=path, twice=twice) for argument in arguments)) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_benchmark_or_split_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="split is 'train'; gaia has validation, test"):
-        get_web_benchmark("gaia", "train")
-    with pytest.raises(ConfigError, match="those of the web are gaia"):
-        get_web_benchmark("squad", "dev")

@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atommem.actions import Action
 from atommem.description import TaskShape
 from atommem.environment import Turn
+from atommem.envs.chunking import chunk_task, chunk_text, joined_text
 from atommem.envs.longdoc.environment import LongDocEnvironment, LongDocEnvironments
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task import Document, Question, Task
@@ -68,6 +71,8 @@ async def test_chunks_then_the_questions_in_turn() -> None:
     ]
     score = await env.score()
     assert (score.reward, score.answers) == (0.5, ("roma", "41"))
+    with pytest.raises(ConfigError, match="'empty' has no question"):
+        await env.reset(Task("empty", ()))
     env = environment(max_reads=3)
     steps = 1
     await env.reset(TASK)
@@ -76,79 +81,45 @@ async def test_chunks_then_the_questions_in_turn() -> None:
     assert steps == 2 + 2 * (3 + 1), "bounded by chunks and questions"
 
 
-@pytest.mark.parametrize(
-    ("written", "answers"),
-    [
-        (["roma", "42"], ("roma", "42")),
-        (["so", "roma", "42"], ("roma", "42")),
-        (["roma"], ("roma", None)),
-        (["", "42"], (None, "42")),
-    ],
-)
-async def test_questions_asked_at_once_take_the_last_answers_in_order(
-    written: list[str], answers: tuple[str | None, ...]
-) -> None:
-    env = environment(at_once=10)
-    seen = await play(env, [[], [], [Action(READ, "q")], [Action(ANSWER, text) for text in written]])
-    assert [asked(o) for o in seen[2:4]] == [["First?", "Second?"]] * 2
-    assert [list(o.asked) for o in seen[1:4] if isinstance(o, Observation)] == [[], [0, 1], [0, 1]]
+async def test_questions_asked_at_once_are_shown_together_and_reads_before_an_answer_are_bounded() -> None:
+    seen = await play(environment(at_once=10), [[], [], [Action(READ, "q")]])
+    assert [asked(o) for o in seen[2:]] == [["First?", "Second?"]] * 2
+    assert [list(o.asked) for o in seen[1:] if isinstance(o, Observation)] == [[], [0, 1], [0, 1]]
     assert isinstance(seen[2], Observation)
     assert seen[2].label == "questions 1-2/2, 2 reads left"
-    assert seen[4] == (StopReason.UNANSWERED if None in answers else StopReason.ANSWERED)
-    assert (await env.score()).answers == answers
-
-
-async def test_reads_before_an_answer_are_bounded() -> None:
-    env = environment()
-    seen = await play(env, [[], [], [Action(READ, "q")], [], [Action(READ, "q")], answer("42")])
+    seen = await play(environment(), [[], [], [Action(READ, "q")], [], [Action(READ, "q")], answer("42")])
     assert [o.values("reads_left")[0] for o in seen[2:5] if isinstance(o, Observation)] == [2, 1, 0]
     assert asked(seen[5]) == ["Second?"]
     assert seen[6] == StopReason.UNANSWERED
-    assert (await env.score()).answers == (None, "42")
+
+
+ONCE: list[list[Action]] = [[], [], [Action(READ, "q")]]
 
 
 @pytest.mark.parametrize(
-    ("steps", "answers", "reward"),
+    ("at_once", "steps", "answers", "reward"),
     [
-        ([answer("Rome"), answer("Rome"), answer("Oslo"), answer("42")], ("Oslo", "42"), 0.5),  # none while it reads
-        ([[], [], [*answer("Oslo"), *answer("Rome")], [*answer("42"), *answer("43")]], ("Oslo", "42"), 0.5),
-        ([[], [], answer("42"), answer("Rome")], ("42", "Rome"), 0.0),  # each is for its own question
-        ([[], [], answer("Rome")], ("Rome", None), 0.5),  # stopped early
-        *(
-            ([[], [], answer(text), answer(text)], (text, text), 0.0)
-            for text in ("yes", "Rome 42", "Rome, Oslo, Paris", r"\boxed{Rome}", "")
-        ),
+        (1, [answer("Rome"), answer("Rome"), answer("Oslo"), answer("42")], ("Oslo", "42"), 0.5),  # none while it reads
+        (1, [[], [], [*answer("Oslo"), *answer("Rome")], [*answer("42"), *answer("43")]], ("Oslo", "42"), 0.5),
+        (1, [[], [], answer("42"), answer("Rome")], ("42", "Rome"), 0.0),  # each is for its own question
+        (1, [[], [], answer("Rome")], ("Rome", None), 0.5),  # stopped early
+        (1, [*ONCE, [], [Action(READ, "q")], answer("42")], (None, "42"), 0.5),
+        *((1, [[], [], answer(text), answer(text)], (text, text), 0.0) for text in ("Rome 42", r"\boxed{Rome}", "")),
+        # The last ones, in order.
+        (10, [*ONCE, [*answer("roma"), *answer("42")]], ("roma", "42"), 1.0),
+        (10, [*ONCE, [*answer("so"), *answer("roma"), *answer("42")]], ("roma", "42"), 1.0),
+        (10, [*ONCE, answer("roma")], ("roma", None), 0.5),
+        (10, [*ONCE, [*answer(""), *answer("42")]], (None, "42"), 0.5),
     ],
 )
 async def test_what_answers_count_and_earn(
-    steps: list[list[Action]], answers: tuple[str | None, ...], reward: float
+    at_once: int, steps: list[list[Action]], answers: tuple[str | None, ...], reward: float
 ) -> None:
-    env = environment()
-    await play(env, steps)
+    env = environment(at_once=at_once)
+    seen = await play(env, steps)
     score = await env.score()
     assert (score.answers, score.reward) == (answers, reward)
-
-
-async def test_f1_can_be_the_reward() -> None:
-    env = environment(reward="f1")
-    await play(env, [[], [], answer("Rome city"), answer("42")])
-    score = await env.score()
-    assert score.reward == pytest.approx((2 / 3 + 1) / 2)
-    assert score.metrics["em"] == 0.5
-
-
-async def test_what_cannot_be_is_refused_with_its_value() -> None:
-    for settings, message in (
-        ({"chunking": "pages"}, "chunking is 'pages'"),
-        ({"reward": "bleu"}, "reward is 'bleu'"),
-        ({"at_once": 0}, "at_once is 0: give at least 1"),
-        ({"questions_shown": "never"}, "questions_shown is 'never'"),
-        ({"questions_shown": []}, "questions_shown is empty"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            factory(**settings)
-    with pytest.raises(ConfigError, match="'empty' has no question"):
-        await environment().reset(Task("empty", ()))
+    assert isinstance(seen[-1], Observation) or (seen[-1] == StopReason.UNANSWERED) == (None in answers)
 
 
 async def test_chunks_are_cut_in_a_thread_once_for_the_episodes_of_a_group() -> None:
@@ -181,3 +152,44 @@ def test_questions_asked_at_once_are_one_step_of_a_task_s_shape(tmp_path: Path) 
         shape = factory(chunking="tokens", at_once=at_once).shape(str(tmp_path / path) if path else None, supposed)
         assert shape.questions == questions
         assert shape.questions * shape.question_tokens == (2 if path else 5.5 * 25)
+
+
+class ByteTokenizer(WordTokenizer):
+    """One token a UTF-8 byte, all of a character's tokens with its span: the worst byte-level case."""
+
+    def __call__(self, text: str, **_: object) -> dict[str, object]:
+        spans = [(i, i + 1) for i, char in enumerate(text) for _ in char.encode("utf-8")]
+        return {"input_ids": list(range(len(spans))), "offset_mapping": spans}
+
+
+TOKENIZERS = {"words": WordTokenizer(), "bytes": ByteTokenizer()}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=st.text("ab .!?\n北é😀", max_size=200), size=st.integers(1, 20), sentences=st.booleans())
+@settings(max_examples=150)
+def test_chunks_joined_are_the_text_and_none_is_too_long(name: str, text: str, size: int, sentences: bool) -> None:
+    tokenizer = TOKENIZERS[name]
+    chunks = chunk_text(text, tokenizer, size, whole_sentences=sentences)
+    assert "".join(chunks) == text
+    for chunk in chunks:
+        count = len(tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"])
+        # Only a single character may need more tokens than a chunk holds; blanks at an edge may form one token more.
+        assert count <= size + 1 or len(chunk) == 1
+
+
+def test_whole_sentences_stay_together_when_they_fit() -> None:
+    text = "One two three. Four five. Six seven eight nine ten eleven twelve. Done."
+    assert chunk_text(text, WordTokenizer(), 5, whole_sentences=True) == [
+        "One two three. Four five.",
+        " Six seven eight nine ten",
+        " eleven twelve. Done.",
+    ]
+
+
+def test_documents_are_joined_with_their_titles_or_are_a_chunk_each() -> None:
+    task = Task("t", (), (Document("Ann", "She ran. "), Document("", "No title.")))
+    assert joined_text(task) == "Document 1: Ann\nShe ran.\n\nNo title."
+    assert joined_text(Task("t", (), context="ready")) == "ready"
+    assert chunk_task(task, WordTokenizer(), "documents", 1, False) == ["Ann\nShe ran. ", "No title."]
+    assert chunk_task(task, WordTokenizer(), "tokens", 100, False) == [joined_text(task)]

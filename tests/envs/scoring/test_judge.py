@@ -1,15 +1,17 @@
-"""The judge: what it is asked, what counts as a verdict, and that an answer which gets none is wrong."""
+"""The judge: what it is asked, what counts as a verdict, that an answer which gets none is wrong; how it agrees."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from atommem.environment import environment_config
+from atommem.envs.judge_cli import kappa, main
 from atommem.envs.scoring.answers import score_answers
 from atommem.envs.scoring.judge import LLMJudge, make_judge, quoted
 from atommem.envs.scoring.judge_config import PROMPT, JudgeConfig, judge_prompt, judge_settings
@@ -17,28 +19,23 @@ from atommem.envs.scoring.verdicts import Verdict, read_verdict
 from atommem.envs.task import Question, Task
 from atommem.episode import Episode
 from atommem.episode_runner import set_score
-from atommem.errors import ConfigError, JudgeError, OutageError
+from atommem.errors import ConfigError, DataError, JudgeError, OutageError
 from atommem.observation import StopReason
 from atommem.servers.chat import ChatReply
 from atommem.servers.client import ServerClient
 from atommem.trace import read_trace, write_trace
+from tests.envs.benchmark_rows import write_lines
 from tests.fake_chat import FakeChat, Reply, choice, refusal
 from tests.fakes import WordTokenizer, longdoc
+from tests.loopback import serving
 
 QUESTION = Question("Where?", ("Port", "Harbour"))
 SETTINGS: dict[str, Any] = {"judge_url": "http://judge", "judge_model": "m"}
 
 
 def make(server: FakeChat, **settings: Any) -> LLMJudge:
-    client = ServerClient(
-        "http://judge",
-        service="judge",
-        timeout=5,
-        retries=1,
-        max_in_flight=8,
-        backoff=0.0,
-        transport=server.transport,
-    )
+    limits: dict[str, Any] = {"timeout": 5, "retries": 1, "max_in_flight": 8}
+    client = ServerClient("http://judge", service="judge", transport=server.transport, **limits)
     return LLMJudge(client, JudgeConfig(**SETTINGS, **settings))
 
 
@@ -69,10 +66,8 @@ def prompt_of(server: FakeChat, index: int = 0) -> str:
     ],
 )
 def test_verdicts(reply: str, score: float | None) -> None:
-    verdict = read_verdict(ChatReply(reply))
-    assert (None if verdict is None else (verdict.score, verdict.attempted)) == (
-        None if score is None else (score, None)
-    )
+    text = reply.rpartition("</think>")[2].strip()
+    assert read_verdict(ChatReply(reply)) == (None if score is None else Verdict(score, text))
 
 
 def test_a_third_grade_and_a_thought_that_a_server_puts_apart() -> None:
@@ -143,17 +138,14 @@ async def test_an_answer_that_is_refused_is_wrong_and_ends_nothing(reply: Reply)
     assert verdict.text
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-async def test_a_judge_that_refuses_everything_stops_with_what_to_do(status: int) -> None:
-    with pytest.raises(JudgeError, match=rf"'m'.*refuses to judge.*{status}.*judge_model.*ATOMMEM_JUDGE_API_KEY"):
-        await make(FakeChat(status))(QUESTION, "x")
-
-
-async def test_an_empty_account_stops_a_judge_and_an_answer_that_speaks_of_one_does_not() -> None:
+async def test_a_judge_that_refuses_everything_or_is_not_paid_stops_with_what_to_do() -> None:
+    for status in (401, 403, 404):
+        with pytest.raises(JudgeError, match=rf"'m'.*refuses to judge.*{status}.*judge_model.*ATOMMEM_JUDGE_API_KEY"):
+            await make(FakeChat(status))(QUESTION, "x")
     empty = refusal(400, "Your credit balance is too low")
     with pytest.raises(JudgeError, match="credit balance"):
         await make(FakeChat(empty))(QUESTION, "x")
-    assert not (await make(FakeChat(empty))(QUESTION, "credit balance")).readable
+    assert not (await make(FakeChat(empty))(QUESTION, "credit balance")).readable, "it is the answer that speaks of one"
 
 
 FAILED = {"error": {"code": 502, "message": "upstream"}}
@@ -286,15 +278,54 @@ async def test_the_prompt_may_come_from_a_file_and_scores_depend_on_what_it_says
             make(server, judge_prompt=str(named))
 
 
+def test_kappa_by_hand() -> None:
+    # Agreement 3 of 4; by chance 1/2 * 3/4 + 1/2 * 1/4 = 1/2.
+    assert kappa([True, True, False, False], [True, True, True, False]) == pytest.approx(0.5)
+    assert kappa([True, True], [True, True]) is None
+    assert kappa([True, False], [False, True]) == pytest.approx(-1.0)
+
+
+def labelled(path: Path, **changes: Any) -> Path:
+    rows = [
+        {"question": f"Where is {n}?", "golds": ["Port"], "answer": answer, "label": label} | changes
+        for n, (answer, label) in enumerate([("the port", True), ("inland", False), ("a port", "correct"), ("?", 0)])
+    ]
+    return write_lines(path, rows)
+
+
+def test_the_command_holds_a_judge_against_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def script(text: str) -> str:
+        if "> ?" in text:
+            return "hm"
+        return "CORRECT" if "the port" in text or "inland" in text else "INCORRECT"
+
+    out = tmp_path / "report.json"
+    with serving(script) as url:
+        call = ["check", str(labelled(tmp_path / "l.jsonl")), "--judge_url", url, "--judge_model", "m"]
+        assert main([*call, "--repeats", "2", "--out", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert report["n"] == 4
+    assert report["accuracy"]["mean"] == 0.5  # right on "the port" and, by its silence, on "?"
+    assert report["kappa"] == pytest.approx(0.0)
+    assert report["unreadable"] == 0.25
+    assert report["self_consistency"] == 1.0
+    assert report["confusion"]["correct"] == {"correct": 1, "incorrect": 1, "not_attempted": 0, "unreadable": 0}
+    assert report["confusion"]["incorrect"]["unreadable"] == 1
+    assert report["usage"]["requests"] == 3 * (3 + 3)
+    assert "agrees with itself 1.000" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("changes", "message"),
     [
-        ({"judge_url": "http://x"}, "give both or none"),
-        ({"reward": "judge"}, "reward is judge"),
-        ({"judge_max_tokens": 0}, "judge_max_tokens is 0"),
-        ({"judge_max_unreadable": 2}, "judge_max_unreadable is 2: give a fraction"),
+        ({"label": "maybe"}, "row 1: field 'label' is 'maybe', expected true, false"),
+        ({"golds": []}, "row 1: field 'golds' is empty"),
+        ({"question": " "}, "row 1: field 'question' is empty"),
     ],
 )
-def test_settings_of_the_judge(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        environment_config("longdoc", **settings)
+def test_hostile_labels(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    call = ["check", str(labelled(tmp_path / "l.jsonl", **changes)), "--judge_url", "http://x", "--judge_model", "m"]
+    with pytest.raises(DataError, match=re.escape(message)):
+        main(call)
+    with pytest.raises(ConfigError, match="judge_url and judge_model are not set"):
+        main(call[:2])

@@ -20,11 +20,11 @@ from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import OutageError
 from atommem.memory.entries import Source
 from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
-from tests.envs.test_chunking import ByteTokenizer
+from tests.envs.longdoc.test_longdoc import ByteTokenizer
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
 
 FLOOD = "tests.envs.web.test_environment:Flood"
@@ -145,9 +145,6 @@ def test_titles_links_and_calls_take_a_bounded_part_of_a_prompt() -> None:
     assert len(step.observation.values("name")) == 10
     assert len(step.observation.values("call")[0]) == 200
     assert (step.observation.values("title")[0][:2], step.observation.origin) == ("\ufffdt", "a\ufffd")
-
-
-def test_characters_of_several_tokens_are_cut_into_parts_too() -> None:
     environment = make_environments(environment_config("web", tools=[FLOOD], chunk_tokens=40), ByteTokenizer())()
 
     async def run() -> list[str]:
@@ -156,7 +153,7 @@ def test_characters_of_several_tokens_are_cut_into_parts_too() -> None:
         assert shown.observation is not None
         return shown.observation.values("text")
 
-    assert asyncio.run(run())[0] == "\U00012000" * 10
+    assert asyncio.run(run())[0] == "\U00012000" * 10, "characters of several tokens are cut into parts too"
 
 
 def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so() -> None:
@@ -165,6 +162,10 @@ def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so(
     assert [piece.name for piece in episode.steps[1].observation.stream] == ["page", "links", "ignored"]
     assert episode.question_metrics[0].keys() >= {"em"}
     assert web().diagnose(make_task(), episode) == [{"calls": 2.0, "calls_refused": 1.0}]
+    evidence = {"evidence": [["7", "Ann"], ["8", "Cold Mere"]]}
+    task = Task("t", (Question("Where?", ("Oakrest",), metadata=evidence), Question("Who?", ("x",))), PAGES)
+    counts = {"calls": 2.0, "calls_refused": 1.0}
+    assert web().diagnose(task, episode) == [{**counts, "evidence_shown": 0.5}, counts]
 
 
 def test_a_long_page_goes_on_by_itself_until_another_call_is_made() -> None:
@@ -199,9 +200,12 @@ def weather(place: str) -> str:
     """Tells the weather.
 
     Args:
-        place: Where.
+        place: Where; "far" lets all wait for it.
     """
-    return f"rain in {place}"
+    if place != "far":
+        return f"rain in {place}"
+    time.sleep(0.3)
+    return "calm" * 200_000
 
 
 async def failing(place: str) -> str:
@@ -213,17 +217,7 @@ async def failing(place: str) -> str:
     raise OutageError("the station is gone") if place == "out" else KeyError(place)
 
 
-def stalling(place: str) -> str:
-    """Waits for something without letting others go on.
-
-    Args:
-        place: Where.
-    """
-    time.sleep(0.3)
-    return "calm" * 200_000
-
-
-FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "failing", "stalling")]
+FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "failing")]
 
 
 def test_a_typed_function_is_a_tool_and_one_that_fails_says_so() -> None:
@@ -239,13 +233,13 @@ def test_a_typed_function_is_a_tool_and_one_that_fails_says_so() -> None:
 
 
 def test_a_function_that_waits_holds_up_nobody_and_what_it_gives_is_cut() -> None:
-    waited = play([call("stalling", place="x")], tools=FUNCTIONS, tool_seconds=0.1)
-    assert "stalling is silent for 0.1 seconds" in str(waited.error)
-    (result,) = use(make_sources(FUNCTIONS[2:], environment_config("web"))[0], ("stalling", {"place": "x"}))
+    waited = play([call("weather", place="far")], tools=FUNCTIONS, tool_seconds=0.1)
+    assert "weather is silent for 0.1 seconds" in str(waited.error)
+    (result,) = use(make_sources(FUNCTIONS[:1], environment_config("web"))[0], ("weather", {"place": "far"}))
     assert len(result.text) == 500_000
 
     async def run() -> int:
-        runner, ticks = make_runner([call("stalling", place="x"), ANSWER], tools=FUNCTIONS), 0
+        runner, ticks = make_runner([call("weather", place="far"), ANSWER], tools=FUNCTIONS), 0
         playing = asyncio.create_task(runner.run(make_task()))
         while not playing.done():
             await asyncio.sleep(0.01)
@@ -254,25 +248,6 @@ def test_a_function_that_waits_holds_up_nobody_and_what_it_gives_is_cut() -> Non
         return ticks
 
     assert asyncio.run(run()) > 10
-
-
-def untyped(place):  # type: ignore[no-untyped-def]
-    """Has no annotations."""
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tools": []}, "tools is empty"),
-        ({"tools": ["task", "task"]}, "several tools are called search, visit"),
-        ({"tools": ["tests.envs.web.test_environment:PAGES"]}, "give a ToolSource or a function"),
-        ({"tools": ["tests.envs.web.test_environment:untyped"]}, "untyped is no tool"),
-        ({"max_calls": 0}, "max_calls is 0"),
-    ],
-)
-def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        web(**settings)
 
 
 def test_several_questions_are_searched_for_together_and_asked_one_by_one() -> None:
@@ -294,15 +269,6 @@ def test_the_compact_form_of_a_call_and_a_search_that_finds_nothing() -> None:
     assert texts(episode)[2][0].startswith("Bob Vin: ")
     assert all("Write a tool" in shown for (shown,) in texts(episode)[3:5])
     assert texts(play([call("search", query="zebra"), ANSWER]))[1] == ["No page was found for: zebra"]
-
-
-def test_the_part_of_the_evidence_that_was_shown() -> None:
-    evidence = {"evidence": [["7", "Ann"], ["8", "Cold Mere"]]}
-    task = Task("t", (Question("Where?", ("Oakrest",), metadata=evidence), Question("Who?", ("x",))), PAGES)
-    runner = make_runner([call("visit", page="Ann"), ANSWER, ANSWER, ANSWER])
-    first, second = runner.environments.diagnose(task, asyncio.run(runner.run(task)))
-    assert first == {"calls": 1.0, "calls_refused": 0.0, "evidence_shown": 0.5}
-    assert second == {"calls": 1.0, "calls_refused": 0.0}
 
 
 def test_the_most_that_an_episode_may_be_as_a_dry_run_is_told(tmp_path: Path) -> None:

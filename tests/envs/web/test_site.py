@@ -1,19 +1,19 @@
-"""The synthetic site: what its expert can do with and without faults, and what each part of memory is for."""
+"""The synthetic site, also over HTTP: what its expert can do, and what each part of memory is for."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config, make_environments
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.task import Task
 from atommem.envs.web.injections import injection_followed
@@ -21,9 +21,11 @@ from atommem.envs.web.site.expert import BrowsingExpert, BrowsingFaults
 from atommem.envs.web.site.world import ORDERS, SiteConfig, generate_sites
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
-from tests.fakes import WordTokenizer, make_episode_runner
+from tests.envs.test_synthetic import em, runner_of
+from tests.envs.web.net.internet import answering, serving
+from tests.envs.web.net.test_faults import DIRECT
+from tests.fakes import WordTokenizer
 
 
 def browsing(
@@ -33,14 +35,10 @@ def browsing(
     tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose(config.prose), get_dialect("paper", "compact"), faults)
     settings |= {"calls": "compact", "max_calls": config.catalogues + config.hops + 1, "chunk_tokens": 400}
-    return make_episode_runner(
-        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
-        tokenizer=tokenizer,
-        embedder=HashingEmbedder(2048),
-        environments=make_environments(environment_config("web", **settings), tokenizer),
-        memory=MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled)),
-        sampling=Sampling(seed=0, max_tokens=400),
-    )
+    environments = make_environments(environment_config("web", **settings), tokenizer)
+    memory = MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled))
+    how = {"memory": memory, "sampling": Sampling(seed=0, max_tokens=400)}
+    return runner_of(expert, tokenizer, environments=environments, **how)
 
 
 def play(config: SiteConfig | None = None, faults: BrowsingFaults | None = None, *disabled: str) -> list[Episode]:
@@ -50,10 +48,6 @@ def play(config: SiteConfig | None = None, faults: BrowsingFaults | None = None,
 
 def sites(config: SiteConfig) -> list[Task]:
     return list(generate_sites(config, 16, seed=5))
-
-
-def em(episodes: list[Episode]) -> float:
-    return sum(episode.metrics["em"] for episode in episodes) / len(episodes)
 
 
 @pytest.mark.parametrize(
@@ -126,18 +120,38 @@ def test_who_follows_instructions_is_found_out(obey: float) -> None:
     assert em(episodes) == 1.0 - obey
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prose": "verse"}, "prose is 'verse'"),
-        ({"moved": 1.5}, "moved is 1.5"),
-        ({"injected": 0.1, "names": 9}, "do not fit"),
-        ({"doubles": 7, "names": 40}, "do not fit"),
-        ({"hops": 5}, "hops is 5"),
-    ],
-)
-def test_settings_that_cannot_be(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SiteConfig(**settings)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"fault create is 2"):
-        BrowsingFaults(create=2)
+def page(task: Task, title: str, text: str) -> str:
+    """The HTML of one of the task's pages."""
+    folder = f"/{quote(task.id)}"
+    links = [f'<li><a href="{folder}/{quote(name)}">{escape(name)}</a>' for name in task.metadata["links"][title]]
+    return f"<title>{escape(title)}</title><main><p>{escape(text)}</p></main><nav><ul>{''.join(links)}</ul></nav>"
+
+
+def test_the_expert_answers_every_question_over_http() -> None:
+    pytest.importorskip("lxml_html_clean")
+    config = SiteConfig(prose="plain", hops=3, doubles=1, moved=1.0)
+    tasks = list(generate_sites(config, 3, seed=5))
+    routes = {
+        f"/{quote(task.id)}/{quote(document.title)}": answering(page(task, document.title, document.text))
+        for task in tasks
+        for document in task.documents
+    }
+    with serving(routes) as (host, asked):
+        begun = [
+            replace(task, documents=(), metadata={**task.metadata, "start": f"http://{host}/{quote(task.id)}/home"})
+            for task in tasks
+        ]
+        runner = browsing(config, tools=[DIRECT], parse_workers=1)
+
+        async def play() -> list[Episode]:
+            try:
+                return await runner.run_all([(task, 0) for task in begun])
+            finally:
+                await runner.environments.close()
+
+        episodes = asyncio.run(play())
+    assert [episode.metrics["em"] for episode in episodes] == [1.0] * 3, [
+        [step.observation.label for step in episode.steps] for episode in episodes
+    ]
+    visited = {path for path, _, _ in asked if "robots" not in path}
+    assert {path.rpartition("/")[2] for path in visited} >= {"home", "prizes", "people"}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +23,7 @@ from tests.envs.benchmark_rows import write_lines
 
 pytest.importorskip("tantivy")
 HASHING = EmbedderConfig("hashing", embedder_dim=64)
+FRONT = "---\ntitle: A B\ndate: x\n---\nText"
 PAGES = [
     Page("Orla Finch lives in Brent and builds bells.", "Orla Finch"),
     Page("Brent is a town on the Vesk. The Town Hall was built by Ann.", "Brent"),
@@ -38,10 +36,15 @@ def found(corpus: Corpus, query: str, count: int = 3, mode: str | None = None) -
     return [hit.page.title for hit in asyncio.run(corpus.search([query], count, mode))[0]]
 
 
+def made(folder: Path, pages: Iterable[Page], *settings: Any) -> Corpus:
+    """The corpus of a folder with these pages, new or added."""
+    build_corpus(pages, folder, *settings)
+    return Corpus(folder)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    build_corpus(PAGES, tmp_path / "corpus")
-    return tmp_path / "corpus"
+    return made(tmp_path / "corpus", PAGES).folder
 
 
 def test_words_find_pages(folder: Path) -> None:
@@ -71,10 +74,8 @@ def test_a_page_is_read_by_id_url_and_title_and_titles_in_a_text_are_links(folde
 
 
 def test_a_page_under_its_id_is_replaced_and_the_version_says_what_the_pages_say(folder: Path, tmp_path: Path) -> None:
-    build_corpus(PAGES[::-1], tmp_path / "other")
-    assert Corpus(tmp_path / "other").version == (before := Corpus(folder).version)
-    build_corpus([Page("Now about carrots.", "Carrots", "https://a.example/p", "doc7")], folder)
-    corpus = Corpus(folder)
+    assert made(tmp_path / "other", PAGES[::-1]).version == (before := Corpus(folder).version)
+    corpus = made(folder, [Page("Now about carrots.", "Carrots", "https://a.example/p", "doc7")])
     assert corpus.version != before
     assert corpus.counts["pages"] == 4
     assert found(corpus, "potatoes") == []
@@ -87,8 +88,7 @@ def test_passages_of_one_title_are_one_page_unless_another_address_calls_itself_
         Page("Ann lives in Oakrest.", "Ann", "https://a.test/"),
         Page("Ann lives in Fenford.", "Ann", "https://evil.test/"),
     ]
-    build_corpus(pages, tmp_path / "c")
-    corpus = Corpus(tmp_path / "c")
+    corpus = made(tmp_path / "c", pages)
     assert corpus.counts["pages"] == 4
     assert (corpus.page("bob").text, corpus.page("Bob (2)").text) == ("First.\n\nSecond.", "Second.")
     ann = corpus.page("ann")
@@ -98,8 +98,7 @@ def test_passages_of_one_title_are_one_page_unless_another_address_calls_itself_
 
 def test_a_long_page_is_found_by_its_passage_and_read_whole(tmp_path: Path) -> None:
     text = " ".join(f"Sentence {number} about nothing." for number in range(200)) + " The bell is in Lorne."
-    build_corpus([Page(text, "Long")], tmp_path / "c", passage_characters=300)
-    corpus = Corpus(tmp_path / "c")
+    corpus = made(tmp_path / "c", [Page(text, "Long")], None, 300)
     ((hit,),) = asyncio.run(corpus.search(["bell Lorne"], 5))
     assert "bell is in Lorne" in hit.passage
     assert len(hit.passage) <= 300
@@ -117,8 +116,7 @@ def test_cutting_loses_nothing() -> None:
 
 def test_vectors_and_fusion(tmp_path: Path) -> None:
     build_corpus(PAGES[:2], tmp_path / "c", HASHING)
-    build_corpus(PAGES[2:], tmp_path / "c")  # the corpus knows its embedder
-    corpus = Corpus(tmp_path / "c")
+    corpus = made(tmp_path / "c", PAGES[2:])  # it knows its embedder
     assert corpus.modes == ("lexical", "dense", "hybrid")
     assert found(corpus, "cooking potatoes", 1, "dense") == ["Potatoes"]
     assert len(found(corpus, "cooking potatoes", 4, "dense")) == 4  # everything has a similarity
@@ -144,29 +142,9 @@ def test_an_addition_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             build_corpus(PAGES, folder)
     assert not Corpus(folder).complete
-    assert build_corpus([], folder)["pages"] == 4
-    corpus = Corpus(folder)
-    assert corpus.complete
+    corpus = made(folder, [])
+    assert (corpus.complete, corpus.counts["pages"]) == (True, 4)
     assert found(corpus, "potatoes", 1, "lexical") == found(corpus, "potatoes", 1, "dense") == ["Potatoes"]
-
-
-@pytest.mark.slow
-def test_an_interrupted_build_ends_in_order(tmp_path: Path) -> None:
-    pages = tmp_path / "pages.jsonl"
-    pages.write_text("".join(f'{{"title": "Town {n}", "text": "{"word " * 50}"}}\n' for n in range(40_000)))
-    command = [sys.executable, "-m", "atommem.cli", "corpus", "build", "--input", pages, "--out", tmp_path / "c"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not (tmp_path / "c" / "pages.sqlite").exists():
-        time.sleep(0.05)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    assert "interrupted" in process.communicate()[1]
-    assert process.returncode == 130
-
-
-def test_vectors_go_on_where_they_ended(tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    build_corpus(PAGES, folder, HASHING)
     whole = np.fromfile(folder / "vectors.f32", dtype=np.float32)
     with (folder / "vectors.f32").open("r+b") as file:
         file.truncate(64 * 4 + 17)  # killed in the middle of a row
@@ -174,7 +152,7 @@ def test_vectors_go_on_where_they_ended(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.fromfile(folder / "vectors.f32", dtype=np.float32), whole)
 
 
-def test_wrong_folders_and_embedders(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_folders_pages_and_embedders(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(os, "access", lambda *asked: False)
         with pytest.raises(ConfigError, match="read a copy of it"):
@@ -188,8 +166,12 @@ def test_wrong_folders_and_embedders(folder: Path, tmp_path: Path, monkeypatch: 
     build_corpus([], tmp_path / "dense", HASHING)
     with pytest.raises(ConfigError, match=r"those of 'hashing/\d+/64', but the embedder is 'hashing/\d+/32'"):
         Corpus(tmp_path / "dense", {"embedder_dim": 32})
-    (folder / "corpus.json").write_text('{"version": 9}')
+    (tmp_path / "dense" / "corpus.json").write_text('{"version": 9}')
     with pytest.raises(ConfigError, match="of another version"):
+        Corpus(tmp_path / "dense")
+    database = sqlite3.connect(folder / "pages.sqlite")
+    database.executescript("create trigger t after insert on pages begin delete from pages; end").close()
+    with pytest.raises(DataError, match="it holds a trigger or a view"):
         Corpus(folder)
 
 
@@ -199,14 +181,13 @@ def test_wrong_folders_and_embedders(folder: Path, tmp_path: Path, monkeypatch: 
         ({"title": "A", "text": "b"}, Page("b", "A")),
         ({"url": "https://x", "title": "A", "text": "b"}, Page("b", "A", "https://x")),
         ({"id": 3, "contents": '"A"\nb\nc'}, Page("b\nc", "A", "", "3")),
-        ({"docid": "9", "url": "u", "text": "---\ntitle: A B\ndate: x\n---\nText"}, None),
+        ({"docid": "9", "url": "u", "text": FRONT}, Page(FRONT, "A B", "u", "9")),
         ({"text": "First line\nsecond"}, Page("First line\nsecond", "First line")),
         ({"text": "b\0", "title": "A\ud800"}, Page("b\ufffd", "A\ufffd")),
     ],
 )
-def test_rows_of_files(row: dict[str, object], page: Page | None, tmp_path: Path) -> None:
-    (read,) = read_pages(write_lines(tmp_path / "pages.jsonl", [row]))
-    assert read == page if page is not None else (read.title, read.id) == ("A B", "9")
+def test_rows_of_files(row: dict[str, object], page: Page, tmp_path: Path) -> None:
+    assert list(read_pages(write_lines(tmp_path / "pages.jsonl", [row]))) == [page]
 
 
 @pytest.mark.parametrize(("row", "field"), [({"title": "A"}, "text"), ({"text": "a", "id": {"x": 1}}, "id")])
@@ -234,13 +215,6 @@ def test_a_damaged_or_missing_file_is_said_and_not_made_anew(tmp_path: Path, fil
     for _ in range(2):
         with pytest.raises(DataError, match="no pages"):
             Corpus(tmp_path / "c")
-
-
-def test_pages_that_run_something_of_their_own_are_none(folder: Path) -> None:
-    database = sqlite3.connect(folder / "pages.sqlite")
-    database.executescript("create trigger t after insert on pages begin delete from pages; end").close()
-    with pytest.raises(DataError, match="it holds a trigger or a view"):
-        Corpus(folder)
 
 
 def test_a_corpus_that_cannot_be_begun_leaves_no_folder(tmp_path: Path) -> None:

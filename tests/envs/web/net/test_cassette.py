@@ -28,7 +28,7 @@ from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.envs.web.web_cli import main
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
-from tests.envs.web.test_environment import ANSWER, call, play
+from tests.envs.web.test_environment import ANSWER, call, play, use
 
 CALL = RecordedCall.of("search", "engine 1", {"query": "Ann"})
 RESULT = ToolResult("Ann \ud800 lives", False, "Ann", (Link("Bob", "b"),), "https://a.test/")
@@ -198,38 +198,6 @@ def test_an_episode_replays_as_it_was_but_for_what_is_denied_now_and_a_spent_bud
         episode("d.db", call_budget=1)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"cassette": None, "call_budget": 1}, "cassette is unset"),
-        ({"cassette": None, "cassette_mode": "replay"}, "cassette is unset"),
-        ({"cassette_mode": "repaly"}, "cassette_mode"),
-        ({"cost_budget": 1.0}, "no price is known"),
-        ({"call_prices": ["search"]}, "search=0.001"),
-        ({"private_hosts": ["127.0.0.1"]}, "write host:port"),
-        ({"user_agent": "b\r\nHost: a"}, "printable ASCII"),
-        ({"tools": ["task"]}, "none of the tools"),
-    ],
-)
-def test_settings_that_cannot_be_meant(tmp_path: Path, more: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        search(tmp_path / "c.db", **more)
-
-
-def test_files_that_are_no_cassettes(tmp_path: Path) -> None:
-    (tmp_path / "text.db").write_text("no database " * 100)
-    sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)").close()
-    for name, read_only, error, message in (
-        ("none.db", True, ConfigError, "there is no cassette"),
-        ("nowhere/c.db", False, ConfigError, "cannot be opened"),
-        ("text.db", True, DataError, "is no cassette"),
-        ("text.db", False, DataError, "is no cassette"),
-        ("other.db", True, ConfigError, "cannot be opened"),
-    ):
-        with pytest.raises(error, match=message):
-            Cassette(tmp_path / name, read_only=read_only)
-
-
 def test_who_has_let_a_lease_run_out_changes_nothing_of_what_another_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,24 +228,28 @@ def strangers(path: Path, *, state: str = "done", **columns: Any) -> Path:
     return path
 
 
+def record(path: Path, *recorded: tuple[RecordedCall, ToolResult]) -> Path:
+    """A cassette with these calls."""
+    cassette = Cassette(path)
+    for made, result in recorded:
+        cassette.begin(made, 0.0)
+        cassette.end(made, result)
+    cassette.close()
+    return path
+
+
 BOMB = zstandard.compress(b"0" * 100_000_000)
+
+
+WRONG = {"text": [5], "title": [None], "origin": [[1]], "is_error": ["no"], "links": [[5], [{"target": 5}]]}
+NOT_RESULTS = [RESULT_VALUES | {name: value} for name, values in WRONG.items() for value in values]
 
 
 @pytest.mark.parametrize(
     ("state", "result"),
     [
         *((state, result) for state in ("done", "failed") for result in (b"no zstd", BOMB, None, 5)),
-        *(("done", zipped(values)) for values in ([1], {"links": [5]})),
-        *(
-            ("done", zipped(RESULT_VALUES | change))
-            for change in (
-                {"text": 5},
-                {"title": None},
-                {"origin": [1]},
-                {"is_error": "no"},
-                {"links": [{"target": 5}]},
-            )
-        ),
+        *(("done", zipped(values)) for values in ([1], *NOT_RESULTS)),
     ],
 )
 def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, state: str, result: Any) -> None:
@@ -285,22 +257,17 @@ def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, state: str, 
         Cassette(strangers(tmp_path / "c", state=state, result=result)).begin(CALL, 0.0)
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
+def test_a_strangers_call_that_is_never_made_is_ours_to_make(tmp_path: Path) -> None:
+    never: tuple[dict[str, Any], ...] = (
         {},
         {"until": "soon", "holder": b"\x00"},
         {"until": 1e300, "holder": "elsewhere 1"},
-        {"until": "now", "holder": f"{socket.gethostname()} {'9' * 30}"},
+        {"until": time.time() + 20, "holder": f"{socket.gethostname()} {'9' * 30}"},
         {"state": "no state", "time": "never"},
-    ],
-    ids=str,
-)
-def test_a_strangers_call_that_is_never_made_is_ours_to_make(tmp_path: Path, columns: dict[str, Any]) -> None:
-    columns = {"state": "made", **columns}
-    if columns.get("until") == "now":
-        columns["until"] = time.time() + 20
-    assert Cassette(strangers(tmp_path / "c", **columns)).begin(CALL, 0.0) is True
+    )
+    for number, columns in enumerate(never):
+        path = strangers(tmp_path / str(number), **{"state": "made", **columns})
+        assert Cassette(path).begin(CALL, 0.0) is True, columns
 
 
 def test_a_strangers_outage_is_no_long_story_its_arguments_are_some_and_its_names_move_no_cursor(
@@ -322,29 +289,29 @@ def test_a_strangers_outage_is_no_long_story_its_arguments_are_some_and_its_name
     assert "1 \ufffd[2Jsearch of 5" in shown
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DROP TABLE calls; CREATE VIEW calls AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) "
-        "SELECT i AS key, i AS result FROM n WHERE i > 1",
-        "CREATE TRIGGER t AFTER UPDATE ON calls BEGIN DELETE FROM calls; END",
-    ],
+RUNNING = (
+    "DROP TABLE calls; CREATE VIEW calls AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) "
+    "SELECT i AS key, i AS result FROM n WHERE i > 1",
+    "CREATE TRIGGER t AFTER UPDATE ON calls BEGIN DELETE FROM calls; END",
 )
-def test_a_file_that_runs_something_of_its_own_is_no_cassette(tmp_path: Path, statement: str) -> None:
-    path = strangers(tmp_path / "c")
-    sqlite3.connect(path).executescript(statement).close()
-    for read_only in (True, False):
-        with pytest.raises(DataError, match="it holds a trigger or a view"):
-            Cassette(path, read_only=read_only)
 
 
-def test_a_file_that_is_damaged_within_is_said(tmp_path: Path) -> None:
-    cassette = Cassette(tmp_path / "c")
-    for number in range(200):
-        call_made = RecordedCall.of("visit", "engine 1", {"page": str(number)})
-        cassette.begin(call_made, 0.0)
-        cassette.end(call_made, ToolResult(f"page {number} " + "".join(map(chr, range(40, 40 + number)))))
-    cassette.close()
+def test_files_that_are_no_cassettes_or_damaged_or_run_something_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database " * 100)
+    sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)").close()
+    for number, statement in enumerate(RUNNING):
+        sqlite3.connect(strangers(tmp_path / f"runs {number}")).executescript(statement).close()
+    for name, read_only, error, message in (
+        ("none.db", True, ConfigError, "there is no cassette"),
+        ("nowhere/c.db", False, ConfigError, "cannot be opened"),
+        ("other.db", True, ConfigError, "cannot be opened"),
+        *(("text.db", read_only, DataError, "is no cassette") for read_only in (True, False)),
+        *((f"runs {n}", only, DataError, "it holds a trigger or a view") for n in (0, 1) for only in (True, False)),
+    ):
+        with pytest.raises(error, match=message):
+            Cassette(tmp_path / name, read_only=read_only)
+    texts = [f"page {number} " + "".join(map(chr, range(40, 40 + number))) for number in range(200)]
+    record(tmp_path / "c", *((RecordedCall.of("visit", "e", {"page": text}), ToolResult(text)) for text in texts))
     content = (tmp_path / "c").read_bytes()
     half = len(content) // 2
     (tmp_path / "c").write_bytes(content[:half] + b"\xaa" * (half - 4096) + content[-4096:])
@@ -354,10 +321,7 @@ def test_a_file_that_is_damaged_within_is_said(tmp_path: Path) -> None:
 
 def test_a_cassette_in_a_folder_that_cannot_be_written_is_replayed() -> None:
     with TemporaryDirectory() as folder:
-        cassette = Cassette(f"{folder}/c")
-        cassette.begin(CALL, 0.0)
-        cassette.end(CALL, RESULT)
-        cassette.close()
+        record(Path(folder) / "c", (CALL, RESULT))
         os.chmod(folder, 0o555)
         child = os.fork()
         if child == 0:  # not as root, who may write anywhere
@@ -370,3 +334,36 @@ def test_a_cassette_in_a_folder_that_cannot_be_written_is_replayed() -> None:
         status = os.waitpid(child, 0)[1]
         os.chmod(folder, 0o755)
     assert status == 0
+
+
+def visited(page: str, text: str, title: str, **more: Any) -> tuple[RecordedCall, ToolResult]:
+    return RecordedCall.of("visit", "engine", {"page": page}), ToolResult(text, title=title, **more)
+
+
+def test_a_cassette_becomes_a_corpus_that_can_be_searched_and_visited_and_grows_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tantivy")
+    cassette, web = record(tmp_path / "c.db"), tmp_path / "web"
+    with pytest.raises(ConfigError, match="nothing to freeze"):
+        freeze(Cassette(cassette), web)
+    links = (Link("Ann", "https://a.test/"), Link("C", "https://c.test/"))
+    record(
+        cassette,
+        (CALL, ToolResult("Ann: a", links=links)),
+        visited("http://a.test", "Ann Gray lives here.", "Ann Gray", origin="https://a.test/"),
+        visited("https://b.test/", "Bob wrote to Ann Gray.", "Bob", origin="https://b.test/"),
+        visited("https://gone.test/", "https://gone.test/ answers 404.", "", is_error=True),
+    )
+    assert main(["freeze", str(cassette), "--out", str(web)]) == 0
+    assert "2 pages. 1 that were found were not read" in capsys.readouterr().out
+    (source,) = make_sources(["corpus"], environment_config("web", tools=["corpus"], corpus=str(web)))
+    visits = [("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob", "x")]
+    found, asked, origin, bob, missing = use(source, ("search", {"query": "who lives here"}), *visits)
+    assert found.links[0].title == "Ann Gray"
+    assert asked.text == origin.text == "Ann Gray lives here."
+    assert (asked.title, asked.origin) == ("Ann Gray", "https://a.test/")
+    assert [link.title for link in bob.links] == ["Ann Gray"]
+    assert missing.is_error
+    record(cassette, visited("https://c.test/", "C is here.", "C", origin="https://c.test/"))
+    assert freeze(Cassette(cassette), web) == {"pages": 3, "unread": 0}

@@ -65,9 +65,9 @@ def browse(completions: list[str], **settings: Any) -> Episode:
     return play(completions, **limits, **settings)
 
 
-def ask(tool: str, url: str) -> Episode:
+def ask(tool: str, url: str, page: str = "https://a.test/") -> Episode:
     """An episode that asks a provider once."""
-    written = call("visit", page="https://a.test/") if tool in ("jina", "access") else call("search", query="Ann")
+    written = call("visit", page=page) if tool in ("jina", "access") else call("search", query="Ann")
     return browse([written, ANSWER], tools=[tool], search_url=url, reader_url=url)
 
 
@@ -93,23 +93,16 @@ PAGE_FAULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def visits(site: str) -> Episode:
+def test_a_pages_fault_is_an_observation_and_the_episode_goes_on(site: str) -> None:
     """An episode that visits them all, and before and after them a page that is there (the first starts a reader)."""
     pages = [site + page if page.startswith("/") else page for page in ["/fine", *PAGE_FAULTS, "/fine"]]
-    return browse([*(call("visit", page=page) for page in pages), ANSWER], tools=[DIRECT])
-
-
-@pytest.mark.parametrize("page", PAGE_FAULTS)
-def test_a_pages_fault_is_an_observation(visits: Episode, page: str) -> None:
-    observation = visits.steps[2 + list(PAGE_FAULTS).index(page)].observation
-    assert PAGE_FAULTS[page] in observation.values("text")[0]
-    assert observation.stream[0].name == "failure"
-
-
-def test_the_episode_goes_on_after_a_pages_fault(visits: Episode) -> None:
+    visits = browse([*(call("visit", page=page) for page in pages), ANSWER], tools=[DIRECT])
+    _, _, *faults, last = [step.observation for step in visits.steps]
+    for (page, said), observation in zip(PAGE_FAULTS.items(), faults, strict=True):
+        assert said in observation.values("text")[0], page
+        assert observation.stream[0].name == "failure", page
     assert (visits.stop_reason, visits.reward) == (StopReason.ANSWERED, 1.0)
-    assert "Oakrest" in visits.steps[-1].observation.values("text")[0]
+    assert "Oakrest" in last.values("text")[0]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +128,7 @@ def test_the_policys_fault_is_a_problem_and_an_observation_and_costs_a_call(site
         ("serper", 401, {"message": "Unauthorized."}),
         ("serper", 403, {"message": "Unauthorized."}),
         ("serper", 400, {"message": "Not enough credits", "statusCode": 400}),
+        ("jina", 400, {"message": "Not enough credits"}),
         ("jina", 402, {"message": "balance"}),
         ("searxng", 403, "Forbidden"),
         ("serper", 429, "slow down"),
@@ -143,7 +137,12 @@ def test_the_policys_fault_is_a_problem_and_an_observation_and_costs_a_call(site
         ("jina", 429, "slow down"),
         ("jina", 503, "broken"),
         ("retrieve", 404, {"detail": "Not Found"}),
+        ("serper", 200, ["no dict"]),
+        ("serper", 200, {"organic": ["no result"]}),
+        ("searxng", 200, {"error": "what"}),
         ("retrieve", 200, {"error": "no index"}),
+        ("retrieve", 200, {"result": []}),
+        ("retrieve", 200, {"result": [[{"document": {"id": 1}}]]}),
         ("access", 200, "no JSON"),
         ("jina", 200, {"data": None}),
         ("searxng", 200, {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}),
@@ -160,26 +159,42 @@ def test_a_providers_fault_is_an_outage(tool: str, status: int, answer: Any) -> 
     assert len(asked) == retried * (2 if (tool, status) == ("jina", 503) else 1), "it may have been the page"
 
 
-def test_a_machine_without_resolver_is_an_outage(site: str) -> None:
-    episode = browse([call("visit", page="http://unresolved.test/"), ANSWER], tools=[DIRECT])
-    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
-
-
-@pytest.mark.parametrize("tool", ["serper", "searxng", "retrieve", "access", "jina"])
-def test_a_provider_that_is_gone_is_an_outage(tool: str) -> None:
+@pytest.mark.parametrize("tool", [DIRECT, "serper", "searxng", "retrieve", "access", "jina"])
+def test_a_provider_that_is_gone_and_a_machine_without_resolver_are_outages(tool: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    episode = ask(tool, f"http://127.0.0.1:{port}")
+    visit = [call("visit", page="http://unresolved.test/"), ANSWER]
+    episode = browse(visit, tools=[DIRECT]) if tool == DIRECT else ask(tool, f"http://127.0.0.1:{port}")
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
 
 
-@pytest.mark.parametrize(("tool", "status"), [("serper", 422), ("jina", 422), ("searxng", 414)])
-def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(tool: str, status: int) -> None:
-    route = answering({"message": "cannot do this"}, "application/json", status)
-    with serving({"/search": route, "/": route}, "127.0.0.1") as (host, _):
-        episode = ask(tool, f"http://{host}")
+LEAK = {"url": "https://huggingface.co/datasets/x", "contents": "the answer", "content": "the answer"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "status", "answer", "said"),
+    [
+        *((tool, 422, {"message": "cannot do this"}, "cannot do this (422)") for tool in ("serper", "jina")),
+        ("searxng", 414, {"message": "cannot do this"}, "cannot do this (414)"),
+        ("jina", 400, {"message": "Domain 'credit.test' could not be resolved"}, "'credit.test' could not be resolved"),
+        ("jina", 200, {"data": {"warning": "Target URL returned error 404: Not Found", "content": "x"}}, "error 404"),
+        ("jina", 200, {"data": {"content": ""}}, "has no text"),
+        ("jina", 200, {"data": LEAK}, "may not be visited"),
+        ("access", 200, {"result": [LEAK]}, "may not be visited"),
+        ("access", 200, {"result": [None]}, "there is no page https://a.test/."),
+    ],
+)
+def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(
+    tool: str, status: int, answer: Any, said: str
+) -> None:
+    route = answering(answer, "application/json", status)
+    with serving({"/search": route, "/access": route, "/": route}, "127.0.0.1") as (host, _):
+        episode = ask(tool, f"http://{host}", "https://credit.test/" if "credit" in said else "https://a.test/")
     assert episode.stop_reason is StopReason.ANSWERED
-    assert episode.steps[1].observation.values("text") == [f"cannot do this ({status})"]
+    (told,) = episode.steps[1].observation.values("text")
+    assert said in told
+    assert "the answer" not in told
+    assert episode.steps[1].observation.stream[0].name == "failure"
 
 
 def test_a_page_that_a_reader_stumbles_over_while_it_reads_others_is_an_observation() -> None:

@@ -21,11 +21,11 @@ from atommem.envs.web.net.guard import GuardedBackend, public
 from atommem.envs.web.net.hosts import HostRules, denied_by_default
 from atommem.envs.web.net.page_error import PageError
 from atommem.errors import ConfigError, OutageError
-from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
+from tests.envs.web.net.internet import Route, answering, on_loopback, resolver, serving
 
 
 def fetch(url: str, hosts: HostRules | None = None, names: Any = None, private: Any = (), **limits: Any) -> Fetched:
-    guard = GuardedBackend(on_loopback, private, resolver(names or {}))
+    guard = GuardedBackend(on_loopback, private, names if callable(names) else resolver(names or {}))
     fetcher = Fetcher(guard, hosts or HostRules(), Limits(**{"seconds": 5.0, **limits}), "tests")
     return asyncio.run(fetcher.fetch(url))
 
@@ -73,24 +73,16 @@ def test_all_addresses_of_a_name_must_be_allowed_and_the_checked_one_is_connecte
         with pytest.raises(PageError, match=r"mixed\.test.*not on the public web"):
             fetch(f"http://mixed.test:{port}/", names=names)
         assert fetch(f"http://good.test:{port}/", names=names).body == b"public"
-    assert [headers["Host"] for _, headers, _ in asked] == [f"good.test:{port}"]
+        answers = [["127.0.0.1"], ["127.0.0.2"]]
 
+        async def rebinding(host: str, port: int) -> list[str]:
+            return answers.pop()
 
-def test_a_name_is_resolved_once_a_connection() -> None:
-    answers = [["127.0.0.2"], ["127.0.0.1"]]
-    asked = []
-
-    async def rebinding(host: str, port: int) -> list[str]:
-        asked.append(host)
-        return answers[len(asked) - 1]
-
-    with serving({"/": answering("public")}) as (host, _):
-        url = f"http://rebinding.test:{host.partition(':')[2]}/"
-        fetcher = Fetcher(GuardedBackend(on_loopback, (), rebinding), HostRules(), Limits(seconds=5), "tests")
-        assert asyncio.run(fetcher.fetch(url)).body == b"public"
-        assert asked == ["rebinding.test"]
+        assert fetch(f"http://rebinding.test:{port}/", names=rebinding).body == b"public"
+        assert len(answers) == 1, "a name is resolved once a connection"
         with pytest.raises(PageError, match="not on the public web"):
-            asyncio.run(fetcher.fetch(url))
+            fetch(f"http://rebinding.test:{port}/", names=rebinding)
+    assert [headers["Host"] for _, headers, _ in asked] == [f"good.test:{port}", f"rebinding.test:{port}"]
 
 
 def test_redirects_are_held_to_all_rules() -> None:
@@ -141,64 +133,48 @@ def test_what_is_no_address_of_a_page(url: str) -> None:
         fetch(f"http://{host}/")
 
 
-def test_bytes_are_bounded_as_sent_and_as_unpacked() -> None:
-    def endless(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        for _ in range(1000):
-            handler.wfile.write(b"x" * 65536)
+def test_bytes_parts_and_seconds_are_bounded_as_sent_and_as_unpacked() -> None:
+    def sending(part: bytes, count: int, pause: float = 0.0, start: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> Route:
+        def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+            handler.wfile.write(start)
+            for _ in range(count):
+                handler.wfile.write(part)
+                time.sleep(pause)
+
+        return route
 
     zeros, text = bytes(50_000_000), b"hello " * 100
     raw = zlib.compressobj(wbits=-15)
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     routes = {
-        "/endless": endless,
+        "/endless": sending(b"x" * 65536, 1000),
         "/announced": answering("x" * 2000),
         "/bomb": answering(gzip.compress(zeros), Content_Encoding="gzip"),
         "/gzip": answering(gzip.compress(text), Content_Encoding="gzip"),
         "/deflate": answering(raw.compress(text) + raw.flush(), Content_Encoding="deflate"),
         "/cut": answering(gzip.compress(text)[:-9], Content_Encoding="gzip"),
         "/br": answering(b"\x00", Content_Encoding="br"),
+        "/drip": sending(b"x", 100, 0.05),
+        "/crumbs": sending(b"1\r\nx\r\n" * 1_000_000, 1, start=chunked),
+        "/type": answering("x", 'text/html; x="' + ";" * 60_000),
     }
     with serving(routes) as (host, _):
         for path in ("gzip", "deflate"):
             assert fetch(f"http://{host}/{path}", max_bytes=1000).body == text
-        for path, most, message in (
-            *((path, 1000, r"larger than 0\.001 MB") for path in ("endless", "announced", "bomb")),
-            *((path, 1_000_000, "damaged, or larger") for path in ("bomb", "cut")),
-            ("br", 1000, "encoded as 'br'"),
+        for path, limits, message in (
+            *((path, {"max_bytes": 1000}, r"larger than 0\.001 MB") for path in ("endless", "announced", "bomb")),
+            *((path, {"max_bytes": 1_000_000}, "damaged, or larger") for path in ("bomb", "cut")),
+            ("br", {"max_bytes": 1000}, "encoded as 'br'"),
+            ("drip", {"seconds": 0.4}, r"longer than 0\.4 seconds"),
+            ("crumbs", {"seconds": 60.0}, "more than 100,000 parts"),
         ):
+            began = time.perf_counter()
             with pytest.raises(PageError, match=message):
-                fetch(f"http://{host}/{path}", max_bytes=most)
-
-
-def test_the_deadline_is_over_all_of_it() -> None:
-    def drip(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        for _ in range(100):
-            handler.wfile.write(b"x")
-            time.sleep(0.05)
-
-    with serving({"/drip": drip}) as (host, _):
-        began = time.perf_counter()
-        with pytest.raises(PageError, match=r"longer than 0\.4 seconds"):
-            fetch(f"http://{host}/drip", seconds=0.4)
-        assert time.perf_counter() - began < 2
-
-
-def test_a_page_in_a_million_parts_is_refused() -> None:
-    def crumbs(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 1_000_000)
-
-    with serving({"/": crumbs}) as (host, _), pytest.raises(PageError, match="more than 100,000 parts"):
-        fetch(f"http://{host}/", seconds=60.0)
-
-
-def test_a_type_that_is_made_to_be_read_slowly_takes_no_time() -> None:
-    with serving({"/": answering("x", 'text/html; x="' + ";" * 60_000)}) as (host, _):
+                fetch(f"http://{host}/{path}", **limits)
+            assert time.perf_counter() - began < limits.get("seconds", 5.0) + 1.6
         began = time.process_time()
-        assert fetch(f"http://{host}/").content_type == "text/html"
-        assert time.process_time() - began < 2
+        assert fetch(f"http://{host}/type").content_type == "text/html"
+        assert time.process_time() - began < 2, "a type that is made to be read slowly takes no time"
 
 
 def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no_network_is_not() -> None:

@@ -13,7 +13,7 @@ from atommem.environment import environment_config
 from atommem.envs.web.net.search_tools import Retrieve, SearchSource, Searxng, Serper
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, ToolResult
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import ConfigError
 from tests.envs.web.net.internet import answering, serving
 from tests.envs.web.test_environment import use
 
@@ -73,37 +73,6 @@ def test_retrieve_servers_with_and_without_scores_titles_and_addresses() -> None
     assert result.text == "Ann Gray: Ann Gray Ann lives.\nBob: Bob Bob too.\n-: https://c.test/ no title"
     assert [link.target for link in result.links] == ["Ann Gray", "Bob", "https://c.test/"]
     assert json.loads(asked[0][2]) == {"queries": ["who is Ann"], "topk": 5, "return_scores": True}
-
-
-@pytest.mark.parametrize(
-    ("kind", "path", "answer"),
-    [
-        (Serper, "/search", ["no dict"]),
-        (Serper, "/search", {"organic": ["no result"]}),
-        (Searxng, "/search", {"error": "what"}),
-        (Retrieve, "/retrieve", {"result": []}),
-        (Retrieve, "/retrieve", {"result": [[{"document": {"id": 1}}]]}),
-    ],
-)
-def test_answers_that_are_none_are_outages(kind: type[SearchSource], path: str, answer: Any) -> None:
-    with pytest.raises(OutageError):
-        ask(kind, path, answer)
-
-
-def test_servers_must_be_named_and_tools_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("searxng", "retrieve", "access"):
-        with pytest.raises(ConfigError, match=rf"tools name {name}.*search_url"):
-            make_sources([name], environment_config("web", tools=[name]))
-    names = [
-        tool.name for source in make_sources(["serper", "jina"], environment_config("web")) for tool in source.tools
-    ]
-    assert names == ["search", "visit"]
-    for url in ("http://[", "http://a:99999", "http://", "ftp://a"):
-        with pytest.raises(ConfigError, match=r"The server's URL is"):
-            Retrieve(environment_config("web", search_url=url))
-    monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
-    with pytest.raises(ConfigError, match="plain http to another machine"):
-        Serper(environment_config("web", search_url="http://search.test"))
 
 
 def test_what_is_recorded_is_held_to_the_lists_of_today(tmp_path: Path) -> None:

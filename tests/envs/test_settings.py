@@ -1,0 +1,94 @@
+"""What cannot be set, over all of the room: each is refused with its name and value, or with what to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.environment import environment_config
+from atommem.envs.benchmarks.build import BuildConfig
+from atommem.envs.benchmarks.web_questions import get_web_benchmark
+from atommem.envs.synthetic.expert import Faults
+from atommem.envs.synthetic.prose import get_prose
+from atommem.envs.synthetic.world import WorldConfig
+from atommem.envs.web.net.search_tools import Retrieve, Serper
+from atommem.envs.web.site.expert import BrowsingFaults
+from atommem.envs.web.site.world import SiteConfig
+from atommem.errors import ConfigError
+from tests.envs.web.net.test_cassette import ENGINE
+from tests.envs.web.test_environment import web
+
+longdoc = partial(environment_config, "longdoc")
+
+
+def untyped(place):  # type: ignore[no-untyped-def]
+    """Has no annotations."""
+
+
+def searched(kind: Callable[[Any], object], url: str) -> object:
+    return kind(environment_config("web", search_url=url))
+
+
+SETTINGS: list[tuple[Callable[[], object], str]] = [
+    (lambda: longdoc(chunking="pages"), "chunking is 'pages'"),
+    (lambda: longdoc(reward="bleu"), "reward is 'bleu'"),
+    (lambda: longdoc(at_once=0), "at_once is 0: give at least 1"),
+    (lambda: longdoc(questions_shown="never"), "questions_shown is 'never'"),
+    (lambda: longdoc(questions_shown=[]), "questions_shown is empty"),
+    (lambda: longdoc(judge_url="http://x"), "give both or none"),
+    (lambda: longdoc(reward="judge"), "reward is judge"),
+    (lambda: longdoc(judge_max_tokens=0), "judge_max_tokens is 0"),
+    (lambda: longdoc(judge_max_unreadable=2), "judge_max_unreadable is 2: give a fraction"),
+    (lambda: web(tools=[]), "tools is empty"),
+    (lambda: web(tools=["task", "task"]), "several tools are called search, visit"),
+    (lambda: web(tools=["tests.envs.web.test_environment:PAGES"]), "give a ToolSource or a function"),
+    (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped is no tool"),
+    (lambda: web(max_calls=0), "max_calls is 0"),
+    (lambda: web(tools=[ENGINE], call_budget=1), "cassette is unset"),
+    (lambda: web(tools=[ENGINE], cassette_mode="replay"), "cassette is unset"),
+    (lambda: web(tools=[ENGINE], cassette="c.db", cassette_mode="repaly"), "cassette_mode"),
+    (lambda: web(tools=[ENGINE], cassette="c.db", cost_budget=1.0), "no price is known"),
+    (lambda: web(tools=[ENGINE], cassette="c.db", call_prices=["search"]), "search=0.001"),
+    (lambda: web(tools=["task"], cassette="c.db"), "none of the tools"),
+    (lambda: web(private_hosts=["127.0.0.1"]), "write host:port"),
+    (lambda: web(user_agent="b\r\nHost: a"), "printable ASCII"),
+    *((partial(web, tools=[name]), f"tools name {name}.*search_url") for name in ("searxng", "retrieve", "access")),
+    *((partial(searched, Retrieve, url), "URL is") for url in ("http://[", "http://a:99999", "http://", "ftp://a")),
+    (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),
+    (lambda: get_web_benchmark("gaia", "train"), "split is 'train'; gaia has validation, test"),
+    (lambda: get_web_benchmark("squad", "dev"), "those of the web are gaia"),
+    (lambda: BuildConfig(4, 2, (3, 2)), "questions is 3-2"),
+    (lambda: BuildConfig(0, 2), "documents is 0"),
+    (lambda: BuildConfig(4, 0), "n is 0"),
+    (lambda: BuildConfig(4, 2, distractors="mine"), "distractors is 'mine'"),
+    (lambda: BuildConfig(4, 2, (1, 2), unanswerable=True), "questions is 1-2: give 1"),
+    (lambda: get_prose("verse"), "give one of plain, compact"),
+    (lambda: get_prose("plain").asked("Why?"), "is no question of the plain prose"),
+    (lambda: WorldConfig(prose="verse"), "prose is 'verse'"),
+    (lambda: WorldConfig(hops=(3, 2)), "hops is 3-2"),
+    (lambda: WorldConfig(questions=(0, 1)), "questions is 0-1"),
+    (lambda: WorldConfig(corrections=-0.1), "corrections is -0.1"),
+    (lambda: WorldConfig(distractors=60), "names is 80"),
+    (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "give at least 6"),
+    (lambda: Faults(create=1.2), r"fault create is 1\.2"),
+    (lambda: SiteConfig(prose="verse"), "prose is 'verse'"),
+    (lambda: SiteConfig(moved=1.5), "moved is 1.5"),
+    (lambda: SiteConfig(injected=0.1, names=9), "do not fit"),
+    (lambda: SiteConfig(doubles=7, names=40), "do not fit"),
+    (lambda: SiteConfig(hops=5), "hops is 5"),
+    (lambda: BrowsingFaults(create=2), "fault create is 2"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), SETTINGS, ids=[message for _, message in SETTINGS])
+def test_what_cannot_be_is_named(
+    make: Callable[[], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATOMMEM_SERPER_API_KEY", "my-key")
+    with pytest.raises(ConfigError, match=message):
+        make()
