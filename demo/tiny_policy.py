@@ -70,10 +70,10 @@ def make_model(size: PolicySize, tokenizer: Any) -> Any:
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=size.width,
-        intermediate_size=size.mlp_ratio * size.width,
+        intermediate_size=3 * size.width,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
-        num_key_value_heads=size.heads // size.shared,
+        num_key_value_heads=size.heads,
         head_dim=size.head_width,
         max_position_embeddings=size.max_positions,
         tie_word_embeddings=False,
