@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from atommem.actions import Action
-from atommem.errors import OutageError, TraceError
+from atommem.errors import OutageError
 from atommem.memory.contents import replay
 from atommem.memory.entries import Source
-from atommem.memory.vectors import TextVectors
 from atommem.memory.working import WorkingMemory
 from tests.atommem.memory.toys import CREATE, READ, SCRATCHPAD, UPDATE, memory, shown, texts
 
@@ -34,16 +30,6 @@ async def test_undo_embeds_only_what_was_lost() -> None:
     await m.apply([Action(CREATE, "ann too")], 1)
     assert embedder.calls[1:] == [("entry", "ann too"), ("query", "ann")]  # type: ignore[attr-defined]
     assert [text for _, text in shown(m)] == ["ann", "ann too", "bob"]
-
-
-@pytest.mark.parametrize("damage", [b"", b"PK", b"\x93NUMPY", b"[1, 2]"])
-def test_a_file_that_holds_no_vectors_is_said_to_be_one(tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / "vectors").write_bytes(damage)
-    with pytest.raises(TraceError, match=r"vectors holds no vectors .*delete it"):
-        TextVectors.load(tmp_path / "vectors")
-    np.savez(tmp_path / "other.npz", embedder=np.array("x"), digests=np.zeros(3), rows=np.zeros((2, 2)))
-    with pytest.raises(TraceError, match="holds no vectors of texts"):
-        TextVectors.load(tmp_path / "other.npz")
 
 
 BAD, GOOD = "https://bad.test/", "https://good.test/"
