@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -149,18 +149,13 @@ def broken(check: str, level: str, words: str, **members: Any) -> Any:
     return pytest.param(kind, check, level, words, id=f"{check}: {words}")
 
 
-@dataclass
-class Clashing(EnvironmentConfig):
-    capacity: int = 3
+def declaring(name: str, kind: type, default: Any) -> type:
+    """Settings with one more."""
+    return make_dataclass("Settings", [(name, kind, default)], bases=(EchoConfig,))
 
 
-@dataclass
-class Unsaved(EchoConfig):
-    where: Path = Path()
-
-
-class Address(Word):
-    __repr__ = object.__repr__
+UNSAVED = declaring("where", Path, Path())
+Address = type("Address", (Word,), {"__repr__": object.__repr__})
 
 
 async def random_start(self: Any, task: Word) -> Observation:
@@ -205,16 +200,13 @@ def randomly(self: Any) -> StepResult:
     return StepResult(self.observe([str(random.random())]) if self.left else None)
 
 
-async def raises_outage(self: Any, turn: Turn) -> StepResult:
+def raises_outage(self: Any) -> StepResult:
     raise OutageError("the words are gone")
 
 
-async def shared_count(self: Any, turn: Turn) -> StepResult:
+def shared_count(self: Any) -> StepResult:
     """Counts the steps of one episode, as it believes, where all of them see it."""
-    if self.left == self.shared.config.turns:
-        self.shared.count = 0
-    self.shared.count += 1
-    self.left -= 1
+    self.shared.count = 1 if self.left == self.shared.config.turns - 1 else self.shared.count + 1
     return StepResult(self.observe([str(self.shared.count)]) if self.left else None)
 
 
@@ -223,15 +215,15 @@ async def both(self: Any, turn: Turn) -> StepResult:
     return StepResult(result.observation, result.reason or StopReason.ANSWERED)
 
 
-async def score_of_steps(self: Any) -> Score:
-    return Score(1.0 / (self.shared.config.turns - self.left), (self.answer,))
-
-
 def scored(score: Any) -> Any:
     async def give(self: Any) -> Any:
-        return score
+        return score(self) if callable(score) else score
 
     return give
+
+
+def by_steps(self: Any) -> Score:
+    return Score(1.0 / (self.shared.config.turns - self.left), (self.answer,))
 
 
 def showing(**changes: Any) -> Any:
@@ -250,27 +242,24 @@ def closing(values: dict[str, Any], needs: str | None = None) -> Any:
     return showing(closing=(Piece("left", values, needs),))
 
 
-def asks(self: Any, question: str) -> Word:
-    return Word("a")
-
-
 HINT = Observation("talking", stream=(Piece("hint"),))
 unasked = showing(question=None)
-
-
-def nothing(*given: Any) -> list[Any]:
-    return []
 
 
 def raises(*arguments: Any) -> Any:
     raise RuntimeError("never mind")
 
 
+def texts(*shown: Observation, **members: Any) -> dict[str, Any]:
+    """Of an environment that reads texts, and is asked."""
+    return {"reading": lambda *given: [*shown], "asking": lambda self, question: Word("a"), **members}
+
+
 BROKEN = [
     broken("settings", "fail", "config_class is <class 'dict'>", config_class=dict),
-    broken("settings", "fail", "memory or embedder have capacity too", config_class=Clashing),
-    broken("settings", "fail", "not JSON serializable", config_class=Unsaved),
-    broken("settings", "warn", "where have no help", config_class=Unsaved),
+    broken("settings", "fail", "memory or embedder have capacity too", config_class=declaring("capacity", int, 3)),
+    broken("settings", "fail", "not JSON serializable", config_class=UNSAVED),
+    broken("settings", "warn", "where have no help", config_class=UNSAVED),
     broken("actions", "fail", "create name two actions", actions=(ActionSpec("create", Body.TEXT), ANSWER_ACTION)),
     broken("actions", "fail", "memory executes it", actions=(ActionSpec("say", Body.TEXT, "memory"), ANSWER_ACTION)),
     broken("actions", "fail", "is not valid", actions=(ActionSpec("say", Body.ARGUMENTS, schema={"type": "word"}),)),
@@ -301,12 +290,12 @@ BROKEN = [
     broken("step", "fail", "step() gave Observation", episode_step=stepping(lambda self: self.observe(()))),
     broken("step", "fail", "for the reason", episode_step=stepping(lambda self: StepResult(None, StopReason.FAILED))),
     broken("step", "fail", "an observation and the reason answered", episode_step=both),
-    broken("step", "warn", "an outage: the words are gone", episode_step=raises_outage),
+    broken("step", "warn", "an outage: the words are gone", episode_step=stepping(raises_outage)),
     broken("end", "fail", "goes on after 20 steps", episode_step=stepping(lambda self: StepResult(self.observe(())))),
     broken("feedback", "warn", "nothing is said of it", episode_step=silent_of_refusals),
     broken("score", "fail", "score() gave 1.0", episode_score=scored(1.0)),
     broken("score", "fail", "the reward is 1.5", episode_score=scored(Score(1.5))),
-    broken("score", "fail", "ZeroDivisionError", episode_score=score_of_steps),
+    broken("score", "fail", "ZeroDivisionError", episode_score=scored(by_steps)),
     broken("score", "fail", "answers has 2 values", episode_score=scored(Score(0.0, ("a", "b")))),
     broken("score", "fail", "an answer is [3]", episode_score=scored(Score(0.0, (3,)))),  # type: ignore[arg-type]
     broken("score", "fail", "em is None", episode_score=scored(Score(0.0, (), {"em": None}))),  # type: ignore[dict-item]
@@ -314,12 +303,12 @@ BROKEN = [
     broken("score", "fail", "diagnose() gave 2 values", diagnose=lambda self, task, episode: [{}, {}]),
     broken("score", "fail", "diagnose: RuntimeError", diagnose=raises),
     broken("repeatable", "warn", "another way the second time", episode_step=stepping(randomly)),
-    broken("apart", "fail", "another way beside", episode_step=shared_count),
+    broken("apart", "fail", "another way beside", episode_step=stepping(shared_count)),
     broken("given up", "fail", "step() went on", episode_step=stubborn),
     broken("event loop", "warn", "reset() held everything up for 0.", episode_reset=holding_up),
-    broken("texts", "fail", "asks no questions", reading=nothing),
-    broken("texts", "fail", "piece 'hint' is not declared", reading=lambda *given: [HINT], asking=asks),
-    broken("texts", "fail", "does not ask the question", reading=nothing, asking=asks, episode_observe=unasked),
+    broken("texts", "fail", "asks no questions", reading=lambda *given: []),
+    broken("texts", "fail", "piece 'hint' is not declared", **texts(HINT)),
+    broken("texts", "fail", "does not ask the question", **texts(episode_observe=unasked)),
     broken("score", "fail", "the reward is None", episode_score=scored(Score(None))),
     broken("trace", "fail", "not JSON serializable", episode_observe=showing(label=Path("x"))),
 ]
@@ -346,7 +335,8 @@ def test_tasks_that_cannot_be_told_apart_or_are_not_there(tmp_path: Path) -> Non
     assert found[-1].check == "tasks"
     assert found[-1].detail.startswith("DataError")
     kind = type("Broken", (Echo,), {"read_tasks": staticmethod(lambda path: [Address("a")])})
-    assert [finding.check for finding in check(kind, tasks=None, data="x") if finding.level == "fail"] == ["tasks"]
+    (failed,) = (finding for finding in check(kind, tasks=None, data="x") if finding.level == "fail")
+    assert "repr" in failed.remedy
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
