@@ -39,18 +39,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "_SLAB_BLOCKS", 2)
 
 
-def test_a_vector_is_replaced_and_removed() -> None:
-    index = filled(X, Y, X)
-    index.put(1, Y)
-    assert ids(index, Y, 3) == [1, 2, 3]
-    index.remove(2)
-    assert (2 in index, len(index), ids(index, Y, 3)) == (False, 2, [1, 3])
-    assert index.vectors([3, 1]).tolist() == [X.tolist(), Y.tolist()]
-    for call in (lambda: index.remove(2), lambda: index.vectors([2])):
-        with pytest.raises(KeyError):
-            call()
-
-
 def by_hand(scores: npt.NDArray[np.floating], k: int) -> list[int]:
     """The rule as it is written: the best score opens a group, the best outside of it the next."""
     left = {number: float(score) for number, score in enumerate(scores, start=1)}
@@ -173,3 +161,8 @@ def test_against_a_dictionary(rows_in_a_block: int, monkeypatch: pytest.MonkeyPa
             assert [entry_id for entry_id, _ in found] == expected[:k]
             assert [score for _, score in found] == pytest.approx([scores[key] for key in expected[:k]], abs=2e-6)
         assert len(index) == len(oracle)
+    assert [entry_id for entry_id in range(1500) if entry_id in index] == sorted(oracle)
+    np.testing.assert_array_equal(index.vectors(list(oracle)), list(oracle.values()))
+    for call in (lambda: index.remove(1500), lambda: index.vectors([1500])):
+        with pytest.raises(KeyError):
+            call()

@@ -80,11 +80,14 @@ async def test_a_rule_sees_candidate_entries_and_vectors_and_is_logged() -> None
     Nearest.seen.clear()
     m = memory(capacity=2, retention=NEAREST)
     await m.apply([Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann")], 0)
-    delete, create, retrieve = await m.apply([Action(CREATE, "ann sings well")], 1, Source(1, "chunk 2"))
+    turn = [Action(CREATE, "ann sings well"), Action(UPDATE, "ann hums", 1)]
+    delete, create, update, retrieve = await m.apply(turn, 1, Source(1, "chunk 2"))
     assert texts(m) == {2: "bob hums", 3: "ann sings well"}
     assert (delete.entry_id, delete.actor, delete.reason) == (1, f"retention:{NEAREST}", "like ann sings well")
     assert delete.score == pytest.approx(0.816, abs=0.01)
+    assert (delete.kind, delete.before) == ("delete", "ann sings")
     assert (create.actor, create.entry_id, retrieve.kind) == ("policy", 3, "retrieve")
+    assert update.outcome is Outcome.UNKNOWN_HANDLE, "its entry has gone"
     ((candidate, seen),) = Nearest.seen
     assert (candidate.text, candidate.source) == ("ann sings well", Source(1, "chunk 2"))
     assert (seen.step, seen.capacity) == (1, 2)
@@ -135,19 +138,14 @@ class Careful:
 CAREFUL = f"{Careful.__module__}:Careful"
 
 
-async def test_a_refused_create_says_by_whom_and_why() -> None:
-    m = memory(admission=CAREFUL)
-    (refused,) = await m.apply([Action(CREATE, "abc")], 0)
-    assert (refused.outcome, refused.after, refused.actor) == (Outcome.REJECTED, "abc", "policy")
-    assert (refused.reason, refused.score) == (f"admission:{CAREFUL}: too short", 3)
-    assert texts(m) == {}
-
-
 @pytest.mark.parametrize(
     ("new", "after"), [("ann sings", "ann sings"), ("also ann sings now", "ann sings now; also ann sings now")]
 )
-async def test_a_merge_is_an_update_by_the_rule(new: str, after: str) -> None:
+async def test_a_refused_create_says_by_whom_and_a_merge_is_an_update_by_the_rule(new: str, after: str) -> None:
     m = memory(admission=CAREFUL, capacity=1)
+    (refused,) = await m.apply([Action(CREATE, "abc")], 0)
+    assert (refused.outcome, refused.after, refused.actor) == (Outcome.REJECTED, "abc", "policy")
+    assert (refused.reason, refused.score) == (f"admission:{CAREFUL}: too short", 3)
     await m.apply([Action(CREATE, "ann sings now"), Action(READ, "ann sings now")], 0)
     create, update, _ = await m.apply([Action(CREATE, new)], 1)
     assert (create.kind, create.outcome, create.entry_id, create.after) == ("create", Outcome.MERGED, 1, new)

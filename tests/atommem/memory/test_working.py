@@ -45,28 +45,21 @@ async def test_results_stay_until_query_or_entries_change() -> None:
 
 
 async def test_handles_are_those_of_the_view_that_the_model_saw() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "ann one"), Action(CREATE, "bob two"), Action(READ, "bob")], 0)
+    m = memory(retrieve_k=2)
+    created = [Action(CREATE, text) for text in ("ann one", "bob two", "cid three")]
+    await m.apply([*created, Action(READ, "bob")], 0)
     assert shown(m) == [(1, "bob two"), (2, "ann one")]
-    operations = await m.apply(
-        [Action(READ, "ann"), Action(UPDATE, "bob three", 1), Action(DELETE, handle=2), Action(DELETE, handle=2)], 1
-    )
     # The read in the same completion must not shift the handles.
-    assert [(o.outcome, o.entry_id, o.before, o.after) for o in by_policy(operations)[1:]] == [
+    turn = [Action(READ, "ann"), Action(UPDATE, "bob three", 1), Action(DELETE, handle=2), Action(DELETE, handle=2)]
+    not_shown = [Action(UPDATE, "gone", handle) for handle in (0, 3, 99, None)]
+    operations = by_policy(await m.apply([*turn, *not_shown, Action(CREATE, "new")], 1))
+    assert [(o.outcome, o.entry_id, o.before, o.after) for o in operations[1:4]] == [
         (Outcome.APPLIED, 2, "bob two", "bob three"),
         (Outcome.APPLIED, 1, "ann one", None),
         (Outcome.UNKNOWN_HANDLE, None, None, None),
     ]
-    assert texts(m) == {2: "bob three"}
-
-
-@pytest.mark.parametrize("handle", [0, 2, 99, None])
-async def test_a_handle_that_was_not_shown_is_skipped_and_the_rest_applies(handle: int | None) -> None:
-    m = memory(retrieve_k=1)
-    await m.apply([Action(CREATE, "ann one"), Action(CREATE, "bob two"), Action(READ, "ann")], 0)
-    operations = await m.apply([Action(UPDATE, "gone", handle), Action(CREATE, "new")], 1)
-    assert [o.outcome for o in by_policy(operations)] == [Outcome.UNKNOWN_HANDLE, Outcome.APPLIED]
-    assert sorted(texts(m).values()) == ["ann one", "bob two", "new"]
+    assert [o.outcome for o in operations[4:]] == [*[Outcome.UNKNOWN_HANDLE] * 4, Outcome.APPLIED]
+    assert texts(m) == {2: "bob three", 3: "cid three", 4: "new"}
 
 
 async def test_capacity_reject_and_the_room_that_a_delete_makes() -> None:
@@ -77,17 +70,6 @@ async def test_capacity_reject_and_the_room_that_a_delete_makes() -> None:
     assert (m.view().size, m.view().capacity) == (1, 1)
     await m.apply([Action(DELETE, handle=1), Action(CREATE, "three")], 1)
     assert list(texts(m).values()) == ["three"]
-
-
-async def test_an_eviction_is_logged_and_its_handle_is_gone() -> None:
-    m = memory(capacity=1, retention="fifo")
-    await m.apply([Action(CREATE, "one"), Action(READ, "one")], 0)
-    evicted, create, update, _ = await m.apply([Action(CREATE, "two"), Action(UPDATE, "one again", 1)], 1)
-    assert (evicted.kind, evicted.entry_id, evicted.before) == ("delete", 1, "one")
-    assert (evicted.actor, evicted.reason, evicted.score) == ("retention:fifo", "oldest, of step 0", 0)
-    assert (create.kind, create.entry_id, create.actor) == ("create", 2, "policy")
-    assert update.outcome is Outcome.UNKNOWN_HANDLE
-    assert list(texts(m).values()) == ["two"]
 
 
 @pytest.mark.parametrize(

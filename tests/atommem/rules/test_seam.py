@@ -64,24 +64,15 @@ async def test_what_is_observed_is_told_again_when_a_log_is_replayed() -> None:
     taken_up = await WorkingMemory.restore(
         m.start, resources.embedder, resources.tokenizer, resources.config, operations=m.log
     )
-    for one in (m.fork(), taken_up, m):
+    for one in (m.fork(), taken_up):
         await one.apply([], 1)
         assert texts(one) == {2: "bob hums"}
-
-
-async def test_an_undo_that_could_not_be_made_leaves_the_rule_what_it_knew(monkeypatch: pytest.MonkeyPatch) -> None:
-    m = memory(retention=f"{HERE}:Tidy(steps=99)", retrieve_k=1)
-    await m.apply([Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "bob hums")], 0)
-    m.observe(0.0, 0, [1])
-    with monkeypatch.context() as away:
-
-        async def embed(texts: Any, kind: Any) -> Any:
-            raise OutageError("away")
-
-        away.setattr(m._resources.embedder, "embed", embed)
-        await m.edit(2, None, 1)
-        with pytest.raises(OutageError):
-            await m.undo(1)
+    # An undo that could not be made leaves the rule what it knew.
+    await m.edit(2, None, 1)
+    resources.embedder.fail = OutageError("away")  # type: ignore[attr-defined]
+    with pytest.raises(OutageError):
+        await m.undo(1)
+    resources.embedder.fail = None  # type: ignore[attr-defined]
     await m.apply([], 2)
     assert texts(m) == {}
 
