@@ -189,39 +189,32 @@ async def test_an_interrupted_reading_goes_on_where_it_stopped() -> None:
     assert (await memory.read(TEXT)).steps == (3, 4, 5)
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+async def test_files_and_what_cannot_be_read(tmp_path: Path) -> None:
+    path, memory = tmp_path / "a.txt", make()
+    path.write_text("one two")
+    assert (await memory.read(path)).name == "a.txt"
+    other = tmp_path / "b.txt"
+    other.write_bytes("drei vier".encode("utf-16"))
+    await memory.read(other)
+    assert texts(memory) == ["one two", "drei vier"]
+    for name, raw in (("png", b"\x89PNG\xff"), ("binary", b"a\0b"), ("empty", b"\n")):
+        (tmp_path / name).write_bytes(raw)
+    sources: list[tuple[Any, str]] = [
         ("", "the text is empty"),
         (" \n", "the text is empty"),
         ([], "nothing to read"),
         (["a", 3], "piece 2 to be read is a int"),
         (b"raw", "decode them"),
         (Path("nowhere.txt"), "cannot read nowhere.txt: No such file"),
-    ],
-)
-async def test_what_cannot_be_read(source: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        await make().read(source)
-
-
-async def test_files(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("one two")
-    memory = make()
-    assert (await memory.read(path)).name == "a.txt"
-    assert texts(memory) == ["one two"]
-    with pytest.raises(DataError, match="is the path of a file"):
-        await memory.read(str(path))
-    path.write_bytes("drei vier".encode("utf-16"))
-    await memory.read(path)
-    assert texts(memory)[-1] == "drei vier"
-    for raw, message in ((b"\x89PNG\xff", "no utf-8 text"), (b"a\0b", "a binary file"), (b"\n", "is empty")):
-        path.write_bytes(raw)
+        (str(path), "is the path of a file"),
+        (tmp_path / "png", "no utf-8 text"),
+        (tmp_path / "binary", "a binary file"),
+        (tmp_path / "empty", "is empty"),
+        (tmp_path, "Is a directory"),
+    ]
+    for source, message in sources:
         with pytest.raises(DataError, match=message):
-            await memory.read(path)
-    with pytest.raises(DataError, match="Is a directory"):
-        await memory.read(tmp_path)
+            await memory.read(source)
 
 
 def test_settings_that_are_none() -> None:
