@@ -194,23 +194,33 @@ async def test_a_scripted_policy_is_cut_as_a_model_is() -> None:
     assert (step.text, step.finish_reason) == ("one", "length")
 
 
-@pytest.mark.parametrize("traced", [False, True])
-async def test_an_episode_goes_on_from_any_step_without_asking_again(traced: bool, tmp_path: Path) -> None:
-    whole = await sessions.runner().run(LONG, 4)
-    assert len(whole.steps) > 6
-    past = whole.steps
-    if traced:
-        path = write_trace(tmp_path / "t", whole, {}, tokens=True)
-        past = read_trace(path).episode.steps
-        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
-        assert [told(step) for step in read_trace(path).episode.steps] == [told(step) for step in whole.steps[:3]]
-    for count in (0, 1, 4, len(past)):
-        run = sessions.runner()
-        again = await run.run(LONG, 4, past[:count])
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(), StopReason.UNANSWERED),
+        (Limits(max_steps=5), StopReason.STEP_LIMIT),
+        (Limits(max_tokens=90), StopReason.TOKEN_LIMIT),
+    ],
+)
+async def test_an_episode_goes_on_from_any_step_without_asking_again(
+    limits: Limits, reason: StopReason, tmp_path: Path
+) -> None:
+    whole = await sessions.runner(limits=limits).run(LONG, 4)
+    assert whole.stop_reason is reason
+    path = write_trace(tmp_path / "t", whole, {}, tokens=True)
+    traced, kept = read_trace(path).episode.steps, whole.steps
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    assert [told(step) for step in read_trace(path).episode.steps] == [told(step) for step in kept[:3]]
+    for past in ([], traced[:1], kept[:4], traced[:-1], kept, traced):
+        run = sessions.runner(limits=limits)
+        again = await run.run(LONG, 4, past)
         assert outcome(again) == outcome(whole)
-        assert len(run.agent.policy.asked) == len(past) - count  # type: ignore[attr-defined]
-        assert again.seconds >= sum(step.seconds for step in past[:count])
-    fork = await sessions.runner().run(LONG, 5, past[:3])  # another sample of it, from step 3 on
+        assert len(run.agent.policy.asked) == len(kept) - len(past)  # type: ignore[attr-defined]
+        assert again.seconds >= sum(step.seconds for step in past)
+    bare = [replace(step, token_ids=[], logprobs=[]) for step in kept]  # a chat server returns text only
+    again = await sessions.runner(limits=limits).run(LONG, 4, bare)
+    assert (again.stop_reason, len(again.steps)) == (reason, len(bare))
+    fork = await sessions.runner().run(LONG, 5, kept[:3])  # another sample of it, from step 3 on
     assert outcome(fork)[0][:3] == outcome(whole)[0][:3]
     assert outcome(fork)[0][3]["text"] != outcome(whole)[0][3]["text"]
     assert fork.sample == 5
@@ -233,20 +243,6 @@ async def test_an_episode_that_was_cancelled_goes_on_after_its_last_whole_turn()
         assert outcome(again) == outcome(whole)
         assert await other.run_all([(LONG, 0)], kept=kept) == [again]  # it has ended
         assert len(other.agent.policy.asked) == len(texts) - number  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [(Limits(max_steps=5), StopReason.STEP_LIMIT), (Limits(max_tokens=90), StopReason.TOKEN_LIMIT)],
-)
-async def test_limits_count_what_was_before(limits: Limits, reason: StopReason) -> None:
-    whole = await sessions.runner(limits=limits).run(LONG)
-    assert whole.stop_reason is reason
-    for count in (1, len(whole.steps) - 1, len(whole.steps)):
-        assert outcome(await sessions.runner(limits=limits).run(LONG, past=whole.steps[:count])) == outcome(whole)
-    bare = [replace(step, token_ids=[], logprobs=[]) for step in whole.steps]  # a chat server returns text only
-    again = await sessions.runner(limits=limits).run(LONG, past=bare)
-    assert (again.stop_reason, len(again.steps)) == (reason, len(bare))
 
 
 async def test_time_that_was_spent_before_counts() -> None:

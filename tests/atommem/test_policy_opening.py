@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -16,14 +15,9 @@ from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
 
 
-@dataclass
-class Settings:
-    policy: list[str]
-    api: str = "completions"
-    model: str | None = None
-    tokenizer: str | None = "t"
-    max_in_flight: int = 8
-    max_batch_tokens: int = 100
+def given(*policy: str, model: str | None = None) -> SimpleNamespace:
+    more = {"api": "completions", "tokenizer": "t", "max_in_flight": 8, "max_batch_tokens": 100}
+    return SimpleNamespace(policy=[*policy], model=model, **more)
 
 
 def test_connections_raise_the_limit_of_open_files_where_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,20 +37,20 @@ def test_connections_raise_the_limit_of_open_files_where_they_may(monkeypatch: p
 async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: WordTokenizer())
-    one = policies.open_policy(Settings(["http://a"]))
+    one = policies.open_policy(given("http://a"))
     assert isinstance(one, ServerPolicy)
-    several = policies.open_policy(Settings(["http://a", "http://b/v1"], model="m"))
+    several = policies.open_policy(given("http://a", "http://b/v1", model="m"))
     assert isinstance(several, ServerPool)
     assert [server.url for server in several.servers] == ["http://a", "http://b"]
-    assert await policies.policy_identity(Settings(["http://a", "http://b"], model="m"), several) == {
+    assert await policies.policy_identity(given("http://a", "http://b", model="m"), several) == {
         "model": "m",
         "tokenizer": "t",
     }
     with pytest.raises(ConfigError, match="each only once"):
-        policies.open_policy(Settings(["http://a", "http://a"]))
+        policies.open_policy(given("http://a", "http://a"))
     for names in ([], ["folder", "http://a"], ["a", "b"]):
         with pytest.raises(ConfigError, match="give one model folder, or the URLs"):
-            policies.open_policy(Settings(names))
+            policies.open_policy(given(*names))
 
 
 async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +64,7 @@ async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypa
     for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         monkeypatch.setattr(kind, "from_pretrained", load)
     monkeypatch.setattr(LocalPolicy, "__init__", lambda self, model, tokenizer, **_: setattr(self, "model", model))
-    settings = Settings(["Qwen/Qwen3-8B@v1.0"])
+    settings = given("Qwen/Qwen3-8B@v1.0")
     identity = await policies.policy_identity(settings, policies.open_policy(settings))
     assert (identity["path"], identity["commit"]) == ("Qwen/Qwen3-8B@v1.0", "c0ffee")
     policies.load_tokenizer("Qwen/Qwen3-8B@v1.0")

@@ -15,29 +15,22 @@ from tests.fakes import WordTokenizer
 SAMPLING = Sampling(temperature=0.7, max_tokens=8, seed=3)
 
 
-@pytest.fixture
-def tokenizer() -> WordTokenizer:
-    return WordTokenizer()
+TOKENIZER = WordTokenizer()
+IDS = [*TOKENIZER.encode("forty two"), TOKENIZER.eos_token_id]
+CHOICE = {"token_ids": IDS, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}}
 
 
-@pytest.fixture
-def vllm(tokenizer: WordTokenizer) -> FakeServer:
-    server, ids = FakeServer(), [*tokenizer.encode("forty two"), tokenizer.eos_token_id]
-    server.choice = {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}}
-    return server
+def make(model: str | None = "policy") -> tuple[ServerPolicy, FakeServer]:
+    vllm = FakeServer()
+    vllm.choice, transport = CHOICE, httpx.MockTransport(vllm.answer)
+    own = {"tokenizer": TOKENIZER, "retries": 1, "backoff": 0.001, "transport": transport}
+    return ServerPolicy("http://server", model, **own), vllm  # type: ignore[arg-type]
 
 
-def policy_of(vllm: FakeServer, tokenizer: WordTokenizer, model: str | None = "policy") -> ServerPolicy:
-    transport = httpx.MockTransport(vllm.answer)
-    return ServerPolicy("http://server", model, tokenizer=tokenizer, retries=1, backoff=0.001, transport=transport)
-
-
-async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_they_are(
-    vllm: FakeServer, tokenizer: WordTokenizer
-) -> None:
-    policy = policy_of(vllm, tokenizer)
+async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_they_are() -> None:
+    policy, vllm = make()
     done = await policy.complete([5, 6], SAMPLING)
-    assert done == Completion([*tokenizer.encode("forty two"), 0], [-0.5, -0.25, -1.0], "forty two", "stop")
+    assert done == Completion(IDS, [-0.5, -0.25, -1.0], "forty two", "stop")
     await policy.complete([5], Sampling(temperature=0, top_p=0.9, top_k=4, max_tokens=2))
     await policy.close()
     first, second = vllm.bodies
@@ -68,22 +61,19 @@ async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_th
         (httpx.Response(503, text="overloaded"), OutageError, "overloaded"),
     ],
 )
-async def test_what_is_no_completion_is_an_error(
-    vllm: FakeServer, tokenizer: WordTokenizer, change: Any, error: type[Exception], message: str
-) -> None:
+async def test_what_is_no_completion_is_an_error(change: Any, error: type[Exception], message: str) -> None:
+    policy, vllm = make()
     if isinstance(change, httpx.Response):
         vllm.refusal = change
     else:
-        vllm.choice = None if change is None else {**(vllm.choice or {}), **change}
+        vllm.choice = None if change is None else {**CHOICE, **change}
     with pytest.raises(error, match=message) as raised:
-        await policy_of(vllm, tokenizer).complete([5, 6], SAMPLING)
+        await policy.complete([5, 6], SAMPLING)
     assert raised.type is error
 
 
-async def test_the_one_model_of_the_server_and_its_context_are_found(
-    vllm: FakeServer, tokenizer: WordTokenizer
-) -> None:
-    policy = policy_of(vllm, tokenizer, model=None)
+async def test_the_one_model_of_the_server_and_its_context_are_found() -> None:
+    policy, vllm = make(model=None)
     await policy.complete([5], SAMPLING)
     await policy.complete([5], SAMPLING)
     assert [body["model"] for body in vllm.bodies] == ["policy", "policy"]
@@ -101,8 +91,8 @@ async def test_the_one_model_of_the_server_and_its_context_are_found(
     ],
 )
 async def test_a_server_that_lists_none_or_several_models_asks_for_a_name(
-    tokenizer: WordTokenizer, response: httpx.Response, message: str
+    response: httpx.Response, message: str
 ) -> None:
-    policy = ServerPolicy("http://s", tokenizer=tokenizer, transport=httpx.MockTransport(lambda request: response))
+    policy = ServerPolicy("http://s", tokenizer=TOKENIZER, transport=httpx.MockTransport(lambda request: response))
     with pytest.raises(PolicyError, match=message):
         await policy.complete([5], SAMPLING)

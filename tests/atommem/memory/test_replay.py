@@ -1,22 +1,16 @@
-"""Replaying an operation log: from hand-written operations, and from a memory that was really used."""
+"""Replaying an operation log that was written by hand; sessions do it with those of memories that are used."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from atommem.actions import Action
-from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import TraceError
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.entries import Entry, Source
 from atommem.memory.operations import Operation, Outcome, operation_from_json, to_json
 from atommem.memory.shared_map import SharedMap
-from tests.atommem.memory.toys import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, memory
 
 SPAN = Source(0, "https://example.org", 3, 9)
 LOG = [
@@ -83,34 +77,3 @@ def test_a_log_that_contradicts_itself_is_refused(operation: Operation, message:
     with pytest.raises(TraceError, match=message) as raised:
         replay([*LOG, operation])
     assert "step 5" in str(raised.value)
-
-
-ACTIONS = st.one_of(
-    st.builds(Action, st.sampled_from([CREATE, READ, SCRATCHPAD]), st.text(alphabet="ab ", min_size=1, max_size=8)),
-    st.builds(Action, st.sampled_from([UPDATE, DELETE]), st.text(alphabet="cd", min_size=1), st.integers(0, 4)),
-)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.lists(ACTIONS, max_size=6), max_size=6),
-    st.sampled_from(["reject", "fifo", "lru"]),
-    st.sampled_from([None, 2]),
-)
-def test_the_log_of_a_memory_replays_to_its_contents(
-    steps: list[list[Action]], retention: str, capacity: int | None
-) -> None:
-    async def use() -> None:
-        embedder = HashingEmbedder(16)
-        used = memory(embedder, capacity=capacity, retention=retention, retrieve_k=2, scratchpad_tokens=2)
-        views = [used.view()]
-        for step, actions in enumerate(steps):
-            await used.apply(actions, step)
-            views.append(used.view())
-            replayed = replay(used.log)
-            assert replayed == used.contents
-            assert replayed.view(capacity) == used.view()
-        for step, view in enumerate(views):
-            assert used.at(step).contents.view(capacity) == view
-
-    asyncio.run(use())
