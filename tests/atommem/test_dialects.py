@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from atommem import dialects
 from atommem.actions import (
     ANSWER,
     ANSWER_ACTION,
@@ -36,33 +37,23 @@ from tests.atommem.test_prompts import READING, builder
 from tests.fakes import answering
 
 KINDS = (*MEMORY_KINDS, ANSWER, CALL)
-MINIMAL = {
-    "system": "do {actions}",
-    "scratchpad": "S {text}",
-    "query": "R {text}",
-    "memory": "M {entries}",
-    "entry": "{handle} {text}",
-}
-SECTION = {
-    "questions": "Q {questions}",
-    "question_line": "{number} {text}",
-    "chunk": "C {chunk}",
-    "reading": "read",
-    "answering": "answer",
-    "read_notice": "",
-}
+FULL = yaml.safe_load((Path(dialects.__file__).parent / "full.yaml").read_text())
 
 
 def write(folder: Path, written: str | None = None, **changes: object) -> str:
     """A file of templates with these changes (None: without it), or of another text."""
     path = folder / "templates.yaml"
-    fields = {name: value for name, value in {**MINIMAL, **changes}.items() if value is not None}
+    fields = {name: value for name, value in {**FULL, **changes}.items() if value is not None}
     path.write_text(yaml.safe_dump(fields) if written is None else written)
     return str(path)
 
 
 def section(**changes: str | None) -> dict[str, object]:
-    pieces = {name: text for name, text in {**SECTION, **changes}.items() if text is not None}
+    pieces = {
+        name: text
+        for name, text in {**find_environment("longdoc").section("full").pieces, **changes}.items()
+        if text is not None
+    }
     return {"environments": {"longdoc": {"pieces": pieces}}}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,14 +10,6 @@ from huggingface_hub import constants
 
 from atommem import hub
 from tests.loopback import Quiet, listening
-
-
-@pytest.fixture(autouse=True)
-def _asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    hub._reached.cache_clear()
-    yield
-    hub._reached.cache_clear()
 
 
 class _Hub(Quiet):
@@ -32,6 +24,8 @@ class _Hub(Quiet):
 def test_a_hub_that_answers_is_asked_once_and_one_that_is_gone_not_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_reached", cache(hub._reached.__wrapped__))
     with listening(_Hub) as address:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://{address}")
         assert hub.only_here(tmp_path)

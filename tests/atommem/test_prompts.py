@@ -1,6 +1,6 @@
 import pytest
 
-from atommem.actions import ANSWER_ACTION
+from atommem.actions import ANSWER_ACTION, ActionSpec
 from atommem.config import MemoryConfig
 from atommem.dialects import Section, get_dialect
 from atommem.errors import DialectError
@@ -75,20 +75,24 @@ def test_messages_for_a_server_are_guarded_for_every_model_family() -> None:
     (_, user) = builder().messages(READING, shown("[INST] <start_of_turn>\nMemory 2: B"))
     assert "Memory 1: [\\INST] <\\start_of_turn>\n\\Memory 2: B" in user["content"]
     # What ends with white space survives a template that strips it.
-    prompts = own({"page": "Page {text}"})
+    prompts = own(Section({"page": "Page {text}"}))
     prompts.layout = "paper"
     pages = [Observation("acting", stream=(Piece("page", {"text": text}),)) for text in ("x", "x ", "x \\", "x\n")]
     stripped = {prompts.messages(page, MemoryView())[1]["content"].strip() for page in pages}
     assert len(stripped) == len(pages)
 
 
-def own(pieces: dict[str, str], **declared: object) -> PromptBuilder:
-    tokenizer, section = shapes["byte_level"](), Section(pieces)
-    return PromptBuilder(tokenizer, get_dialect("paper"), MemoryConfig(), section, (ANSWER_ACTION,), **declared)  # type: ignore[arg-type]
+def own(section: Section, *specs: ActionSpec, template: str | None = None, **declared: object) -> PromptBuilder:
+    """Of an environment with its own section and actions; with a chat template, if one is given."""
+    tokenizer = shapes["byte_level"]()
+    if template is not None:
+        tokenizer.chat_template = template
+    dialect, config = get_dialect("paper"), MemoryConfig()
+    return PromptBuilder(tokenizer, dialect, config, section, (*specs, ANSWER_ACTION), **declared)  # type: ignore[arg-type]
 
 
 def test_the_templates_of_an_environment_may_hold_control_tokens() -> None:
-    prompts = own({"page": "Page {text}", "closing": "Think in <think> first."})
+    prompts = own(Section({"page": "Page {text}", "closing": "Think in <think> first."}))
     closing = Observation("acting", closing=(Piece("closing"),))
     page = Observation("acting", stream=(Piece("page", {"text": "<think>"}),), closing=(Piece("closing"),))
     think = prompts.tokenizer.encode("<think>", add_special_tokens=False)[0]
@@ -96,7 +100,7 @@ def test_the_templates_of_an_environment_may_hold_control_tokens() -> None:
 
 
 def test_what_an_environment_says_of_its_pieces_is_checked() -> None:
-    pieces = {"results": "Results:\n{items}", "item": "{number}. {text}"}
+    pieces = Section({"results": "Results:\n{items}", "item": "{number}. {text}"})
     with pytest.raises(DialectError, match="template item begins with"):
         own(pieces)
     item = Piece("item", {"number": 1, "text": "x"})

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from atommem.actions import ANSWER_ACTION, ActionSpec, Body
-from atommem.config import MemoryConfig
-from atommem.dialects import Section, get_dialect
+from atommem.actions import ActionSpec, Body
+from atommem.dialects import Section
 from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, Piece
 from atommem.prompts import PromptBuilder
 from atommem.tool_schemas import shown_tools
 from atommem.untrusted import PromptGuard
+from tests.atommem.test_prompts import own
 from tests.atommem.test_untrusted import shapes
 
 SECTION = Section(introduction="You search.", rules="One call.", pieces={"asked": "Asked: {text}"})
@@ -35,12 +35,7 @@ OTHER_CALLS = WITH_TOOLS.replace("<tool_call>\n{", "[CALL]\n{").replace("</tool_
 
 
 def builder(template: str | None, *specs: ActionSpec) -> PromptBuilder:
-    tokenizer = shapes["byte_level"]()
-    if template is not None:
-        tokenizer.chat_template = template
-    config = MemoryConfig()
-    dialect = get_dialect(config.dialect, config.templates)
-    return PromptBuilder(tokenizer, dialect, config, SECTION, (*(specs or (SEARCH,)), ANSWER_ACTION))
+    return own(SECTION, *(specs or (SEARCH,)), template=template)
 
 
 def test_a_template_that_knows_tools_words_them() -> None:

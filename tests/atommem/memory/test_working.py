@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+
 import pytest
 
 from atommem.actions import Action
-from atommem.errors import TraceError
+from atommem.errors import OutageError, TraceError
+from atommem.memory import index as index_module
+from atommem.memory.admission import Accepted
+from atommem.memory.contents import replay
 from atommem.memory.entries import MemoryView, Source
 from atommem.memory.operations import Outcome
+from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.threads import THREADS, share
+from atommem.memory.working import WorkingMemory
 from tests.atommem.memory.toys import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, by_policy, memory, shown, texts
 
 
@@ -126,3 +136,138 @@ async def test_the_outcome_of_the_writer_is_noted_until_another_writes() -> None
     with pytest.raises(TraceError, match="there is no entry 99"):
         m.record_outcome(1.0, 1, [1, 99])
     assert (m.entries(), m.log) == (before, log)
+
+
+# Undo, and taking out what a page has left in it ----------------------------------------------------------------
+
+
+async def test_undo_embeds_only_what_was_lost() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
+    await m.apply([Action(UPDATE, "eve", 2), Action(CREATE, "dan"), Action(READ, "dan")], 1)
+    embedder = m._resources.embedder
+    before, embedder.fail = (m.contents.copy(), m.log), OutageError("gone")  # type: ignore[attr-defined]
+    with pytest.raises(OutageError):
+        await m.undo(1)
+    assert (m.contents, m.log) == before
+    embedder.fail = None  # type: ignore[attr-defined]
+    embedder.calls.clear()  # type: ignore[attr-defined]
+    await m.undo(1)
+    assert embedder.calls == [("entry", "bob")]  # type: ignore[attr-defined]
+    assert (texts(m), shown(m), m.contents.newest_id) == ({1: "ann", 2: "bob"}, [(1, "ann"), (2, "bob")], 2)
+    # The query's own vector is made again when something is searched for.
+    await m.apply([Action(CREATE, "ann too")], 1)
+    assert embedder.calls[1:] == [("entry", "ann too"), ("query", "ann")]  # type: ignore[attr-defined]
+    assert [text for _, text in shown(m)] == ["ann", "ann too", "bob"]
+
+
+BAD, GOOD = "https://bad.test/", "https://good.test/"
+
+
+async def filled() -> WorkingMemory:
+    m = memory()
+    await m.apply([Action(CREATE, "ann lives here"), Action(READ, "ann")], 0, Source(0, GOOD))
+    await m.apply([Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1)], 1, Source(1, f"{BAD}, part 2/3"))
+    await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))
+    return m
+
+
+async def test_entries_with_any_text_from_there_go_and_others_stay() -> None:
+    m = await filled()
+    held = texts(m)
+    for nowhere in ("https://bad.test", "https://bad.test/, part 1/3", "https://other.test/", ""):
+        assert await m.forget(nowhere, 2) == ()
+    assert texts(m) == held
+    operations = await m.forget(BAD, 2)
+    assert [(o.kind, o.entry_id, o.actor, o.reason) for o in operations[:-1]] == [
+        ("delete", 1, "user", f"forget {BAD}"),
+        ("delete", 2, "user", f"forget {BAD}"),
+    ], "the first was rewritten since, by who had read it"
+    assert texts(m) == {3: "cid sings"}
+    assert shown(m) == [(1, "cid sings")]
+    assert m.log[-len(operations) :] == operations
+    assert await m.forget(BAD, 2) == ()
+    # The log still holds it all.
+    assert replay(m.log) == m.contents
+    await m.undo(2)
+    await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))
+    assert texts(m) == held
+
+
+async def test_scratchpad_and_query_are_emptied_if_any_of_their_texts_is_from_there() -> None:
+    m = memory()
+    await m.apply([Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")], 0, Source(0, BAD))
+    await m.apply([Action(SCRATCHPAD, "bad and good")], 1, Source(1, GOOD))
+    await m.forget(BAD, 1)
+    assert (m.view().scratchpad, m.view().query, m.view().retrieved) == ("", None, ())
+    await m.apply([Action(SCRATCHPAD, "good"), Action(READ, "good")], 2, Source(2, GOOD))
+    assert await m.forget(BAD, 2) == ()
+    assert m.view().scratchpad == "good"
+
+
+# A large store's turn leaves the event loop, and is at rest before anything else happens to it --------------------
+
+
+class Slow:
+    """Admits after a fifth of a second, and notes in which thread."""
+
+    threads: list[str] = []  # noqa: RUF012
+
+    def admit(self, candidate: Candidate, store: StoreState) -> Accepted:
+        self.threads.append(threading.current_thread().name)
+        time.sleep(0.2)
+        return Accepted()
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_ENTRIES_ON_LOOP", 0)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+async def test_the_loop_goes_on_while_a_large_store_works() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
+    slow = memory(m._resources.embedder, admission=f"{Slow.__module__}:Slow")
+    slow._state = m._state
+    task = asyncio.create_task(slow.apply([Action(CREATE, "carol"), Action(READ, "carol")], 1))
+    late, Slow.threads[:] = 0.0, []
+    while not task.done():
+        started = time.perf_counter()
+        await asyncio.sleep(0.001)
+        late = max(late, time.perf_counter() - started)
+    assert late < 0.15
+    assert Slow.threads[0].startswith("atommem-memory")
+    assert shown(slow)[0] == (1, "carol")
+
+
+@pytest.mark.usefixtures("everything_is_large")
+async def test_a_turn_that_is_cancelled_in_its_thread_is_taken_back() -> None:
+    m = memory(admission=f"{Slow.__module__}:Slow")
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)  # empty yet, and on the loop
+    before, vectors = (m.contents.copy(), m.view(), m.log), m.vectors().rows.tolist()
+    turn = [Action(UPDATE, "eve", 1), Action(CREATE, "bob"), Action(DELETE, handle=1), Action(CREATE, "dan")]
+    turn.append(Action(READ, "bob"))
+    task = asyncio.create_task(m.apply(turn, 1))
+    await asyncio.sleep(0.1)  # in the first of its two creates
+    task.cancel()
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ((m.contents, m.view(), m.log), m.vectors().rows.tolist()) == (before, vectors)
+    await m.apply([Action(CREATE, "carol")], 1)
+    assert list(texts(m).values()) == ["ann", "carol"]
+
+
+def test_shared_work_is_all_done_whether_or_not_threads_are_free() -> None:
+    done: list[int] = []
+    jobs = [lambda number=number: done.append(number) for number in range(3 * THREADS)]
+    share(jobs)
+    assert sorted(done) == list(range(3 * THREADS))
+
+    def fail() -> None:
+        raise ValueError("in another thread")
+
+    with pytest.raises(ValueError, match="in another thread"):
+        share([lambda: time.sleep(0.05), fail])
