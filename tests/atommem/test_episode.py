@@ -112,31 +112,28 @@ async def test_what_is_asked_for() -> None:
     assert [sampling.max_tokens for sampling in await requests("a b", "c d", ANSWER, **limited)] == [98, 97, 94]
 
 
-class TurnPolicy:
+class TurnPolicy(ScriptedPolicy):
     """Answers at once, or (for the slow task) only after all others have ended; keeps which groups were in flight."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, lambda prompt: ANSWER)
         self.others_done = asyncio.Event()
         self.in_flight: list[str | None] = []
         self.most_in_flight = self.most_groups = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
         self.in_flight.append(sampling.affinity)
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         self.most_groups = max(self.most_groups, len({*self.in_flight}))
-        await (asyncio.wait_for(self.others_done.wait(), 5) if "slow" in prompt else asyncio.sleep(0))
+        slow = str(sampling.affinity).startswith("slow")
+        await (asyncio.wait_for(self.others_done.wait(), 5) if slow else asyncio.sleep(0))
         self.in_flight.remove(sampling.affinity)
-        return Completion([0], [0.0], ANSWER, "stop")
-
-    async def close(self) -> None:
-        return None
+        return await super().complete(prompt_ids, sampling)
 
 
 async def test_no_episode_waits_for_another() -> None:
     run = sessions.runner(TurnPolicy)
-    slow = replace(TASK, id="s", questions=(Question("slow?", ("Rome",)),))
+    slow = replace(TASK, id="slow")
     ended: list[int] = []
 
     def on_episode(index: int, episode: Episode) -> None:

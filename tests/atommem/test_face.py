@@ -19,13 +19,14 @@ from atommem.config import MemoryConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
 from atommem.policy.contract import Completion, Sampling
+from atommem.policy.scripted import ScriptedPolicy
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, make_episode_runner
 
 TEXT = "one two three four five six seven"
 ANSWERED = "<final_answer>\\boxed{six}</final_answer>"
 
 
-class NotePolicy:
+class NotePolicy(ScriptedPolicy):
     """Keeps every chunk as an entry, looks for it, and answers ``42``; keeps what it was asked.
 
     Attributes:
@@ -35,29 +36,30 @@ class NotePolicy:
         running, most: Requests at this time, and at most.
     """
 
+    fail_at: int | None = None
+    hang = closed = False
+    running = most = 0
+    seconds = 0.001
+
     def __init__(self) -> None:
         self.tokenizer = WordTokenizer()
         self.prompts: list[str] = []
-        self.fail_at: int | None = None
-        self.hang = False
-        self.running = self.most = 0
-        self.seconds = 0.001
-        self.closed = False
+        super().__init__(self.tokenizer, self.note, eos_token_id=0)
+
+    def note(self, prompt: str) -> str:
+        chunk = re.search(r"of the text:\n(.*?)\n", prompt)
+        kept = f"<create_memory>{chunk[1]}</create_memory><read_memory>{chunk[1]}</read_memory>" if chunk else ""
+        return kept or "<final_answer>\\boxed{42}</final_answer>"
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        prompt = self.tokenizer.decode(prompt_ids)
-        self.prompts.append(prompt)
+        self.prompts.append(self.tokenizer.decode(prompt_ids))
         if self.fail_at == len(self.prompts):
             raise OutageError("server gone")
         self.running += 1
         self.most = max(self.most, self.running)
         await (asyncio.Event().wait() if self.hang else asyncio.sleep(self.seconds))
         self.running -= 1
-        chunk = re.search(r"of the text:\n(.*?)\n", prompt)
-        kept = f"<create_memory>{chunk[1]}</create_memory><read_memory>{chunk[1]}</read_memory>" if chunk else ""
-        text = kept or "<final_answer>\\boxed{42}</final_answer>"
-        ids = [*self.tokenizer.encode(text), 0]
-        return Completion(ids, [0.0] * len(ids), text, "stop")
+        return await super().complete(prompt_ids, sampling)
 
     async def close(self) -> None:
         self.closed = True
