@@ -178,16 +178,6 @@ async def test_vectors_are_normalised_and_in_the_order_of_the_texts(server: Embe
     await embedder.close()
 
 
-def test_outages_and_refusals(server: EmbeddingServer) -> None:
-    embedder = server.embedder()
-    server.answers = [httpx.Response(500)] * 3
-    with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
-        asyncio.run(embedder.embed(["a"], "entry"))
-    server.answers = [httpx.Response(404, json={"error": {"message": "no model m"}})]
-    with pytest.raises(ConfigError, match=r"model 'm'.*404.*no model m.*embedder_model"):
-        server.embedder()
-
-
 def test_texts_that_are_too_long_are_cut_where_the_server_can(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,3 +241,9 @@ def test_what_are_no_embeddings_is_a_config_error(
     server.answers = [answer]
     with pytest.raises(ConfigError, match=message):
         asyncio.run(embedder.embed(["a", "b"], "entry"))
+    server.answers = [httpx.Response(500)] * 3
+    with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
+        asyncio.run(embedder.embed(["a"], "entry"))
+    server.answers = [httpx.Response(404, json={"error": {"message": "no model m"}})]
+    with pytest.raises(ConfigError, match=r"model 'm'.*404.*no model m.*embedder_model"):
+        server.embedder()

@@ -113,9 +113,6 @@ def test_counted_by_hand() -> None:
     only_failed = summarize_episodes([Episode("b", 0)])
     assert only_failed["failed"] == only_failed["stop/failed"] == 1
     assert not {"reward", "malformed"} & {*only_failed}
-
-
-def test_actions_are_those_that_were_counted() -> None:
-    """Memory's in their order, then what environments brought, by name."""
+    # Memory's in their order, then what environments brought, by name.
     counted = ({"actions/lookup": 1.0, "reward": 1.0}, {"actions/answer": 0.0, "actions/read": 2.0})
     assert action_names(*counted) == ["create", "read", "update", "delete", "scratchpad", "answer", "lookup"]
