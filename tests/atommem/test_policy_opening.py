@@ -1,18 +1,23 @@
-"""Which policy an evaluation opens, and what it needs for that."""
+"""Which policy an evaluation opens, and what it needs for that; a hub may be out of reach."""
 
 from __future__ import annotations
 
 import resource
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 
+from atommem import hub
 from atommem.errors import ConfigError
 from atommem.policy import opening as policies
 from atommem.policy.local import LocalPolicy
 from atommem.policy.server import ServerPolicy
 from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
+from tests.loopback import Quiet, listening
 
 
 def given(*policy: str, model: str | None = None) -> SimpleNamespace:
@@ -71,3 +76,31 @@ async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypa
     assert asked == [("Qwen/Qwen3-8B", "v1.0")] * 3
     with pytest.raises(ConfigError, match="names no revision after its @"):
         policies.load_tokenizer("Qwen/Qwen3-8B@")
+
+
+# Models by their names on a hub -------------------------------------------------------------------
+
+
+class _Hub(Quiet):
+    asked = 0
+
+    def do_HEAD(self) -> None:  # noqa: N802
+        _Hub.asked += 1
+        self.send_response(404)
+        self.end_headers()
+
+
+def test_a_hub_that_answers_is_asked_once_and_one_that_is_gone_not_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_reached", cache(hub._reached.__wrapped__))
+    with listening(_Hub) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://{address}")
+        assert hub.only_here(tmp_path)
+        assert _Hub.asked == 0
+        assert not hub.only_here("somebody/model")
+        assert not hub.only_here("somebody/another")
+        assert _Hub.asked == 1
+    hub._reached.cache_clear()
+    assert hub.only_here("somebody/model")

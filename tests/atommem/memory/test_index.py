@@ -1,4 +1,7 @@
-"""The vectors of a store: exact search, ties by age that do not chain, forks; against a plain dictionary."""
+"""The vectors of a store: exact search, ties by age that do not chain, forks; and the map of its entries.
+
+Both against plain dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
 from atommem.memory import index as index_module
 from atommem.memory.index import TIE_TOLERANCE, VectorIndex, best
+from atommem.memory.shared_map import SharedMap
 
 X = np.array([1, 0, 0, 0], dtype=np.float32)
 Y = np.array([0, 1, 0, 0], dtype=np.float32)
@@ -161,3 +165,33 @@ def test_against_a_dictionary(rows_in_a_block: int, monkeypatch: pytest.MonkeyPa
     for call in (lambda: index.remove(1500), lambda: index.vectors([1500])):
         with pytest.raises(KeyError):
             call()
+
+
+# A map whose copies share -------------------------------------------------------------------------
+
+
+def test_against_dicts_and_their_copies() -> None:
+    rng = random.Random(0)
+    pairs: list[tuple[SharedMap[int], dict[int, int]]] = [(SharedMap(), {})]
+    for number in range(4000):
+        shared, plain = rng.choice(pairs)
+        action = rng.choices(("new", "set", "delete", "copy"), (20, 6, 8, 1))[0]
+        chosen = rng.choice(list(plain)) if plain else None
+        if action == "new" or chosen is None:
+            shared[number], plain[number] = number, number
+        elif action == "set":
+            shared[chosen], plain[chosen] = -number, -number
+        elif action == "delete":
+            del shared[chosen], plain[chosen]
+        elif len(pairs) < 12:
+            pairs.append((shared.copy(), dict(plain)))
+    assert len(pairs) == 12
+    for shared, plain in pairs:
+        assert shared == plain
+        assert (list(shared), len(shared)) == (list(plain), len(plain))
+        assert (list(shared.values()), list(shared.items())) == (list(plain.values()), list(plain.items()))
+        assert 9999 not in shared
+        assert shared.get(9999) is None
+        for call in (shared.__getitem__, shared.__delitem__):
+            with pytest.raises(KeyError, match="9999"):
+                call(9999)
