@@ -122,10 +122,6 @@ def randomly(self: Any) -> StepResult:
     return StepResult(aside(self, random.random()) if self.left else None)
 
 
-def raises_outage(self: Any) -> StepResult:
-    raise OutageError("the words are gone")
-
-
 def shared_count(self: Any) -> StepResult:
     """Counts the steps of one episode, as it believes, where all of them see it."""
     type(self).count = 1 if self.left == TURNS - 1 else type(self).count + 1
@@ -144,10 +140,6 @@ def scored(score: Any) -> Any:
     return give
 
 
-def by_steps(self: Any) -> Score:
-    return Score(1.0 / (TURNS - self.left), (self.answer,))
-
-
 def showing(**changes: Any) -> Any:
     return lambda self, calls: replace(Journey.observe(self, calls), **changes)
 
@@ -160,11 +152,16 @@ def closing(values: dict[str, Any], needs: str | None = None) -> Any:
 
 
 HINT = Observation("acting", stream=(Piece("hint"),))
-unasked = showing(question=None)
 
 
-def raises(*arguments: Any) -> Any:
-    raise RuntimeError("never mind")
+def raising(error: Exception) -> Any:
+    def call(*arguments: Any) -> Any:
+        raise error
+
+    return call
+
+
+raises = raising(RuntimeError("never mind"))
 
 
 def texts(*shown: Observation, **members: Any) -> dict[str, Any]:
@@ -207,12 +204,17 @@ BROKEN = [
     broken("step", "fail", "step() gave Observation", episode_step=stepping(lambda self: self.observe([]))),
     broken("step", "fail", "for the reason", episode_step=stepping(lambda self: StepResult(None, StopReason.FAILED))),
     broken("step", "fail", "an observation and the reason answered", episode_step=both),
-    broken("step", "warn", "an outage: the words are gone", episode_step=stepping(raises_outage)),
+    broken(
+        "step",
+        "warn",
+        "an outage: the words are gone",
+        episode_step=stepping(raising(OutageError("the words are gone"))),
+    ),
     broken("end", "fail", "goes on after 20 steps", episode_step=stepping(lambda self: StepResult(self.observe([])))),
     broken("feedback", "warn", "nothing is said of it", episode_step=silent_of_refusals),
     broken("score", "fail", "score() gave 1.0", episode_score=scored(1.0)),
     broken("score", "fail", "the reward is 1.5", episode_score=scored(Score(1.5))),
-    broken("score", "fail", "ZeroDivisionError", episode_score=scored(by_steps)),
+    broken("score", "fail", "ZeroDivisionError", episode_score=scored(lambda self: Score(1 / (TURNS - self.left)))),
     broken("score", "fail", "answers has 2 values", episode_score=scored(Score(0.0, ("a", "b")))),
     broken("score", "fail", "an answer is [3]", episode_score=scored(Score(0.0, (3,)))),  # type: ignore[arg-type]
     broken("score", "fail", "em is None", episode_score=scored(Score(0.0, (), {"em": None}))),  # type: ignore[dict-item]
@@ -225,7 +227,7 @@ BROKEN = [
     broken("event loop", "warn", "reset() held everything up for 0.", episode_reset=holding_up),
     broken("texts", "fail", "asks no questions", reading=lambda *given: [], asking=EnvironmentFactory.asking),
     broken("texts", "fail", "piece 'hint' is not declared", **texts(HINT)),
-    broken("texts", "fail", "does not ask the question", **texts(episode_observe=unasked)),
+    broken("texts", "fail", "does not ask the question", **texts(episode_observe=showing(question=None))),
     broken("score", "fail", "the reward is None", episode_score=scored(Score(None))),
     broken("trace", "fail", "not JSON serializable", episode_observe=showing(label=Path("x"))),
 ]

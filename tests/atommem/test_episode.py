@@ -97,6 +97,10 @@ async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() ->
     episode = await run.run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (StopReason.TIME_LIMIT, 0.0, 2)
     assert run.agent.policy.cancelled  # type: ignore[attr-defined]
+    slow = [replace(step, seconds=100.0) for step in episode.steps]
+    late = await sessions.runner(limits=Limits(max_seconds=150)).run(TASK, past=slow)
+    assert (late.stop_reason, len(late.steps)) == (StopReason.TIME_LIMIT, 2), "what was spent before counts"
+    assert late.seconds >= 200
 
 
 async def test_what_is_asked_for() -> None:
@@ -240,14 +244,6 @@ async def test_an_episode_that_was_cancelled_goes_on_after_its_last_whole_turn()
         assert outcome(again) == outcome(whole)
         assert await other.run_all([(LONG, 0)], kept=kept) == [again]  # it has ended
         assert len(other.agent.policy.asked) == len(texts) - number  # type: ignore[attr-defined]
-
-
-async def test_time_that_was_spent_before_counts() -> None:
-    whole = await sessions.runner().run(LONG)
-    slow = [replace(step, seconds=100.0) for step in whole.steps[:2]]
-    late = await sessions.runner(limits=Limits(max_seconds=150)).run(LONG, past=slow)
-    assert (late.stop_reason, len(late.steps)) == (StopReason.TIME_LIMIT, 2)
-    assert late.seconds >= 200
 
 
 async def test_an_episode_that_an_outage_ended_applies_what_it_had_sampled() -> None:
