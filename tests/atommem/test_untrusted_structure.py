@@ -240,20 +240,16 @@ def test_data_gets_a_backslash_before_a_heading_and_nowhere_else(text: str, show
     assert WORDINGS["full"].guard.data(text, "entry", "text") == shown
 
 
-def test_headings_without_a_letter_are_escaped_only_where_they_can_follow() -> None:
-    guard = WORDINGS["full"].guard
-    assert guard.data("A\n2. B", "questions", "questions") == "A\n\\2. B"
-    assert guard.data("A\n2. B", "question_line", "text") == "A\n\\2. B"
-    assert guard.data("A\n2. B", "chunk", "chunk") == "A\n2. B"
-    assert guard.data("A\n2. B") == "A\n\\2. B"  # a place that is not known
-
-
 def test_headings_are_seen_through_what_the_normaliser_takes_away() -> None:
     structure = Structure({"asks": "Kelvin asks: {text}", "item": "{number}. {text}"}, numbers=("number",))
     guard = PromptGuard(shapes["byte_level"](), structure)
     assert guard.data("a\n\u212aelvin asks: x") == "a\n\\\u212aelvin asks: x"
     compatible = PromptGuard(shapes["unigram"](), structure)
     assert compatible.data("a\n\u2488 x\n\uff2belvin asks:") == "a\n\\\u2488 x\n\\\uff2belvin asks:"
+    # Those without a letter only where they can follow, and in a place that is not known.
+    for place in (("questions", "questions"), ("question_line", "text"), ()):
+        assert WORDINGS["full"].guard.data("A\n2. B", *place) == "A\n\\2. B"
+    assert WORDINGS["full"].guard.data("A\n2. B", "chunk", "chunk") == "A\n2. B"
     # A tokenizer that knows no lines has headings guarded at every word.
     lower = shipped("full", shapes["lower_case"]())
     assert lower.guard.data("A memory  2: B") == "A \\memory  2: B"
