@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,7 +16,6 @@ from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Completion, Sampling
 from atommem.session import Agent, Session
-from atommem.session_state import SessionState
 from tests.fakes import ListPolicy, WordTokenizer, longdoc, reading
 
 TASK = Task(
@@ -114,10 +112,6 @@ def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
 def told(step: Step) -> dict[str, Any]:
     """All that a step says, its time apart, in words: two agents number their tokens as they come up."""
     return {**asdict(step), "seconds": 0.0, "prompt_ids": len(step.prompt_ids), "token_ids": len(step.token_ids)}
-
-
-def json_trip(state: SessionState) -> SessionState:
-    return SessionState.from_json(json.loads(json.dumps(state.to_json())))
 
 
 async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from atommem.memory.contents import Snapshot
 from atommem.policy.contract import Completion
 from atommem.session import Session, TurnTimeoutError
 from atommem.session_state import SessionFile, SessionState, vectors_path
-from tests.atommem.sessions import Embeds, Waits, agent, json_trip, saying, turns
+from tests.atommem.sessions import Embeds, Waits, agent, saying, turns
 from tests.fakes import ListPolicy, WordEmbedder, reading
 
 
@@ -48,8 +48,10 @@ async def test_a_session_goes_on_as_if_it_had_not_been_put_down(way: str, tmp_pa
         state = session.put_down(history=way != "compact", vectors=way == "vectors")
         if way in ("file", "vectors"):
             state = SessionState.load(state.save(path))
+        elif way == "appended":
+            state = SessionState.load(path)
         else:
-            state = SessionState.load(path) if way == "appended" else json_trip(state)
+            state = SessionState.from_json(json.loads(json.dumps(state.to_json())))
         session = await Session.take_up(agent(), state)
         calls = session.agent.embedder.calls  # type: ignore[attr-defined]
         assert bool(calls) == (way != "vectors" and bool(session.memory.entries()))

@@ -214,7 +214,7 @@ def views(wording: Wording) -> st.SearchStrategy[list[Any]]:
 
 
 @pytest.mark.parametrize("name", WORDINGS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, report_multiple_bugs=False)
 @given(data=st.data())
 def test_a_prompt_can_be_read_back_into_its_pieces_and_data(name: str, data: st.DataObject) -> None:
     Prompt(WORDINGS[name], data.draw(views(WORDINGS[name]))).check()

@@ -25,22 +25,8 @@ X = np.array([1, 0, 0, 0], dtype=np.float32)
 Y = np.array([0, 1, 0, 0], dtype=np.float32)
 
 
-def filled(*vectors: Vectors) -> VectorIndex:
-    index = VectorIndex(4)
-    for number, vector in enumerate(vectors, start=1):
-        index.put(number, vector)
-    return index
-
-
 def ids(index: VectorIndex, vector: Vectors, k: int) -> list[int]:
     return [entry_id for entry_id, _ in index.search(vector, k)]
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 16 rows, so that a few vectors fill several."""
-    monkeypatch.setattr(index_module, "_BLOCK_NUMBERS", 16 * 4)
-    monkeypatch.setattr(index_module, "_SLAB_BLOCKS", 2)
 
 
 def by_hand(scores: npt.NDArray[np.floating], k: int) -> list[int]:
@@ -75,8 +61,9 @@ def test_a_hundred_thousand_ties_are_found_fast() -> None:
     assert time.process_time() - started < 0.1
 
 
-@pytest.mark.usefixtures("small_blocks")
-async def test_threads_agree_over_many_blocks_and_blocks_are_given_up() -> None:
+async def test_threads_agree_over_many_blocks_and_blocks_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK_NUMBERS", 16 * 4)
+    monkeypatch.setattr(index_module, "_SLAB_BLOCKS", 2)
     rows = np.random.default_rng(0).standard_normal((500, 4)).astype(np.float32)  # 32 blocks
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     index = VectorIndex(4)
@@ -99,7 +86,8 @@ async def test_threads_agree_over_many_blocks_and_blocks_are_given_up() -> None:
     ],
 )
 def test_vectors_are_checked_before_anything_changes(vector: Vectors, message: str) -> None:
-    index = filled(X)
+    index = VectorIndex(4)
+    index.put(1, X)
     for attempt in (
         lambda: index.put(1, vector),
         lambda: index.put(2, vector),
