@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,7 +16,6 @@ from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Completion, Sampling
 from atommem.session import Agent, Session
-from atommem.session_state import SessionState
 from tests.fakes import ListPolicy, WordTokenizer, longdoc, reading
 
 TASK = Task(
@@ -26,6 +24,16 @@ TASK = Task(
     tuple(Document("", f"Person {number} lives in place {number}.") for number in range(6)),
 )
 WORDS = ["ann", "bob", "eve", "rome", "oslo", "sings", "lives"]
+WRITES = {
+    "<create_memory>{words}</create_memory>": 4,
+    "<update_memory>Memory {handle}: {words}</update_memory>": 2,
+    "<delete_memory>Memory {handle}</delete_memory>": 1,
+    "<read_memory>{words}</read_memory>": 3,
+    "<update_scratchpad>{words}</update_scratchpad>": 1,
+    "<final_answer>\\boxed{{{words}}}</final_answer>": 1,
+    "<create_memory>never closed": 1,
+}
+"""What a policy writes, and how often."""
 
 
 class Embeds(HashingEmbedder):
@@ -54,23 +62,10 @@ class Muse:
         prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
         self.asked.append((prompt, sampling))
         rng = random.Random(f"{prompt}/{sampling.seed}")
-        parts = []
-        for kind in rng.choices(
-            ("create", "update", "delete", "read", "pad", "end", "junk"), (4, 2, 1, 3, 1, 1, 1), k=4
-        ):
-            words = " ".join(rng.choices(WORDS, k=3))
-            parts.append(
-                {
-                    "create": f"<create_memory>{words}</create_memory>",
-                    "update": f"<update_memory>Memory {rng.randrange(1, 4)}: {words}</update_memory>",
-                    "delete": f"<delete_memory>Memory {rng.randrange(1, 4)}</delete_memory>",
-                    "read": f"<read_memory>{words}</read_memory>",
-                    "pad": f"<update_scratchpad>{words}</update_scratchpad>",
-                    "end": rf"<final_answer>\boxed{{{words}}}</final_answer>",
-                    "junk": "<create_memory>never closed",
-                }[kind]
-            )
-        text = " ".join(parts)
+        text = " ".join(
+            template.format(words=" ".join(rng.choices(WORDS, k=3)), handle=rng.randrange(1, 4))
+            for template in rng.choices([*WRITES], [*WRITES.values()], k=4)
+        )
         ids = [*self.tokenizer.encode(text), 0]
         return Completion(ids, [-0.5] * len(ids), text, "stop")
 
@@ -117,10 +112,6 @@ def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
 def told(step: Step) -> dict[str, Any]:
     """All that a step says, its time apart, in words: two agents number their tokens as they come up."""
     return {**asdict(step), "seconds": 0.0, "prompt_ids": len(step.prompt_ids), "token_ids": len(step.token_ids)}
-
-
-def json_trip(state: SessionState) -> SessionState:
-    return SessionState.from_json(json.loads(json.dumps(state.to_json())))
 
 
 async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:

@@ -48,16 +48,15 @@ def ask(url: str, *arguments: Any) -> int:
     return ask_cli.main([*map(str, arguments), *settings])
 
 
-def test_a_file_and_a_question(url: str, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_or_standard_input_and_questions(
+    url: str, book: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ask(url, book, "Where does Ann live?") == 0
     captured = capsys.readouterr()
     assert captured.out == "part 1, part 2, part 3\n"
     assert "shown: part 1 (book.txt, chunk 1/3)" in captured.err
     assert ask(url, book, "Where?", "Who?", "--quiet") == 0
     assert capsys.readouterr() == ("Where?\tpart 1, part 2, part 3\nWho?\tpart 1, part 2, part 3\n", "")
-
-
-def test_json_and_standard_input(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     assert ask(url, "-", "Where?", "--json") == 0
     captured = capsys.readouterr()

@@ -52,18 +52,13 @@ async def test_requests_after_unequal_amounts_of_work_are_still_one_batch() -> N
     assert len(batcher.batches) == 1
 
 
-async def test_the_next_batch_collects_while_one_is_handled() -> None:
-    batcher = Doubler(0.02)
-    first = await batcher.start(1)
-    assert await asyncio.gather(*first, batcher.submit(2), batcher.submit(3)) == [2, 4, 6]
-    assert batcher.batches == [[1], [2, 3]]
-
-
 async def test_a_waiter_cancelled_while_its_batch_runs_harms_no_other() -> None:
     batcher = Doubler(0.01)
     tasks = await batcher.start(0, 1, 2)
     tasks[1].cancel()
-    assert (await asyncio.gather(*tasks, return_exceptions=True))[::2] == [0, 4]
+    collected = [asyncio.create_task(batcher.submit(request)) for request in (3, 4)]
+    assert (await asyncio.gather(*tasks, *collected, return_exceptions=True))[::2] == [0, 4, 8]
+    assert batcher.batches == [[0, 1, 2], [3, 4]], "the next one collects meanwhile"
     batcher.error = RuntimeError("too late for the cancelled one")
     failing = await batcher.start(0, 1)
     failing[0].cancel()

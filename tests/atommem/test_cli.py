@@ -19,35 +19,32 @@ def test_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown command 'fly'" in capsys.readouterr().err
 
 
-Add = Callable[[str, str, str], None]
+Add = Callable[..., None]
 
 
 @pytest.fixture
 def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
-    """Installs a package with a module and a command of it: ``add(command, entry point's value, module's text)``."""
+    """Installs a package with a module and commands: ``add(entry point's value, module's text, command, ...)``."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def install(command: str, value: str, text: str) -> None:
+    def install(value: str, text: str, *commands: str) -> None:
         (tmp_path / "flights.py").write_text(text)
         info = tmp_path / "flights-2.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flights\nVersion: 2.0\n")
-        (info / "entry_points.txt").write_text(f"[atommem.commands]\n{command} = {value}\n")
+        lines = ["[atommem.commands]", *(f"{command} = {value}" for command in commands)]
+        (info / "entry_points.txt").write_text("\n".join(lines))
         sys.modules.pop("flights", None)
 
     return install
 
 
-def test_a_command_from_outside(add: Add, capsys: pytest.CaptureFixture[str]) -> None:
-    add("fly", "flights:main", "def main(argv):\n    print('up', *argv)\n")
+def test_a_command_from_outside_cannot_take_the_name_of_ours(add: Add, capsys: pytest.CaptureFixture[str]) -> None:
+    add("flights:main", "def main(argv):\n    print('up', *argv)\n", "fly", "trace")
     assert cli.main(["fly", "north"]) == 0
     assert capsys.readouterr().out == "up north\n"
     assert cli.main(["--help"]) == 0
     assert "  fly       (flights 2.0)\n" in capsys.readouterr().out
-
-
-def test_a_command_from_outside_cannot_take_the_name_of_ours(add: Add, capsys: pytest.CaptureFixture[str]) -> None:
-    add("trace", "flights:main", "def main(argv):\n    print('not ours')\n")
     assert cli.main(["trace", "/nowhere/at/all.jsonl"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -58,7 +55,7 @@ def test_a_command_from_outside_cannot_take_the_name_of_ours(add: Add, capsys: p
 def test_a_command_from_outside_that_cannot_be_loaded_breaks_no_other(
     add: Add, text: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add("fly", "flights:main", text)
+    add("flights:main", text, "fly")
     assert cli.main(["fly"]) == 2
     err = capsys.readouterr().err
     assert "atommem fly: this command comes with the package flights and cannot be loaded" in err

@@ -1,10 +1,12 @@
 """Dialects and their templates; and the one of whole completions, whose memory every completion overwrites."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from atommem import dialects
 from atommem.actions import (
     ANSWER,
     ANSWER_ACTION,
@@ -35,27 +37,24 @@ from tests.atommem.test_prompts import READING, builder
 from tests.fakes import answering
 
 KINDS = (*MEMORY_KINDS, ANSWER, CALL)
-MINIMAL = {
-    "system": "do {actions}",
-    "scratchpad": "S {text}",
-    "query": "R {text}",
-    "memory": "M {entries}",
-    "entry": "{handle} {text}",
-}
-SECTION = {
-    "questions": "Q {questions}",
-    "question_line": "{number} {text}",
-    "chunk": "C {chunk}",
-    "reading": "read",
-    "answering": "answer",
-    "read_notice": "",
-}
+FULL = yaml.safe_load((Path(dialects.__file__).parent / "full.yaml").read_text())
 
 
-def write(folder: Path, **changes: object) -> str:
+def write(folder: Path, written: str | None = None, **changes: object) -> str:
+    """A file of templates with these changes (None: without it), or of another text."""
     path = folder / "templates.yaml"
-    path.write_text(yaml.safe_dump({k: v for k, v in {**MINIMAL, **changes}.items() if v is not None}))
+    fields = {name: value for name, value in {**FULL, **changes}.items() if value is not None}
+    path.write_text(yaml.safe_dump(fields) if written is None else written)
     return str(path)
+
+
+def section(**changes: str | None) -> dict[str, object]:
+    pieces = {
+        name: text
+        for name, text in {**find_environment("longdoc").section("full").pieces, **changes}.items()
+        if text is not None
+    }
+    return {"environments": {"longdoc": {"pieces": pieces}}}
 
 
 def test_a_third_party_registers_a_dialect() -> None:
@@ -84,38 +83,18 @@ def test_a_third_party_registers_a_dialect() -> None:
         ({"actions": {"create": 3}}, r"actions\.create is int"),
         ({"colour": "red"}, "unknown field colour"),
         ({"chat": "yes please"}, "field chat is str, expected bool"),
+        ({"written": "- a\n- b\n"}, "holds list"),
+        ({"written": "a: [1, 2\n"}, "not valid YAML"),
+        (section(chunk=None), "pieces lacks chunk"),
+        (section(chunk="no place for it"), r"piece chunk lacks \{chunk\}"),
+        (section(colour="red"), "unknown piece colour"),
     ],
 )
-def test_a_broken_template_file_names_the_field(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_a_broken_template_file_names_the_field_or_piece(tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(DialectError, match=message):
-        load_templates(write(tmp_path, **changes))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("- a\n- b\n", "holds list"), ("a: [1, 2\n", "not valid YAML"), (None, "no template set")],
-)
-def test_a_file_that_is_no_mapping_or_no_yaml_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
-    path = tmp_path / "x.yaml"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(DialectError, match=message):
-        load_templates(str(path))
-
-
-@pytest.mark.parametrize(
-    ("pieces", "message"),
-    [
-        ({"chunk": None}, "pieces lacks chunk"),
-        ({"chunk": "no place for it"}, r"piece chunk lacks \{chunk\}"),
-        ({"colour": "red"}, "unknown piece colour"),
-    ],
-)
-def test_a_broken_section_names_the_piece(tmp_path: Path, pieces: dict[str, object], message: str) -> None:
-    section = {name: text for name, text in {**SECTION, **pieces}.items() if text is not None}
-    path = write(tmp_path, environments={"longdoc": {"pieces": section}})
-    with pytest.raises(DialectError, match=message):
-        find_environment("longdoc").section(path)
+        find_environment("longdoc").section(write(tmp_path, **changes))
+    with pytest.raises(DialectError, match="no template set"):
+        load_templates(str(tmp_path / "none.yaml"))
 
 
 def test_a_file_without_a_section_takes_the_environments_own(tmp_path: Path) -> None:
@@ -125,19 +104,10 @@ def test_a_file_without_a_section_takes_the_environments_own(tmp_path: Path) -> 
     assert longdoc.section(write(tmp_path / "plain", chat=False)) == longdoc.section("compact")
 
 
-def test_actions_of_an_environment_bring_their_tags() -> None:
-    dialect = get_dialect("paper")
-    flag, tool = ActionSpec("flag", Body.TEXT), ActionSpec("search", Body.ARGUMENTS)
-    grammar = dialect.grammar([ANSWER_ACTION, flag, tool])
-    text = '<flag>x</flag><tool_call>{"name": "search", "arguments": {"q": 1}}</tool_call>'
-    assert [(action.kind, action.arguments) for action in grammar.parse(text).actions] == [
-        ("flag", None),
-        ("search", {"q": 1}),
-    ]
-    assert dialect.grammar().parse(text).actions == ()
+def test_no_action_of_an_environment_has_the_tag_of_another() -> None:
     for clash in (ActionSpec("delete_memory", Body.TEXT), ActionSpec("x", Body.TEXT, tag="final_answer")):
         with pytest.raises(DialectError, match="for two actions"):
-            dialect.grammar([ANSWER_ACTION, clash])
+            get_dialect("paper").grammar([ANSWER_ACTION, clash])
 
 
 def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
@@ -195,28 +165,23 @@ async def test_tags_of_other_dialects_are_text_and_an_answer_without_a_box_is_no
 
 
 @pytest.mark.parametrize(
-    ("text", "body"),
+    ("text", "bodies", "problem"),
     [
-        ("  all of it\n", "all of it"),
-        ("<think>hm</think>\nthe memory", "the memory"),
-        ("hm</think>the memory", "the memory"),
-        ("one <THINK>a</think>two<think>b</think>", "one two"),
+        ("  all of it\n", ["all of it"], None),
+        ("<think>hm</think>\nthe memory", ["the memory"], None),
+        ("hm</think>the memory", ["the memory"], None),
+        ("one <THINK>a</think>two<think>b</think>", ["one two"], None),
+        # What is empty or never stops thinking leaves the memory as it was.
+        (" ", [], Problem(ProblemReason.EMPTY, PAD, 0, 1)),
+        ("<think>hm</think>", [], Problem(ProblemReason.EMPTY, PAD, 0, 17)),
+        ("<think>hm, so", [], Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 13)),
+        ("memory <think>hm", ["memory"], Problem(ProblemReason.UNCLOSED_THINKING, "think", 7, 16)),
     ],
 )
-def test_the_whole_completion_outside_of_thinking(text: str, body: str) -> None:
+def test_the_whole_completion_outside_of_thinking(text: str, bodies: list[str], problem: Problem | None) -> None:
     parsed = parse_whole(text, SPEC, text.startswith("hm</think>"))
-    assert parsed.actions == (Action(PAD, body, start=0, end=len(text)),)
-    assert parsed.problems == ()
-
-
-def test_what_is_empty_or_never_stops_thinking_leaves_the_memory_as_it_was() -> None:
-    assert parse_whole(" ", SPEC).problems == (Problem(ProblemReason.EMPTY, "scratchpad", 0, 1),)
-    assert parse_whole("<think>hm</think>", SPEC).actions == ()
-    cut = parse_whole("<think>hm, so", SPEC)
-    assert (cut.actions, cut.problems) == ((), (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 13),))
-    kept = parse_whole("memory <think>hm", SPEC)
-    assert [action.text for action in kept.actions] == ["memory"]
-    assert [problem.reason for problem in kept.problems] == [ProblemReason.UNCLOSED_THINKING]
+    assert parsed.actions == tuple(Action(PAD, body, start=0, end=len(text)) for body in bodies)
+    assert parsed.problems == (() if problem is None else (problem,))
 
 
 def test_several_answers_are_the_boxes_that_hold_no_other() -> None:

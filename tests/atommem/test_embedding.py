@@ -43,6 +43,8 @@ def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(name: str, kind
         assert (embed(embedder, [text], "query")[0] == row).all()
     assert embed(embedder, []).shape == (0, embedder.dim)
     asyncio.run(embedder.close())
+    with pytest.raises(ConfigError, match="embedder_dim is 0"):
+        make_embedder(EmbedderConfig(embedder=name, embedder_dim=0))
 
 
 def test_hashing_is_the_published_construction() -> None:
@@ -101,6 +103,8 @@ def test_sentence_transformer_uses_the_models_query_prompt(model_folder: Path) -
     assert np.abs(query[0] - entries[0]).max() > 1e-2
     assert asyncio.run(embedder.embedder.embed([], "entry")).shape == (0, 16)
     asyncio.run(embedder.close())
+    with pytest.raises(ConfigError, match="embedder_model"):
+        SentenceTransformerEmbedder(model_folder / "nothing")
 
 
 def test_no_text_ends_a_run_and_what_is_cut_is_counted(model_folder: Path) -> None:
@@ -118,13 +122,6 @@ def test_no_text_ends_a_run_and_what_is_cut_is_counted(model_folder: Path) -> No
     with pytest.raises(ConfigError, match="none of the last 65 texts could be embedded"):
         embed(embedder, ["red"] * 64)
     asyncio.run(batched.close())
-
-
-def test_settings_that_make_no_embedder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="embedder_dim is 0"):
-        make_embedder(EmbedderConfig(embedder="hashing", embedder_dim=0))
-    with pytest.raises(ConfigError, match="embedder_model"):
-        SentenceTransformerEmbedder(tmp_path / "nothing")
 
 
 class EmbeddingServer:
@@ -179,16 +176,6 @@ async def test_vectors_are_normalised_and_in_the_order_of_the_texts(server: Embe
     assert (await embedder.embed([], "entry")).shape == (0, 3)
     assert len(server.bodies) == count
     await embedder.close()
-
-
-def test_outages_and_refusals(server: EmbeddingServer) -> None:
-    embedder = server.embedder()
-    server.answers = [httpx.Response(500)] * 3
-    with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
-        asyncio.run(embedder.embed(["a"], "entry"))
-    server.answers = [httpx.Response(404, json={"error": {"message": "no model m"}})]
-    with pytest.raises(ConfigError, match=r"model 'm'.*404.*no model m.*embedder_model"):
-        server.embedder()
 
 
 def test_texts_that_are_too_long_are_cut_where_the_server_can(
@@ -254,3 +241,9 @@ def test_what_are_no_embeddings_is_a_config_error(
     server.answers = [answer]
     with pytest.raises(ConfigError, match=message):
         asyncio.run(embedder.embed(["a", "b"], "entry"))
+    server.answers = [httpx.Response(500)] * 3
+    with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
+        asyncio.run(embedder.embed(["a"], "entry"))
+    server.answers = [httpx.Response(404, json={"error": {"message": "no model m"}})]
+    with pytest.raises(ConfigError, match=r"model 'm'.*404.*no model m.*embedder_model"):
+        server.embedder()

@@ -20,7 +20,7 @@ from atommem.policy.scripted import ScriptedPolicy
 from atommem.trace import read_trace, write_trace
 from tests.atommem import sessions
 from tests.atommem.sessions import Waits, outcome, saying, told
-from tests.fakes import WordTokenizer
+from tests.fakes import ListPolicy, WordTokenizer
 
 TASK = Task(
     "t1",
@@ -97,6 +97,10 @@ async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() ->
     episode = await run.run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (StopReason.TIME_LIMIT, 0.0, 2)
     assert run.agent.policy.cancelled  # type: ignore[attr-defined]
+    slow = [replace(step, seconds=100.0) for step in episode.steps]
+    late = await sessions.runner(limits=Limits(max_seconds=150)).run(TASK, past=slow)
+    assert (late.stop_reason, len(late.steps)) == (StopReason.TIME_LIMIT, 2), "what was spent before counts"
+    assert late.seconds >= 200
 
 
 async def test_what_is_asked_for() -> None:
@@ -112,31 +116,28 @@ async def test_what_is_asked_for() -> None:
     assert [sampling.max_tokens for sampling in await requests("a b", "c d", ANSWER, **limited)] == [98, 97, 94]
 
 
-class TurnPolicy:
+class TurnPolicy(ScriptedPolicy):
     """Answers at once, or (for the slow task) only after all others have ended; keeps which groups were in flight."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, lambda prompt: ANSWER)
         self.others_done = asyncio.Event()
         self.in_flight: list[str | None] = []
         self.most_in_flight = self.most_groups = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
         self.in_flight.append(sampling.affinity)
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         self.most_groups = max(self.most_groups, len({*self.in_flight}))
-        await (asyncio.wait_for(self.others_done.wait(), 5) if "slow" in prompt else asyncio.sleep(0))
+        slow = str(sampling.affinity).startswith("slow")
+        await (asyncio.wait_for(self.others_done.wait(), 5) if slow else asyncio.sleep(0))
         self.in_flight.remove(sampling.affinity)
-        return Completion([0], [0.0], ANSWER, "stop")
-
-    async def close(self) -> None:
-        return None
+        return await super().complete(prompt_ids, sampling)
 
 
 async def test_no_episode_waits_for_another() -> None:
     run = sessions.runner(TurnPolicy)
-    slow = replace(TASK, id="s", questions=(Question("slow?", ("Rome",)),))
+    slow = replace(TASK, id="slow")
     ended: list[int] = []
 
     def on_episode(index: int, episode: Episode) -> None:
@@ -170,9 +171,16 @@ async def test_what_is_refused_is_raised_not_scored() -> None:
 
 
 async def test_prompts_that_threads_encode_are_the_same() -> None:
+    """A policy that samples whatever waits gets them from the loop, all at once."""
     found = []
-    for count in (0, 1):
-        run, threads = runner(["x", "y", ANSWER], encode_threads=count, keep_prompts=True), []
+    for count, in_threads in ((0, 0), (1, 3), (2, 0)):
+
+        def policy(tokenizer: WordTokenizer, samples_what_waits: bool = count == 2) -> ListPolicy:
+            made: Any = ListPolicy(tokenizer, ["x", "y", ANSWER])
+            made.samples_what_waits = samples_what_waits
+            return made  # type: ignore[no-any-return]
+
+        run, threads = sessions.runner(policy, encode_threads=count, keep_prompts=True), []
         build = run.agent.prompts.build
 
         def noting(*args: Any, build: Any = build, threads: list[str] = threads) -> list[int]:
@@ -181,8 +189,8 @@ async def test_prompts_that_threads_encode_are_the_same() -> None:
 
         run.agent.prompts.build = noting  # type: ignore[method-assign]
         found.append([step.prompt_ids for step in (await run.run(TASK)).steps])
-        assert sum(name.startswith("atommem-prompts") for name in threads) == 3 * count
-    assert found[0] == found[1]
+        assert sum(name.startswith("atommem-prompts") for name in threads) == in_threads
+    assert found[0] == found[1] == found[2]
     assert all(found[0])
 
 
@@ -194,23 +202,33 @@ async def test_a_scripted_policy_is_cut_as_a_model_is() -> None:
     assert (step.text, step.finish_reason) == ("one", "length")
 
 
-@pytest.mark.parametrize("traced", [False, True])
-async def test_an_episode_goes_on_from_any_step_without_asking_again(traced: bool, tmp_path: Path) -> None:
-    whole = await sessions.runner().run(LONG, 4)
-    assert len(whole.steps) > 6
-    past = whole.steps
-    if traced:
-        path = write_trace(tmp_path / "t", whole, {}, tokens=True)
-        past = read_trace(path).episode.steps
-        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
-        assert [told(step) for step in read_trace(path).episode.steps] == [told(step) for step in whole.steps[:3]]
-    for count in (0, 1, 4, len(past)):
-        run = sessions.runner()
-        again = await run.run(LONG, 4, past[:count])
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(), StopReason.UNANSWERED),
+        (Limits(max_steps=5), StopReason.STEP_LIMIT),
+        (Limits(max_tokens=90), StopReason.TOKEN_LIMIT),
+    ],
+)
+async def test_an_episode_goes_on_from_any_step_without_asking_again(
+    limits: Limits, reason: StopReason, tmp_path: Path
+) -> None:
+    whole = await sessions.runner(limits=limits).run(LONG, 4)
+    assert whole.stop_reason is reason
+    path = write_trace(tmp_path / "t", whole, {}, tokens=True)
+    traced, kept = read_trace(path).episode.steps, whole.steps
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    assert [told(step) for step in read_trace(path).episode.steps] == [told(step) for step in kept[:3]]
+    for past in ([], traced[:1], kept[:4], traced[:-1], kept, traced):
+        run = sessions.runner(limits=limits)
+        again = await run.run(LONG, 4, past)
         assert outcome(again) == outcome(whole)
-        assert len(run.agent.policy.asked) == len(past) - count  # type: ignore[attr-defined]
-        assert again.seconds >= sum(step.seconds for step in past[:count])
-    fork = await sessions.runner().run(LONG, 5, past[:3])  # another sample of it, from step 3 on
+        assert len(run.agent.policy.asked) == len(kept) - len(past)  # type: ignore[attr-defined]
+        assert again.seconds >= sum(step.seconds for step in past)
+    bare = [replace(step, token_ids=[], logprobs=[]) for step in kept]  # a chat server returns text only
+    again = await sessions.runner(limits=limits).run(LONG, 4, bare)
+    assert (again.stop_reason, len(again.steps)) == (reason, len(bare))
+    fork = await sessions.runner().run(LONG, 5, kept[:3])  # another sample of it, from step 3 on
     assert outcome(fork)[0][:3] == outcome(whole)[0][:3]
     assert outcome(fork)[0][3]["text"] != outcome(whole)[0][3]["text"]
     assert fork.sample == 5
@@ -233,28 +251,6 @@ async def test_an_episode_that_was_cancelled_goes_on_after_its_last_whole_turn()
         assert outcome(again) == outcome(whole)
         assert await other.run_all([(LONG, 0)], kept=kept) == [again]  # it has ended
         assert len(other.agent.policy.asked) == len(texts) - number  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [(Limits(max_steps=5), StopReason.STEP_LIMIT), (Limits(max_tokens=90), StopReason.TOKEN_LIMIT)],
-)
-async def test_limits_count_what_was_before(limits: Limits, reason: StopReason) -> None:
-    whole = await sessions.runner(limits=limits).run(LONG)
-    assert whole.stop_reason is reason
-    for count in (1, len(whole.steps) - 1, len(whole.steps)):
-        assert outcome(await sessions.runner(limits=limits).run(LONG, past=whole.steps[:count])) == outcome(whole)
-    bare = [replace(step, token_ids=[], logprobs=[]) for step in whole.steps]  # a chat server returns text only
-    again = await sessions.runner(limits=limits).run(LONG, past=bare)
-    assert (again.stop_reason, len(again.steps)) == (reason, len(bare))
-
-
-async def test_time_that_was_spent_before_counts() -> None:
-    whole = await sessions.runner().run(LONG)
-    slow = [replace(step, seconds=100.0) for step in whole.steps[:2]]
-    late = await sessions.runner(limits=Limits(max_seconds=150)).run(LONG, past=slow)
-    assert (late.stop_reason, len(late.steps)) == (StopReason.TIME_LIMIT, 2)
-    assert late.seconds >= 200
 
 
 async def test_an_episode_that_an_outage_ended_applies_what_it_had_sampled() -> None:

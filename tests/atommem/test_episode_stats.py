@@ -53,25 +53,17 @@ def episodes() -> list[Episode]:
     return [first, second, failed]
 
 
-def test_only_what_the_policy_did_counts_and_one_retrieval_a_completion() -> None:
-    operations = (
-        Operation(0, "read", after="a"),
+def test_counted_by_hand() -> None:
+    whole = episodes()
+    cut, reading, _ = whole[0].steps
+    cut.finish_reason = "length"
+    cut.problems = (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 1),)
+    reading.operations += (  # of which none counts: one retrieval a completion, and only what the policy did
         Operation(0, "read", before="a", after="b"),
         Operation(0, "delete", entry_id=1, before="x", actor="retention:lru"),
         Operation(0, "read", Outcome.DISABLED, actor="user"),
         Operation(0, "retrieve", actor="memory"),
     )
-    one = step([READ, READ], [], 0, 1)
-    one.operations = operations
-    summary = summarize_episodes([Episode("a", 0, [one, one], reward=1.0, stop_reason=StopReason.ANSWERED)])
-    assert (summary["retrievals"], summary["actions/read"], summary["wasted/disabled"]) == (2.0, 2.0, 0.0)
-
-
-def test_counted_by_hand() -> None:
-    whole = episodes()
-    cut, _, _ = whole[0].steps
-    cut.finish_reason = "length"
-    cut.problems = (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 1),)
     summary = summarize_episodes(whole)
     expected = {
         "episodes": 3,
@@ -113,9 +105,6 @@ def test_counted_by_hand() -> None:
     only_failed = summarize_episodes([Episode("b", 0)])
     assert only_failed["failed"] == only_failed["stop/failed"] == 1
     assert not {"reward", "malformed"} & {*only_failed}
-
-
-def test_actions_are_those_that_were_counted() -> None:
-    """Memory's in their order, then what environments brought, by name."""
+    # Memory's in their order, then what environments brought, by name.
     counted = ({"actions/lookup": 1.0, "reward": 1.0}, {"actions/answer": 0.0, "actions/read": 2.0})
     assert action_names(*counted) == ["create", "read", "update", "delete", "scratchpad", "answer", "lookup"]

@@ -19,13 +19,14 @@ from atommem.config import MemoryConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
 from atommem.policy.contract import Completion, Sampling
+from atommem.policy.scripted import ScriptedPolicy
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, make_episode_runner
 
 TEXT = "one two three four five six seven"
 ANSWERED = "<final_answer>\\boxed{six}</final_answer>"
 
 
-class NotePolicy:
+class NotePolicy(ScriptedPolicy):
     """Keeps every chunk as an entry, looks for it, and answers ``42``; keeps what it was asked.
 
     Attributes:
@@ -35,29 +36,30 @@ class NotePolicy:
         running, most: Requests at this time, and at most.
     """
 
+    fail_at: int | None = None
+    hang = closed = False
+    running = most = 0
+    seconds = 0.001
+
     def __init__(self) -> None:
         self.tokenizer = WordTokenizer()
         self.prompts: list[str] = []
-        self.fail_at: int | None = None
-        self.hang = False
-        self.running = self.most = 0
-        self.seconds = 0.001
-        self.closed = False
+        super().__init__(self.tokenizer, self.note, eos_token_id=0)
+
+    def note(self, prompt: str) -> str:
+        chunk = re.search(r"of the text:\n(.*?)\n", prompt)
+        kept = f"<create_memory>{chunk[1]}</create_memory><read_memory>{chunk[1]}</read_memory>" if chunk else ""
+        return kept or "<final_answer>\\boxed{42}</final_answer>"
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        prompt = self.tokenizer.decode(prompt_ids)
-        self.prompts.append(prompt)
+        self.prompts.append(self.tokenizer.decode(prompt_ids))
         if self.fail_at == len(self.prompts):
             raise OutageError("server gone")
         self.running += 1
         self.most = max(self.most, self.running)
         await (asyncio.Event().wait() if self.hang else asyncio.sleep(self.seconds))
         self.running -= 1
-        chunk = re.search(r"of the text:\n(.*?)\n", prompt)
-        kept = f"<create_memory>{chunk[1]}</create_memory><read_memory>{chunk[1]}</read_memory>" if chunk else ""
-        text = kept or "<final_answer>\\boxed{42}</final_answer>"
-        ids = [*self.tokenizer.encode(text), 0]
-        return Completion(ids, [0.0] * len(ids), text, "stop")
+        return await super().complete(prompt_ids, sampling)
 
     async def close(self) -> None:
         self.closed = True
@@ -189,39 +191,32 @@ async def test_an_interrupted_reading_goes_on_where_it_stopped() -> None:
     assert (await memory.read(TEXT)).steps == (3, 4, 5)
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+async def test_files_and_what_cannot_be_read(tmp_path: Path) -> None:
+    path, memory = tmp_path / "a.txt", make()
+    path.write_text("one two")
+    assert (await memory.read(path)).name == "a.txt"
+    other = tmp_path / "b.txt"
+    other.write_bytes("drei vier".encode("utf-16"))
+    await memory.read(other)
+    assert texts(memory) == ["one two", "drei vier"]
+    for name, raw in (("png", b"\x89PNG\xff"), ("binary", b"a\0b"), ("empty", b"\n")):
+        (tmp_path / name).write_bytes(raw)
+    sources: list[tuple[Any, str]] = [
         ("", "the text is empty"),
         (" \n", "the text is empty"),
         ([], "nothing to read"),
         (["a", 3], "piece 2 to be read is a int"),
         (b"raw", "decode them"),
         (Path("nowhere.txt"), "cannot read nowhere.txt: No such file"),
-    ],
-)
-async def test_what_cannot_be_read(source: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        await make().read(source)
-
-
-async def test_files(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("one two")
-    memory = make()
-    assert (await memory.read(path)).name == "a.txt"
-    assert texts(memory) == ["one two"]
-    with pytest.raises(DataError, match="is the path of a file"):
-        await memory.read(str(path))
-    path.write_bytes("drei vier".encode("utf-16"))
-    await memory.read(path)
-    assert texts(memory)[-1] == "drei vier"
-    for raw, message in ((b"\x89PNG\xff", "no utf-8 text"), (b"a\0b", "a binary file"), (b"\n", "is empty")):
-        path.write_bytes(raw)
+        (str(path), "is the path of a file"),
+        (tmp_path / "png", "no utf-8 text"),
+        (tmp_path / "binary", "a binary file"),
+        (tmp_path / "empty", "is empty"),
+        (tmp_path, "Is a directory"),
+    ]
+    for source, message in sources:
         with pytest.raises(DataError, match=message):
-            await memory.read(path)
-    with pytest.raises(DataError, match="Is a directory"):
-        await memory.read(tmp_path)
+            await memory.read(source)
 
 
 def test_settings_that_are_none() -> None:

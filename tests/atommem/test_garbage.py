@@ -17,41 +17,33 @@ class Node:
         self.itself = self
 
 
-@pytest.fixture
-def _nothing_frozen():
-    frozen = gc.get_freeze_count()
+def test_what_is_there_is_frozen_and_let_go_also_after_an_error(request):
+    if gc.get_freeze_count():  # by tests/conftest.py
+        request.addfinalizer(gc.freeze)
     gc.unfreeze()
-    yield
-    if frozen:  # by tests/conftest.py
-        gc.freeze()
-
-
-@pytest.mark.usefixtures("_nothing_frozen")
-def test_what_is_there_is_frozen_and_let_go_also_after_an_error():
     with pytest.raises(ZeroDivisionError), frozen_heap():  # noqa: PT012
         outer = gc.get_freeze_count()
         assert outer > 10_000
         inside = weakref.ref(Node())
         gc.collect()
         assert inside() is None, "garbage made inside is found"
+        young = [[number] for number in range(1000)]  # to be frozen by nobody; other threads may free some that are
         with frozen_heap():
-            assert gc.get_freeze_count() == outer
-        assert gc.get_freeze_count() == outer, "the outer freeze holds"
+            assert abs(gc.get_freeze_count() - outer) < len(young) // 2
+        assert abs(gc.get_freeze_count() - outer) < len(young) // 2, "the outer freeze holds"
         1 / 0  # noqa: B018
     assert gc.get_freeze_count() == 0
 
 
-def test_only_young_garbage_is_collected_by_itself():
+def test_only_young_garbage_is_collected_by_itself(request):
     generations: set[int] = set()
 
     def note(phase: str, info: dict[str, int]) -> None:
         generations.add(info["generation"])
 
     gc.callbacks.append(note)
-    try:
-        with no_full_collection():
-            kept = [[number] for number in range(200_000)]
-    finally:
-        gc.callbacks.remove(note)
+    request.addfinalizer(lambda: gc.callbacks.remove(note))
+    with no_full_collection():
+        kept = [[number] for number in range(200_000)]
     assert len(kept) == 200_000
     assert generations == {0, 1}

@@ -10,21 +10,20 @@ HEAVY = {"torch", "transformers", "trl", "vllm", "sentence_transformers", "datas
 ROOMS = {"envs", "train", "eval", "serve", "demo"}
 
 
-def loaded_by(code: str) -> set[str]:
-    script = f"import sys, json\n{code}\nprint(json.dumps(sorted(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(json.loads(result.stdout))
-
-
-def test_importing_the_whole_core_loads_no_heavy_library_and_no_room() -> None:
+def test_what_imports_load() -> None:
+    """In one process, one after the other: the package, its faces, and the whole core."""
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / "atommem").rglob("*.py")) if path.stem != "__init__"]
     core = [".".join(path.with_suffix("").parts) for path in paths if path.parts[1] not in ROOMS]
-    loaded = loaded_by("\n".join(f"import {name}" for name in core))
-    assert {"atommem.episode_runner", "atommem.policy.local"} <= loaded
-    assert loaded & (HEAVY | {f"atommem.{room}" for room in ROOMS}) == set()
-
-
-def test_import_atommem_is_small() -> None:
+    lines = [
+        "import atommem",
+        "from atommem import AsyncMemory, Memory; atommem.__version__",
+        f"import {','.join(core)}",
+    ]
+    script = "import json, sys\n" + "".join(f"{line}\nprint(json.dumps([*sys.modules]))\n" for line in lines)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    alone, faces, whole = (set(json.loads(line)) for line in result.stdout.splitlines())
     # The half second of the bar is measured by scripts/bench_import.py; what costs it is guarded here.
-    assert not {"numpy", "faiss", "yaml", "rich", "httpx"} & loaded_by("import atommem")
-    assert not HEAVY & loaded_by("from atommem import AsyncMemory, Memory; import atommem; atommem.__version__")
+    assert not {"numpy", "faiss", "yaml", "rich", "httpx"} & alone
+    assert not HEAVY & faces
+    assert {"atommem.episode_runner", "atommem.policy.local"} <= whole
+    assert not whole & (HEAVY | {f"atommem.{room}" for room in ROOMS})

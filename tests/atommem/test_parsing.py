@@ -45,32 +45,20 @@ def outline(text: str, dialect: Grammar = SHORT, thinking: bool = False) -> list
     return [line(item) for item in sorted(items, key=lambda item: item.start)]
 
 
-def test_every_action_of_the_paper_dialect() -> None:
+def test_one_tag_means_what_its_dialect_says() -> None:
     text = (
         "I note this. <create_memory>Ana lives in Brin.</create_memory>\n"
         "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo moved.</update_memory> "
         "<delete_memory>Memory 1</delete_memory><update_scratchpad>plan</update_scratchpad>"
         '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+        "<modify_memory>1: b</modify_memory><add_memory>c</add_memory><update_query>d</update_query>"
         "<final_answer>It is \\boxed{Brin}.</final_answer>"
     )
-    assert outline(text, PAPER) == [
-        "create Ana lives in Brin.",
-        "read where is Ana",
-        "update 2 Bo moved.",
-        "delete 1",
-        "scratchpad plan",
-        'search {"name": "search", "arguments": {"query": "x"}}',
-        "answer Brin",
-    ]
-
-
-def test_one_tag_means_what_its_dialect_says() -> None:
-    text = (
-        "<update_memory>1: a</update_memory><modify_memory>1: b</modify_memory>"
-        "<add_memory>c</add_memory><update_query>d</update_query><create_memory>e</create_memory>"
-    )
-    assert outline(text, PAPER) == ["update 1 a", "create e"]
-    assert outline(text, RELEASED) == ["scratchpad 1: a", "update 1 b", "create c", "read d"]
+    kept = ["read where is Ana", "update 2 Bo moved.", "delete 1", "scratchpad plan"]
+    call = 'search {"name": "search", "arguments": {"query": "x"}}'
+    assert outline(text, PAPER) == ["create Ana lives in Brin.", *kept, call, "answer Brin"]
+    other = ["scratchpad Memory 2: Bo moved.", "delete 1", "update 1 b", "create c", "read d"]
+    assert outline(text, RELEASED) == [*other, "answer Brin"]
 
 
 @pytest.mark.parametrize(
@@ -262,15 +250,18 @@ def test_calls(body: str, expected: str | None) -> None:
 
 
 def test_several_calls_and_arguments_in_a_tag_of_their_own() -> None:
-    own = get_dialect("paper").grammar([SEARCH, VISIT])
+    own = get_dialect("paper").grammar([SEARCH, VISIT, ActionSpec("flag", Body.TEXT)])
     call = '<tool_call>{"name": "search", "arguments": {"query": "%s"}}</tool_call>'
-    parsed = own.parse(call % "a" + call % "b" + '<visit>{"page": 3}</visit><visit>3</visit>')
+    text = call % "a" + call % "b" + '<visit>{"page": 3}</visit><visit>3</visit><flag>x</flag>'
+    parsed = own.parse(text)
     assert [(action.kind, dict(action.arguments or {})) for action in parsed.actions] == [
         ("search", {"query": "a"}),
         ("search", {"query": "b"}),
         ("visit", {"page": 3}),
+        ("flag", {}),
     ]
     assert [problem.reason for problem in parsed.problems] == ["not_json"]
+    assert get_dialect("paper").grammar().parse(text).actions == ()
 
 
 def test_hostile_arguments() -> None:

@@ -1,23 +1,20 @@
 """The local policy against plain forward passes, transformers' own generate, and the definitions of sampling."""
 
 import asyncio
-import math
 import threading
-import time
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy import local
 from atommem.policy.contract import Completion, Sampling
-from atommem.policy.decoding import Row, _Settings, _uniforms
+from atommem.policy.decoding import Row, _Settings
 from atommem.policy.local import FREE_PADDING, LocalPolicy, evaluating, plan_batches
-from atommem.session import Session
-from tests.atommem.sessions import agent, turns
 from tests.fakes import word_level
 
 torch = pytest.importorskip("torch")
@@ -102,6 +99,7 @@ def test_logprobs_are_those_of_the_distribution_that_is_sampled(
     assert len({tuple(row.token_ids) for row in batches[0] if row.prompt_ids == PROMPTS[5]}) == 4
     first, second = ([row.prompt_ids for row in batch] for batch in batches)
     assert first == second
+    assert policy.samples_what_waits  # of threads it would get prompts one by one, and begin with the first
 
 
 def test_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
@@ -120,8 +118,13 @@ def test_a_seed_samples_the_same_whichever_the_batch(policy: LocalPolicy) -> Non
     assert complete_all(policy, samplings) == together
     alone = [complete_all(policy, [s], [p])[0] for p, s in zip(PROMPTS, samplings, strict=True)]
     assert [c.token_ids for c in alone] == [c.token_ids for c in together]
-    other = complete_all(policy, [Sampling(temperature=1.0, max_tokens=10, seed=i) for i in range(8)])
-    assert [c.token_ids for c in other] != [c.token_ids for c in together]
+    longer = complete_all(policy, [replace(sampling, max_tokens=12) for sampling in samplings])
+    assert [c.token_ids[:10] for c in longer] == [c.token_ids for c in together]
+    for seeds in (range(8), [None] * 8, range(-8, 0)):  # without one, a row is another every time
+        other = complete_all(policy, [replace(samplings[0], seed=seed) for seed in seeds])
+        assert [c.token_ids for c in other] != [c.token_ids for c in together]
+        again = complete_all(policy, [replace(samplings[0], seed=seed) for seed in seeds])
+        assert (other == again) is (None not in seeds)
 
 
 def test_the_end_of_sequence_token_is_kept_in_ids_and_left_out_of_the_text(
@@ -143,30 +146,6 @@ def test_the_end_of_sequence_token_is_kept_in_ids_and_left_out_of_the_text(
     monkeypatch.setattr(model.generation_config, "eos_token_id", [40, path[0]])  # these end a completion too
     (done,) = greedy(9)
     assert (len(done.token_ids), done.finish_reason) == (1, "stop")
-
-
-def test_prompts_are_made_in_the_loop_and_make_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of threads it would get them one by one, and begin with the first."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    tiny = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=4096, num_attention_heads=1, num_key_value_heads=1, **tiny))
-    shared = agent(lambda _: LocalPolicy(model, NumberTokenizer()), encode_threads=2)
-    batches, build, threads = batches_of(monkeypatch), shared.prompts.build, set()
-
-    def slowly(*args: Any) -> list[int]:
-        threads.add(threading.current_thread())
-        time.sleep(0.01)
-        return build(*args)
-
-    monkeypatch.setattr(shared.prompts, "build", slowly)
-
-    async def run() -> None:
-        await asyncio.gather(*(turns(Session(shared, f"t/{number}"), 1) for number in range(4)))
-
-    asyncio.run(run())
-    assert [len(batch) for batch in batches] == [4]
-    assert threads == {threading.main_thread()}
 
 
 def test_the_training_mode_of_every_module_comes_back(model: Any, policy: LocalPolicy) -> None:
@@ -257,59 +236,46 @@ def test_a_batch_that_nobody_waits_for_ends(model: Any, policy: LocalPolicy, mon
 PROBS = [0.1, 0.4, 0.05, 0.25, 0.2]
 
 
-def shares(sampling: Sampling, draws: int = 4000) -> list[float]:
-    """How often each token comes up when the uniform numbers are spread evenly over [0, 1).
-
-    What `draw` says of its probability has to be that share; at temperature 0, the model's own.
-    """
-    settings = _Settings.of([Row([1], sampling)] * draws, torch.device("cpu"))
-    logprobs = torch.tensor(PROBS).log().expand(draws, -1)
-    uniforms = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
-    # Logits are known up to a constant.
-    token_ids, chosen = settings.draw(logprobs + 3.0, uniforms)
-    counts = Counter(token_ids.tolist())
-    for token_id, logprob in zip(token_ids.tolist(), chosen.tolist(), strict=True):
-        expected = counts[token_id] / draws if sampling.temperature else PROBS[token_id]
-        assert math.exp(logprob) == pytest.approx(expected, abs=1e-3)
-    return [counts[token_id] / draws for token_id in range(len(PROBS))]
-
-
 def normalised(weights: Sequence[float]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-@pytest.mark.parametrize(
-    ("sampling", "expected"),
-    [
-        (Sampling(temperature=1.0), PROBS),
-        (Sampling(temperature=0.5), normalised([p**2 for p in PROBS])),
-        (Sampling(temperature=0), [0, 1, 0, 0, 0]),
-        (Sampling(temperature=1.0, top_k=2), normalised([0, 0.4, 0, 0.25, 0])),
-        (Sampling(temperature=1.0, top_k=1), [0, 1, 0, 0, 0]),
-        (Sampling(temperature=1.0, top_k=99), PROBS),
-        # 0.4 and 0.25 are below 0.7 together; the token that crosses it stays.
-        (Sampling(temperature=1.0, top_p=0.7), normalised([0, 0.4, 0, 0.25, 0.2])),
-        (Sampling(temperature=1.0, top_p=0.01), [0, 1, 0, 0, 0]),
-        # Top-p counts the mass that top-k left: 0.4 / 0.65 is already above 0.6.
-        (Sampling(temperature=1.0, top_k=2, top_p=0.6), [0, 1, 0, 0, 0]),
-    ],
-)
-def test_shares_are_those_of_the_definition(sampling: Sampling, expected: list[float]) -> None:
-    assert shares(sampling) == pytest.approx(expected, abs=1e-3)
+SHARES = [
+    (Sampling(temperature=1.0), PROBS),
+    (Sampling(temperature=0.5), normalised([p**2 for p in PROBS])),
+    (Sampling(temperature=0), [0, 1, 0, 0, 0]),
+    (Sampling(temperature=1.0, top_k=2), normalised([0, 0.4, 0, 0.25, 0])),
+    (Sampling(temperature=1.0, top_k=1), [0, 1, 0, 0, 0]),
+    (Sampling(temperature=1.0, top_k=99), PROBS),
+    # 0.4 and 0.25 are below 0.7 together; the token that crosses it stays.
+    (Sampling(temperature=1.0, top_p=0.7), normalised([0, 0.4, 0, 0.25, 0.2])),
+    (Sampling(temperature=1.0, top_p=0.01), [0, 1, 0, 0, 0]),
+    # Top-p counts the mass that top-k left: 0.4 / 0.65 is already above 0.6.
+    (Sampling(temperature=1.0, top_k=2, top_p=0.6), [0, 1, 0, 0, 0]),
+]
 
 
-def test_rows_of_one_batch_keep_their_own_settings() -> None:
-    rows = [
-        Row([1], s) for s in (Sampling(temperature=0), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=3))
-    ]
-    settings = _Settings.of(rows, torch.device("cpu"))
-    logprobs = torch.tensor(PROBS).log().expand(3, -1)
-    uniforms = torch.full((3,), 1 - 1e-9, dtype=torch.float64)
-    # Both draw in the order of the vocabulary, whether or not the tail is cut.
-    drawn, chosen = settings.draw(logprobs, 1 - uniforms)
-    assert drawn.tolist()[1:] == [4, 4]
-    assert chosen.exp().tolist() == pytest.approx([0.4, 0.2, 0.2 / 0.85])
-    assert settings.select(torch.tensor([0, 2])).draw(logprobs[:2], uniforms[:2])[0].tolist() == [1, 1]
+@pytest.mark.parametrize("kept", [range(len(SHARES))[::-1], [0], [1, 0], [4, 1, 2]])
+def test_shares_are_those_of_the_definition_for_every_row_of_a_batch(kept: Sequence[int]) -> None:
+    """How often each token comes up when the uniform numbers are spread evenly over [0, 1).
+
+    What `draw` says of its probability has to be that share; at temperature 0, the model's own. Tokens come in the
+    order of the vocabulary, whether or not the tail is cut.
+    """
+    draws, made = 2000, sorted(kept)
+    rows = [Row([1], SHARES[row][0]) for _ in range(draws) for row in made]
+    left = torch.tensor([draw * len(made) + made.index(row) for draw in range(draws) for row in kept])
+    settings = _Settings.of(rows, torch.device("cpu")).select(left)
+    uniforms = ((torch.arange(draws, dtype=torch.float64) + 0.5) / draws).repeat_interleave(len(kept))
+    # Logits are known up to a constant.
+    drawn = settings.draw(torch.tensor(PROBS).log().expand(len(left), -1) + 3.0, uniforms)
+    token_ids, chosen = (values.view(draws, -1).T.tolist() for values in drawn)
+    for row, ids, logprobs in zip(kept, token_ids, chosen, strict=True):
+        sampling, expected = SHARES[row]
+        assert ids == sorted(ids, reverse=True)
+        assert [ids.count(token_id) / draws for token_id in range(len(PROBS))] == pytest.approx(expected, abs=1e-3)
+        own = expected if sampling.temperature else PROBS
+        np.testing.assert_allclose(np.exp(logprobs), [own[token_id] for token_id in ids], atol=1e-3)
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
@@ -318,16 +284,3 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform: float) -> None:
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.99)):
         settings = _Settings.of([Row([1], sampling)], torch.device("cpu"))
         assert settings.draw(logprobs, torch.tensor([uniform], dtype=torch.float64))[0].item() in (1, 2)
-
-
-def test_streams_depend_on_nothing_but_the_seed() -> None:
-    def rows(*seeds: int | None) -> list[Row]:
-        return [Row([1], Sampling(max_tokens=5, seed=seed)) for seed in seeds]
-
-    a, b = _uniforms(rows(3, 4))
-    assert (_uniforms(rows(4, 3))[::-1] == [a, b]).all()
-    assert (a != b).any()
-    assert (_uniforms(rows(None))[0] != _uniforms(rows(None))[0]).any()
-    assert _uniforms(rows(-1)).shape == (1, 5)
-    longer = _uniforms([Row([1], Sampling(max_tokens=9, seed=3))])[0]
-    assert (longer[:5] == a).all()

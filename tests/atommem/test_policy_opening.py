@@ -1,29 +1,28 @@
-"""Which policy an evaluation opens, and what it needs for that."""
+"""Which policy an evaluation opens, and what it needs for that; a hub may be out of reach."""
 
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 
+from atommem import hub
 from atommem.errors import ConfigError
 from atommem.policy import opening as policies
 from atommem.policy.local import LocalPolicy
 from atommem.policy.server import ServerPolicy
 from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
+from tests.loopback import Quiet, listening
 
 
-@dataclass
-class Settings:
-    policy: list[str]
-    api: str = "completions"
-    model: str | None = None
-    tokenizer: str | None = "t"
-    max_in_flight: int = 8
-    max_batch_tokens: int = 100
+def given(*policy: str, model: str | None = None) -> SimpleNamespace:
+    more = {"api": "completions", "tokenizer": "t", "max_in_flight": 8, "max_batch_tokens": 100}
+    return SimpleNamespace(policy=[*policy], model=model, **more)
 
 
 def test_connections_raise_the_limit_of_open_files_where_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,20 +42,20 @@ def test_connections_raise_the_limit_of_open_files_where_they_may(monkeypatch: p
 async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: WordTokenizer())
-    one = policies.open_policy(Settings(["http://a"]))
+    one = policies.open_policy(given("http://a"))
     assert isinstance(one, ServerPolicy)
-    several = policies.open_policy(Settings(["http://a", "http://b/v1"], model="m"))
+    several = policies.open_policy(given("http://a", "http://b/v1", model="m"))
     assert isinstance(several, ServerPool)
     assert [server.url for server in several.servers] == ["http://a", "http://b"]
-    assert await policies.policy_identity(Settings(["http://a", "http://b"], model="m"), several) == {
+    assert await policies.policy_identity(given("http://a", "http://b", model="m"), several) == {
         "model": "m",
         "tokenizer": "t",
     }
     with pytest.raises(ConfigError, match="each only once"):
-        policies.open_policy(Settings(["http://a", "http://a"]))
+        policies.open_policy(given("http://a", "http://a"))
     for names in ([], ["folder", "http://a"], ["a", "b"]):
         with pytest.raises(ConfigError, match="give one model folder, or the URLs"):
-            policies.open_policy(Settings(names))
+            policies.open_policy(given(*names))
 
 
 async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +69,38 @@ async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypa
     for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         monkeypatch.setattr(kind, "from_pretrained", load)
     monkeypatch.setattr(LocalPolicy, "__init__", lambda self, model, tokenizer, **_: setattr(self, "model", model))
-    settings = Settings(["Qwen/Qwen3-8B@v1.0"])
+    settings = given("Qwen/Qwen3-8B@v1.0")
     identity = await policies.policy_identity(settings, policies.open_policy(settings))
     assert (identity["path"], identity["commit"]) == ("Qwen/Qwen3-8B@v1.0", "c0ffee")
     policies.load_tokenizer("Qwen/Qwen3-8B@v1.0")
     assert asked == [("Qwen/Qwen3-8B", "v1.0")] * 3
     with pytest.raises(ConfigError, match="names no revision after its @"):
         policies.load_tokenizer("Qwen/Qwen3-8B@")
+
+
+# Models by their names on a hub -------------------------------------------------------------------
+
+
+class _Hub(Quiet):
+    asked = 0
+
+    def do_HEAD(self) -> None:  # noqa: N802
+        _Hub.asked += 1
+        self.send_response(404)
+        self.end_headers()
+
+
+def test_a_hub_that_answers_is_asked_once_and_one_that_is_gone_not_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_reached", cache(hub._reached.__wrapped__))
+    with listening(_Hub) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://{address}")
+        assert hub.only_here(tmp_path)
+        assert _Hub.asked == 0
+        assert not hub.only_here("somebody/model")
+        assert not hub.only_here("somebody/another")
+        assert _Hub.asked == 1
+    hub._reached.cache_clear()
+    assert hub.only_here("somebody/model")

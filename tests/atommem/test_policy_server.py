@@ -1,43 +1,39 @@
-"""The server policy against a fake ``/v1/completions``; scripts/real_eval runs it against vLLM."""
+"""The policies of servers: of token ids against a fake ``/v1/completions`` (scripts/real_eval runs it against vLLM), of
+messages against a chat server in memory.
+"""
+
+from __future__ import annotations
 
 from typing import Any
 
 import httpx
 import pytest
 
-from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
+from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, UnknownModelError
+from atommem.policy.chat import ChatPolicy
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
-from tests.fake_chat import refusal
+from tests.fake_chat import FakeChat, Reply, choice, refusal
 from tests.fake_vllm import FakeServer
 from tests.fakes import WordTokenizer
 
 SAMPLING = Sampling(temperature=0.7, max_tokens=8, seed=3)
+TOKENIZER = WordTokenizer()
+IDS = [*TOKENIZER.encode("forty two"), TOKENIZER.eos_token_id]
+CHOICE = {"token_ids": IDS, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}}
 
 
-@pytest.fixture
-def tokenizer() -> WordTokenizer:
-    return WordTokenizer()
+def make(model: str | None = "policy") -> tuple[ServerPolicy, FakeServer]:
+    vllm = FakeServer()
+    vllm.choice, transport = CHOICE, httpx.MockTransport(vllm.answer)
+    own = {"tokenizer": TOKENIZER, "retries": 1, "backoff": 0.001, "transport": transport}
+    return ServerPolicy("http://server", model, **own), vllm  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def vllm(tokenizer: WordTokenizer) -> FakeServer:
-    server, ids = FakeServer(), [*tokenizer.encode("forty two"), tokenizer.eos_token_id]
-    server.choice = {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}}
-    return server
-
-
-def policy_of(vllm: FakeServer, tokenizer: WordTokenizer, model: str | None = "policy") -> ServerPolicy:
-    transport = httpx.MockTransport(vllm.answer)
-    return ServerPolicy("http://server", model, tokenizer=tokenizer, retries=1, backoff=0.001, transport=transport)
-
-
-async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_they_are(
-    vllm: FakeServer, tokenizer: WordTokenizer
-) -> None:
-    policy = policy_of(vllm, tokenizer)
+async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_they_are() -> None:
+    policy, vllm = make()
     done = await policy.complete([5, 6], SAMPLING)
-    assert done == Completion([*tokenizer.encode("forty two"), 0], [-0.5, -0.25, -1.0], "forty two", "stop")
+    assert done == Completion(IDS, [-0.5, -0.25, -1.0], "forty two", "stop")
     await policy.complete([5], Sampling(temperature=0, top_p=0.9, top_k=4, max_tokens=2))
     await policy.close()
     first, second = vllm.bodies
@@ -68,22 +64,19 @@ async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_th
         (httpx.Response(503, text="overloaded"), OutageError, "overloaded"),
     ],
 )
-async def test_what_is_no_completion_is_an_error(
-    vllm: FakeServer, tokenizer: WordTokenizer, change: Any, error: type[Exception], message: str
-) -> None:
+async def test_what_is_no_completion_is_an_error(change: Any, error: type[Exception], message: str) -> None:
+    policy, vllm = make()
     if isinstance(change, httpx.Response):
         vllm.refusal = change
     else:
-        vllm.choice = None if change is None else {**(vllm.choice or {}), **change}
+        vllm.choice = None if change is None else {**CHOICE, **change}
     with pytest.raises(error, match=message) as raised:
-        await policy_of(vllm, tokenizer).complete([5, 6], SAMPLING)
+        await policy.complete([5, 6], SAMPLING)
     assert raised.type is error
 
 
-async def test_the_one_model_of_the_server_and_its_context_are_found(
-    vllm: FakeServer, tokenizer: WordTokenizer
-) -> None:
-    policy = policy_of(vllm, tokenizer, model=None)
+async def test_the_one_model_of_the_server_and_its_context_are_found() -> None:
+    policy, vllm = make(model=None)
     await policy.complete([5], SAMPLING)
     await policy.complete([5], SAMPLING)
     assert [body["model"] for body in vllm.bodies] == ["policy", "policy"]
@@ -101,8 +94,111 @@ async def test_the_one_model_of_the_server_and_its_context_are_found(
     ],
 )
 async def test_a_server_that_lists_none_or_several_models_asks_for_a_name(
-    tokenizer: WordTokenizer, response: httpx.Response, message: str
+    response: httpx.Response, message: str
 ) -> None:
-    policy = ServerPolicy("http://s", tokenizer=tokenizer, transport=httpx.MockTransport(lambda request: response))
+    policy = ServerPolicy("http://s", tokenizer=TOKENIZER, transport=httpx.MockTransport(lambda request: response))
     with pytest.raises(PolicyError, match=message):
         await policy.complete([5], SAMPLING)
+
+
+# Messages in, text out ----------------------------------------------------------------------------
+
+
+MESSAGES = [{"role": "system", "content": "Read."}, {"role": "user", "content": "half \ud83d, \u0436"}]
+CHAT_SAMPLING = Sampling(temperature=0.7, max_tokens=8)
+
+
+def chat_policy(server: FakeChat, model: str | None = "m", url: str = "http://s/v1") -> ChatPolicy:
+    return ChatPolicy(url, model, retries=2, backoff=0.0, transport=server.transport)
+
+
+async def ask(*replies: Reply, sampling: Sampling = CHAT_SAMPLING) -> Completion:
+    return await chat_policy(FakeChat(*replies)).complete_chat(MESSAGES, sampling)
+
+
+async def test_messages_in_text_and_counts_out() -> None:
+    server = FakeChat("<read_memory>\u0436</read_memory>")
+    chat = chat_policy(server)
+    assert chat.speaks_chat
+    completion = await chat.complete_chat(MESSAGES, Sampling(temperature=0.7, max_tokens=8, seed=3, top_p=0.9, top_k=5))
+    assert completion == Completion([], [], "<read_memory>\u0436</read_memory>", "stop", 11, 3)
+    assert server.bodies == [
+        {
+            "model": "m",
+            "messages": [MESSAGES[0], {"role": "user", "content": "half \ufffd, \u0436"}],
+            "max_tokens": 8,
+            "temperature": 0.7,
+            "top_p": 0.9,
+            "top_k": 5,
+            "seed": 3,
+        }
+    ]
+    await chat.complete_chat(MESSAGES, CHAT_SAMPLING)
+    assert set(server.bodies[1]) == {"model", "messages", "max_tokens", "temperature"}, "hosted servers know no top_k"
+    await chat.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "finish_reason"),
+    [
+        (choice("cut", "length"), "cut", "length"),
+        (choice("x", "eos"), "x", "stop"),
+        (choice(None), "", "stop"),
+        (choice([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), "ab", "stop"),
+        (choice("answer", reasoning_content="let me see"), "answer", "stop"),
+        (choice("half \ud83d"), "half \ufffd", "stop"),
+        (choice("I", "content_filter"), "", "content_filter"),
+        (choice(None, refusal="I cannot help with that."), "", "content_filter"),
+        (refusal(400, "The response was filtered", code="content_filter"), "", "content_filter"),
+        (refusal(422, "Your prompt was flagged by moderation"), "", "content_filter"),
+    ],
+)
+async def test_refusals_are_empty_completions(reply: Reply, text: str, finish_reason: str) -> None:
+    completion = await ask(reply)
+    assert (completion.text, completion.finish_reason, completion.token_ids) == (text, finish_reason, [])
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "words"),
+    [
+        (refusal(400, "This model's maximum context length is 8 tokens"), PromptTooLongError, "maximum context"),
+        (refusal(401, "Incorrect API key"), PolicyError, r"401.*Incorrect.*ATOMMEM_POLICY_API_KEY"),
+        (404, UnknownModelError, r"no.* 'm'"),
+        (503, OutageError, "failed 3 times"),
+        (httpx.Response(200, json={"error": {"message": "engine"}}), OutageError, "no chat completion.*engine"),
+        (httpx.Response(200, json={"choices": []}), OutageError, "no chat completion"),
+        (choice("x", "abort"), OutageError, "no chat completion"),
+        (refusal(400, "bad model", code="unsupported_value", param="model"), PolicyError, "model"),
+    ],
+)
+async def test_errors(reply: Reply, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as raised:
+        await ask(reply)
+    assert raised.type is error
+
+
+async def test_settings_that_a_server_does_not_take_are_left_out_and_said() -> None:
+    """OpenAI's reasoning models: another name for max_tokens, no temperature."""
+
+    def answer(body: dict[str, Any]) -> Reply:
+        if "max_tokens" in body:
+            return refusal(400, "Use 'max_completion_tokens'", code="unsupported_parameter", param="max_tokens")
+        if "temperature" in body:
+            return refusal(400, "Only the default (1)", code="unsupported_value", param="temperature")
+        return "x"
+
+    server = FakeChat(answer=answer)
+    chat = chat_policy(server)
+    with pytest.warns(UserWarning, match="takes no temperature"):
+        assert (await chat.complete_chat(MESSAGES, CHAT_SAMPLING)).text == "x"
+    assert server.bodies[-1] == {"model": "m", "messages": server.bodies[0]["messages"], "max_completion_tokens": 8}
+    await chat.complete_chat(MESSAGES, CHAT_SAMPLING)
+    assert len(server.bodies) == 4, "it remembers"
+
+
+async def test_it_takes_no_token_ids_and_no_key_over_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PolicyError, match="takes messages, no token ids"):
+        await chat_policy(FakeChat("x")).complete([1, 2], CHAT_SAMPLING)
+    monkeypatch.setenv("ATOMMEM_POLICY_API_KEY", "k")
+    with pytest.raises(ConfigError, match="plain http"):
+        chat_policy(FakeChat("x"), url="http://far")

@@ -14,19 +14,16 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 RECIPE = "train/qwen3_0.6b_lora_1gpu"
 
 
-@pytest.mark.parametrize("given", ["qwen3_0.6b_lora_1gpu", RECIPE, f"{RECIPE}.yaml", f"configs/{RECIPE}.yaml"])
-@pytest.mark.parametrize("folder", ["train", None])
-def test_a_shipped_file_has_a_name_with_and_without_folder_and_ending(given: str, folder: str | None) -> None:
-    found = find_file("config", given, folder)
-    assert found == shipped_files()[RECIPE]
-    assert found.is_absolute()
-
-
-def test_where_names_are_looked_for() -> None:
+def test_where_names_are_looked_for_and_how_they_may_be_written() -> None:
+    for given in (Path(RECIPE).name, RECIPE, f"{RECIPE}.yaml", f"configs/{RECIPE}.yaml"):
+        for folder in ("train", None):
+            found = find_file("config", given, folder)
+            assert found == shipped_files()[RECIPE]
+            assert found.is_absolute()
     with pytest.raises(ConfigError, match="config is 'fsdp2': there is no such file"):
         find_file("config", "fsdp2", "train")  # in the command's folder only
-    found = [find_file("x", *where) for where in (("fsdp2", "accelerate"), ("accelerate/fsdp2",), ("fsdp2",))]
-    assert found == [shipped_files()["accelerate/fsdp2"]] * 3
+    paths = [find_file("x", *where) for where in (("fsdp2", "accelerate"), ("accelerate/fsdp2",), ("fsdp2",))]
+    assert paths == [shipped_files()["accelerate/fsdp2"]] * 3
     Path("smoke").write_text("title: mine\n")  # a file of the user wins
     assert find_file("suite", "smoke", "eval") == Path("smoke")
     Path("smoke").unlink()

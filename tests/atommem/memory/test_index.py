@@ -1,4 +1,7 @@
-"""The vectors of a store: exact search, ties by age that do not chain, forks; against a plain dictionary."""
+"""The vectors of a store: exact search, ties by age that do not chain, forks; and the map of its entries.
+
+Both against plain dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -16,39 +19,14 @@ from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
 from atommem.memory import index as index_module
 from atommem.memory.index import TIE_TOLERANCE, VectorIndex, best
+from atommem.memory.shared_map import SharedMap
 
 X = np.array([1, 0, 0, 0], dtype=np.float32)
 Y = np.array([0, 1, 0, 0], dtype=np.float32)
 
 
-def filled(*vectors: Vectors) -> VectorIndex:
-    index = VectorIndex(4)
-    for number, vector in enumerate(vectors, start=1):
-        index.put(number, vector)
-    return index
-
-
 def ids(index: VectorIndex, vector: Vectors, k: int) -> list[int]:
     return [entry_id for entry_id, _ in index.search(vector, k)]
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 16 rows, so that a few vectors fill several."""
-    monkeypatch.setattr(index_module, "_BLOCK_NUMBERS", 16 * 4)
-    monkeypatch.setattr(index_module, "_SLAB_BLOCKS", 2)
-
-
-def test_a_vector_is_replaced_and_removed() -> None:
-    index = filled(X, Y, X)
-    index.put(1, Y)
-    assert ids(index, Y, 3) == [1, 2, 3]
-    index.remove(2)
-    assert (2 in index, len(index), ids(index, Y, 3)) == (False, 2, [1, 3])
-    assert index.vectors([3, 1]).tolist() == [X.tolist(), Y.tolist()]
-    for call in (lambda: index.remove(2), lambda: index.vectors([2])):
-        with pytest.raises(KeyError):
-            call()
 
 
 def by_hand(scores: npt.NDArray[np.floating], k: int) -> list[int]:
@@ -83,36 +61,19 @@ def test_a_hundred_thousand_ties_are_found_fast() -> None:
     assert time.process_time() - started < 0.1
 
 
-@pytest.mark.usefixtures("small_blocks")
-async def test_bulk_and_single_steps_and_threads_agree_over_many_blocks() -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.standard_normal((500, 4)).astype(np.float32)  # 32 blocks
+async def test_threads_agree_over_many_blocks_and_blocks_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK_NUMBERS", 16 * 4)
+    monkeypatch.setattr(index_module, "_SLAB_BLOCKS", 2)
+    rows = np.random.default_rng(0).standard_normal((500, 4)).astype(np.float32)  # 32 blocks
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    one, other, third = VectorIndex(4), VectorIndex(4), VectorIndex(4)
-    one.add(range(500), rows)
-    for number, row in enumerate(rows):
-        other.put(number, row)
-    third.add(range(7), rows[:7])
-    third.add(np.arange(7, 500), rows[7:])
-    for index in (one, other, third):
-        assert index.is_large
-        assert np.array_equal(index.vectors(range(500)), rows)
-        assert index.search(rows[3], 500) == one.search(rows[3], 500)
-    found = await asyncio.gather(*(one.find(row, 7) for row in rows[:50]))
-    assert found == [one.search(row, 7) for row in rows[:50]]
+    index = VectorIndex(4)
+    index.add(range(500), rows)
+    assert index.is_large
+    found = await asyncio.gather(*(index.find(row, 7) for row in rows[:50]))
+    assert found == [index.search(row, 7) for row in rows[:50]]
     for number in range(499):
-        one.remove(number)
-    assert (len(one._blocks), ids(one, rows[499], 9)) == (3, [499])
-
-
-@pytest.mark.parametrize(("given_ids", "count"), [([1, 2, 2], 3), ([5, 1], 2)])
-def test_ids_are_added_once(given_ids: list[int], count: int) -> None:
-    index = filled(X)
-    with pytest.raises(ConfigError, match="give each id once"):
-        index.add(given_ids, np.stack([Y] * count))
-    assert (len(index), ids(index, Y, 9)) == (1, [1])
-    with pytest.raises(ConfigError, match="dim is 0"):
-        VectorIndex(0)
+        index.remove(number)
+    assert (len(index._blocks), ids(index, rows[499], 9)) == (3, [499])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +86,8 @@ def test_ids_are_added_once(given_ids: list[int], count: int) -> None:
     ],
 )
 def test_vectors_are_checked_before_anything_changes(vector: Vectors, message: str) -> None:
-    index = filled(X)
+    index = VectorIndex(4)
+    index.put(1, X)
     for attempt in (
         lambda: index.put(1, vector),
         lambda: index.put(2, vector),
@@ -134,7 +96,12 @@ def test_vectors_are_checked_before_anything_changes(vector: Vectors, message: s
     ):
         with pytest.raises(ConfigError, match=message):
             attempt()
+    for ids in ([2, 2], [5, 1]):
+        with pytest.raises(ConfigError, match="give each id once"):
+            index.add(ids, np.stack([Y] * len(ids)))
     assert index.search(X, 9) == [(1, 1.0)]
+    with pytest.raises(ConfigError, match="dim is 0"):
+        VectorIndex(0)
 
 
 def exact(rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -149,14 +116,18 @@ def test_against_a_dictionary(rows_in_a_block: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(index_module, "_BLOCK_NUMBERS", rows_in_a_block * 64)
     rng, vectors, index = random.Random(0), np.random.default_rng(0), VectorIndex(64)
     oracle: dict[int, npt.NDArray[np.float64]] = {}
-    for newest in range(1500):
-        action = rng.choices(("put", "search", "replace", "remove", "fork"), (8, 6, 3, 4, 1))[0]
+    for newest in range(800):
+        action = rng.choices(("put", "add", "search", "replace", "remove", "fork"), (8, 1, 6, 3, 8, 1))[0]
         chosen = rng.choice(list(oracle)) if oracle else None
         if action == "put" or (action == "replace" and chosen is not None):
             known = exact(vectors)
             entry_id = newest if action == "put" or chosen is None else chosen
             index.put(entry_id, known.astype(np.float32))
             oracle[entry_id] = known
+        elif action == "add":  # as many as fill some blocks
+            new = {800 + 20 * newest + number: exact(vectors) for number in range(rng.choice((0, 1, 20)))}
+            index.add([*new], np.array([*new.values()], dtype=np.float32).reshape(-1, 64))
+            oracle |= new
         elif action == "remove" and chosen is not None:
             index.remove(chosen)
             del oracle[chosen]
@@ -173,3 +144,38 @@ def test_against_a_dictionary(rows_in_a_block: int, monkeypatch: pytest.MonkeyPa
             assert [entry_id for entry_id, _ in found] == expected[:k]
             assert [score for _, score in found] == pytest.approx([scores[key] for key in expected[:k]], abs=2e-6)
         assert len(index) == len(oracle)
+    assert [entry_id for entry_id in range(800 * 21) if entry_id in index] == sorted(oracle)
+    np.testing.assert_array_equal(index.vectors(list(oracle)), list(oracle.values()))
+    for call in (lambda: index.remove(-1), lambda: index.vectors([-1])):
+        with pytest.raises(KeyError):
+            call()
+
+
+# A map whose copies share -------------------------------------------------------------------------
+
+
+def test_against_dicts_and_their_copies() -> None:
+    rng = random.Random(0)
+    pairs: list[tuple[SharedMap[int], dict[int, int]]] = [(SharedMap(), {})]
+    for number in range(4000):
+        shared, plain = rng.choice(pairs)
+        action = rng.choices(("new", "set", "delete", "copy"), (20, 6, 8, 1))[0]
+        chosen = rng.choice(list(plain)) if plain else None
+        if action == "new" or chosen is None:
+            shared[number], plain[number] = number, number
+        elif action == "set":
+            shared[chosen], plain[chosen] = -number, -number
+        elif action == "delete":
+            del shared[chosen], plain[chosen]
+        elif len(pairs) < 12:
+            pairs.append((shared.copy(), dict(plain)))
+    assert len(pairs) == 12
+    for shared, plain in pairs:
+        assert shared == plain
+        assert (list(shared), len(shared)) == (list(plain), len(plain))
+        assert (list(shared.values()), list(shared.items())) == (list(plain.values()), list(plain.items()))
+        assert 9999 not in shared
+        assert shared.get(9999) is None
+        for call in (shared.__getitem__, shared.__delitem__):
+            with pytest.raises(KeyError, match="9999"):
+                call(9999)
