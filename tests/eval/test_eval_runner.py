@@ -106,24 +106,24 @@ async def test_a_cut_last_line_is_run_again_and_damage_elsewhere_is_named(tmp_pa
 X = {"policy": {"path": "x"}}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"runner": {"sampling": Sampling(1.0, seed=0)}}, r"sampling\.temperature is 0\.0 there and 1\.0 now"),
-        ({"runner": {"memory": MemoryConfig(layout="paper")}}, r"memory\.layout is 'prefix' there and 'paper' now"),
-        ({"runner": {"memory": MemoryConfig(disabled_actions=["read"])}}, r"disabled_actions is \[\] there"),
-        ({"runner": {"memory": MemoryConfig(templates="compact")}}, "templates_sha256"),
-        ({"samples_per_task": 2}, "samples_per_task is 1 there and 2 now"),
-        ({"settings": {"policy": {"path": "y"}}}, r"policy\.path is 'x' there and 'y' now"),
-        ({"settings": {}}, "policy is .* there and not set now"),
-        ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is \w{8}\.\.\. there"),
-        ({"tasks": [*TASKS[:3], make_task("d", questions=3, right=False)]}, r"tasks\.sha256"),
-    ],
-)
-async def test_other_settings_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"runner": {"sampling": Sampling(1.0, seed=0)}}, r"sampling\.temperature is 0\.0 there and 1\.0 now"),
+    ({"runner": {"memory": MemoryConfig(layout="paper")}}, r"memory\.layout is 'prefix' there and 'paper' now"),
+    ({"runner": {"memory": MemoryConfig(disabled_actions=["read"])}}, r"disabled_actions is \[\] there"),
+    ({"runner": {"memory": MemoryConfig(templates="compact")}}, "templates_sha256"),
+    ({"samples_per_task": 2}, "samples_per_task is 1 there and 2 now"),
+    ({"settings": {"policy": {"path": "y"}}}, r"policy\.path is 'x' there and 'y' now"),
+    ({"settings": {}}, "policy is .* there and not set now"),
+    ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is \w{8}\.\.\. there"),
+    ({"tasks": [*TASKS[:3], make_task("d", questions=3, right=False)]}, r"tasks\.sha256"),
+]
+
+
+async def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     await evaluated(TASKS, tmp_path, settings=X)
-    with pytest.raises(ConfigError, match=message):
-        await evaluated(**{"tasks": TASKS, "out": tmp_path, "settings": X, **changes})
+    for changes, message in OTHERS:
+        with pytest.raises(ConfigError, match=message):
+            await evaluated(**{"tasks": TASKS, "out": tmp_path, "settings": X, **changes})
     # How many run at the same time changes no score.
     await evaluated(TASKS, tmp_path, settings=X, runner={"max_in_flight": 9})
 

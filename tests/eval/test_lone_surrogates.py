@@ -14,7 +14,7 @@ from atommem.eval.output import parse_records
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.scripted import ScriptedPolicy
 from atommem.trace import read_trace
 from tests.eval.toys import make_runner
 
@@ -45,14 +45,11 @@ async def test_an_episode_full_of_them_is_run_recorded_traced_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
 ) -> None:
     runner, policy = make_runner()
-    answer = policy._answer
 
-    async def complete(prompt_ids: list[int], sampling: Sampling) -> Completion:
-        text = answer(policy.tokenizer.decode(prompt_ids, skip_special_tokens=False))
-        text = text.replace("seen", f"seen {HALF}").replace("{", f"{{{HALF}")
-        return Completion([1], [-0.5], text, "stop")
+    def answer(prompt: str) -> str:
+        return policy._answer(prompt).replace("seen", f"seen {HALF}").replace("{", f"{{{HALF}")
 
-    policy.complete = complete  # type: ignore[method-assign]
+    policy._inner = ScriptedPolicy(policy.tokenizer, answer)
     question, document = Question(f"{HALF} say-x-0", (HALF,)), Document(f"A {HALF}", f"document. {HALF}")
     out = tmp_path / "eval"
     task = Task(f"t{HALF}", (question,), (document,), source=f"toy {HALF}")

@@ -6,22 +6,24 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from atommem.config import MemoryConfig
-from atommem.environment import environment_config, make_environments
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionRecord
 from atommem.envs.task import Document, Question, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.episode_stats import episode_sums
 from atommem.errors import OutageError, PolicyError, PromptTooLongError
+from atommem.eval.methods import make_method
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.results import make_cells, make_results
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from tests.fakes import WordEmbedder, WordTokenizer, make_episode_runner
+from tests.eval.methods.toys import make_setup
+from tests.fakes import WordTokenizer
 
 
 def make_task(name: str, *, right: bool = True, questions: int = 1, source: str = "hotpotqa") -> Task:
@@ -106,20 +108,11 @@ class ToyPolicy:
 
 
 def make_runner(**settings: object) -> tuple[EpisodeRunner, ToyPolicy]:
-    """A runner around a `ToyPolicy`; `settings` are those of `EpisodeRunner`."""
-    tokenizer = WordTokenizer()
-    policy = ToyPolicy(tokenizer)
-    arguments: dict[str, object] = {
-        "policy": policy,
-        "embedder": WordEmbedder(),
-        "tokenizer": tokenizer,
-        "environments": make_environments(environment_config("longdoc", chunking="documents", max_reads=1), tokenizer),
-        "memory": MemoryConfig(),
-        "sampling": Sampling(temperature=0.0, seed=0),
-        "max_in_flight": 1,
-        **settings,
-    }
-    return make_episode_runner(**arguments), policy  # type: ignore[arg-type]
+    """A runner around a `ToyPolicy`; `settings` are fields of `Setup`."""
+    own = {"memory": MemoryConfig(), "sampling": Sampling(temperature=0.0, seed=0), "max_in_flight": 1}
+    setup, _ = make_setup(**{**own, **settings})
+    policy = ToyPolicy(setup.tokenizer)
+    return make_method("atommem", replace(setup, policy=policy)), policy
 
 
 async def evaluated(
