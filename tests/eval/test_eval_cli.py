@@ -16,14 +16,14 @@ from atommem import cli
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.environment import environment_config
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError
+from atommem.errors import AtomMemError, ConfigError, PromptTooLongError
 from atommem.eval import eval_cli
 from atommem.eval.eval_config import EvalConfig, parse_arguments
 from atommem.eval.reporting.report_cli import main as report_main
 from atommem.policy.opening import policy_identity
 from atommem.trace_view import main as trace_main
 from tests.atommem.test_light_imports import loaded_by
-from tests.eval.toys import ToyPolicy, make_task
+from tests.eval.toys import GONE, ToyPolicy, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c", source="musique"), make_task("d", questions=3)]
 
@@ -77,32 +77,38 @@ def test_tasks_without_gold_answers(data: Path, policy: ToyPolicy, capsys: pytes
     assert "reward: none" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("why", "said", "shown"),
-    [
-        (
-            "out_of_reach",
-            "1 of 4 episodes failed: more than --max_failed_fraction 0.05",
-            ("failed 1 x: server gone", "no score"),  # the only task of its source
-        ),
-        (
-            "too_long",
-            "1 of 4 episodes overflowed: a prompt did not fit the policy's window",
-            ("prompt did not fit (not scored)", "in those that fit"),
-        ),
-    ],
+FAILED = ("1 of 4 episodes failed: more than --max_failed_fraction 0.05", "failed 1 x: server gone", "no score")
+OVERFLOWED = (
+    "1 of 4 episodes overflowed: a prompt",
+    "prompt did not fit (not scored)",
+    "in those that fit",
 )
+
+
+@pytest.mark.parametrize(("error", "said"), [(GONE, FAILED), (PromptTooLongError("300 tokens"), OVERFLOWED)])
 def test_too_many_episodes_without_a_score_are_an_exit_status(
-    why: str, said: str, shown: tuple[str, ...], data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
+    error: AtomMemError, said: tuple[str, ...], data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setattr(policy, why, {"c"})
+    policy.errors = {"c": error}  # the only task of its source
     assert eval_cli.main(arguments(data)) == 3
     captured = capsys.readouterr()
-    assert said in captured.err
-    assert [text for text in shown if text not in captured.out] == []
+    assert [text for text in said if text not in captured.err + captured.out] == []
     assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
-    policy.out_of_reach = set()
-    assert eval_cli.main(arguments(data)) == (0 if why == "out_of_reach" else 3), "what failed is run again"
+    policy.errors = {}
+    assert eval_cli.main(arguments(data)) == (0 if error is GONE else 3), "what failed is run again"
+
+
+def test_a_spent_budget_is_status_4_and_a_larger_one_continues(
+    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert eval_cli.main(arguments(data, "--budget_tokens", "1")) == 4
+    message = capsys.readouterr().err
+    said = ("the budget is spent", "3 of 4 episodes have not run", "the same command with a larger --budget_tokens")
+    assert [text for text in said if text not in message] == []
+    money = ["--budget_money", "0.5", "--prompt_price", "1", "--completion_price", "2"]
+    assert eval_cli.main(arguments(data, *money)) == 0
+    with pytest.raises(ConfigError, match="no price is known"):
+        eval_cli.main(arguments(data, *money[:2]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -54,18 +54,6 @@ def test_model_folder(checkpoint: Path, data: Path, capfd: pytest.CaptureFixture
     assert "sampling.temperature is 0.7 there and 0.1 now" in capfd.readouterr().err
 
 
-def test_server(checkpoint: Path, data: Path) -> None:
-    out = data.parent / "out"
-    with serving(lambda prompt: ANSWER, AutoTokenizer.from_pretrained(checkpoint)) as url:
-        command = ["eval", "--policy", url, "--tokenizer", str(checkpoint), "--data", str(data), "--out", str(out)]
-        assert atommem_main([*command, "--max_tokens", "99"]) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["metrics"]["em"]["mean"] == 0.5  # the answer is right for task a, wrong for b
-    assert summary["run"]["policy"] == {"model": "tiny", "tokenizer": str(checkpoint)}
-    # What no flag says is as the checkpoint was trained, though a server does not tell.
-    assert (summary["run"]["memory"]["scratchpad_tokens"], summary["run"]["environment"]["max_reads"]) == (32, 0)
-
-
 @pytest.mark.parametrize("method", ["atommem", "full_context", "generative_agents"])
 def test_a_chat_server(data: Path, method: str) -> None:
     """Methods ask with messages; calls and tokens are the server's own."""
@@ -109,5 +97,8 @@ def test_questions_are_asked_of_a_corpus_and_judged(checkpoint: Path, tmp_path: 
     assert summary["metrics"]["judge"]["mean"] == 1.0
     assert summary["run"]["environment"]["corpus"] == Corpus(tmp_path / "corpus").version
     assert summary["services"]["judge"]["asked"] == 2
+    assert summary["run"]["policy"] == {"model": "tiny", "tokenizer": str(checkpoint)}
+    # What no flag says is as the checkpoint was trained, though a server does not tell.
+    assert summary["run"]["memory"]["scratchpad_tokens"] == 32
     trace = read_trace(tmp_path / "out" / "traces" / "Ann.0.jsonl")
     assert [step.observation.origin for step in trace.episode.steps] == [None, "search lives"]

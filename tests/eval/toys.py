@@ -15,7 +15,7 @@ from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionReco
 from atommem.envs.task import Document, Question, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.episode_stats import episode_sums
-from atommem.errors import OutageError, PolicyError, PromptTooLongError
+from atommem.errors import AtomMemError, OutageError
 from atommem.eval.methods import make_method
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.results import make_cells, make_results
@@ -41,15 +41,16 @@ def make_task(name: str, *, right: bool = True, questions: int = 1, source: str 
     )
 
 
+GONE = OutageError("server gone")
+
+
 class ToyPolicy:
     """Creates an entry from every chunk, and says what the question tells it to.
 
     Attributes:
-        out_of_reach: Names of the tasks for which every request fails.
+        errors: By task, what every request raises.
         wrong: Names of the tasks whose questions it answers with "wrong".
         garbled: Names of the tasks on which it closes a tag that it never opened.
-        too_long: Names of the tasks whose prompts do not fit.
-        refuse: The task for which every request is refused for good.
         until: By task, what its requests wait for (60 seconds at most).
         asked: Names of the tasks of all requests.
         most: Requests at the same time.
@@ -58,11 +59,9 @@ class ToyPolicy:
     def __init__(self, tokenizer: WordTokenizer) -> None:
         self._inner = ScriptedPolicy(tokenizer, self._answer)
         self.tokenizer = tokenizer
-        self.out_of_reach: set[str] = set()
+        self.errors: dict[str, AtomMemError] = {}
         self.wrong: set[str] = set()
         self.garbled: set[str] = set()
-        self.too_long: set[str] = set()
-        self.refuse: str | None = None
         self.until: dict[str, Callable[[], bool]] = {}
         self.asked: list[str] = []
         self.most = self._open = 0
@@ -85,12 +84,8 @@ class ToyPolicy:
         waited_for, end = self.until.get(name), time.monotonic() + 60
         while waited_for is not None and not waited_for() and time.monotonic() < end:
             await asyncio.sleep(0.001)
-        if self.refuse == name:
-            raise PolicyError("refused")
-        if name in self.out_of_reach:
-            raise OutageError("server gone")
-        if name in self.too_long:
-            raise PromptTooLongError("300 tokens in a window of 256")
+        if name in self.errors:
+            raise self.errors[name]
         return await self._inner.complete(prompt_ids, sampling)
 
     async def close(self) -> None:
@@ -122,19 +117,19 @@ async def evaluated(
     wrong: Iterable[str] = (),
     gone: Iterable[str] = (),
     garbled: Iterable[str] = (),
-    refuse: str | None = None,
+    error: AtomMemError = GONE,
     runner: Mapping[str, object] | None = None,
     **more: Any,
 ) -> tuple[EvalResult, list[str]]:
     """An evaluation of a new `ToyPolicy`, and the tasks that it was asked about.
 
     Args:
-        gone: Tasks for which every request fails.
+        gone: Tasks for which every request raises `error`.
         runner: Settings of `make_runner`.
         more: Those of `evaluate`.
     """
     agent, policy = make_runner(**(runner or {}))
-    policy.wrong, policy.out_of_reach, policy.garbled, policy.refuse = set(wrong), set(gone), set(garbled), refuse
+    policy.wrong, policy.garbled, policy.errors = set(wrong), set(garbled), dict.fromkeys(gone, error)
     result = await evaluate(list(tasks), agent, out, progress=False, **more)
     return result, policy.asked
 

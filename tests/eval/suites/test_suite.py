@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, PolicyError
 from atommem.eval import eval_cli
-from tests.eval.toys import ToyPolicy, make_task
+from tests.eval.toys import GONE, ToyPolicy, make_task
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -96,7 +96,7 @@ def test_a_spent_budget_leaves_a_report_and_continues(
 def test_a_cell_that_is_refused_does_not_stop_the_others(
     folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy.refuse = "e"
+    policy.errors = {"e": PolicyError("refused")}
     assert run(folder) == 2
     assert "atommem on two, seed 0 could not run: refused" in capsys.readouterr().err
     assert scores(folder)[("no_memory", "one")] == 1.0
@@ -157,13 +157,13 @@ def test_wrong_flags_are_named(flags: str, message: str, folder: Path, policy: T
 def test_failures_are_an_exit_status_after_all_cells_ran(
     folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy.out_of_reach = {"a"}
+    policy.errors = {"a": GONE}
     assert run(folder) == 3
     said = "atommem on one, seed 0: 1 of 4 episodes failed, more than --max_failed_fraction 0.05"
     assert said in capsys.readouterr().err
     assert {cell["failed"] for cell in results(folder)["cells"] if cell["dataset"] == "one"} == {1}
     assert run(folder, "--max_failed_fraction", "0.25") == 0
-    policy.out_of_reach = set()
+    policy.errors = {}
     policy.asked.clear()
     assert run(folder) == 0
     assert set(policy.asked) == {"a"}
