@@ -27,10 +27,8 @@ from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
 from atommem.rules.rouge import rouge_l
 from atommem.rules.type_prior import kind_of
-from tests.envs.benchmark_rows import write_json
+from tests.envs.benchmark_rows import real_data, write_json
 
-ROOT = Path(__file__).resolve().parents[3]
-DATA = ROOT.parent / "shared" / "data"
 PAPER = published_tables("amac")
 
 
@@ -137,9 +135,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 def test_conv_26_has_the_papers_counts() -> None:
     """Bar 1 but for the whole conversations, which need a model: exact, in under a second."""
-    if not (DATA / "locomo").is_dir():
-        pytest.skip("needs LoCoMo in ../shared/data")
-    conversations = read_conversations(DATA)
+    conversations = read_conversations(real_data())
     sheet = Sheet("amac", "")
     published_rows(sheet, PAPER, conversations[0], conversations[1:])
     assert sheet.holds, sheet.verdict()

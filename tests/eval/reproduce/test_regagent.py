@@ -81,11 +81,18 @@ def run(tell: Callable[[str], object] = print, **given: Any) -> Sheet:
     return experiment.run(argparse.Namespace(**{"seeds": [0], "policy": None, **given}), tell, Journal())
 
 
-def test_every_table_is_made_and_a_language_model_answers_from_the_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    heard: list[str] = []
+def test_every_table_is_made_and_a_short_stream_holds_nothing() -> None:
     told: list[str] = []
+    sheet = run(told.append, tasks=60)
+    assert len(sheet.tables) >= 9
+    assert not sheet.holds
+    assert told
+    with pytest.raises(ConfigError, match="tasks is 0"):
+        run(tasks=0)
+
+
+def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
 
     class Model:
         speaks_chat = True
@@ -98,15 +105,10 @@ def test_every_table_is_made_and_a_language_model_answers_from_the_records(
         async def close(self) -> None: ...
 
     monkeypatch.setattr(asking, "open_policy", lambda choice: Model())
-    sheet = run(told.append, tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None)
+    sheet = run(tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None)
     assert 20 <= len(heard) == len(set(heard)) < 100, "a greedy reply is asked for once"
     assert "5 of 100 answers had no number" in sheet.notes[0]
     assert sheet.tables[0].rows[1][2] == 120
-    assert len(sheet.tables) >= 9
-    assert told
-    assert not sheet.holds
-    with pytest.raises(ConfigError, match="tasks is 0"):
-        run(tasks=0)
 
 
 @pytest.mark.slow
