@@ -10,21 +10,25 @@ from transformers import AutoTokenizer
 
 from atommem.cli import main as atommem_main
 from atommem.envs.scoring.breakdowns import breakdowns
-from atommem.envs.task import Question, Task
+from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
 from atommem.eval import workbench
 from atommem.eval.console_report import breakdown_table
 from atommem.eval.methods import make_method
+from atommem.eval.output import parse_records
+from atommem.eval.reporting.evaluations import read_evaluation
+from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
+from atommem.policy.scripted import ScriptedPolicy
 from atommem.trace import read_trace
-from tests.envs.benchmark_rows import write_json, write_parquet
+from tests.envs.benchmark_rows import write_json, write_lines, write_parquet
 from tests.envs.test_benchmarks_memagent import eval_row, train_row
 from tests.envs.test_locomo import conversation
 from tests.envs.web.test_environment import ANSWER as FOUND
 from tests.envs.web.test_environment import call
 from tests.eval.methods.toys import make_setup
-from tests.eval.toys import make_task
+from tests.eval.toys import make_runner, make_task
 from tests.loopback import make_checkpoint, serving
 
 ANSWER = "<final_answer>\\boxed{a-0}</final_answer>"
@@ -160,3 +164,45 @@ async def test_locomo_reports_its_categories_apart(tmp_path: Path) -> None:
     found = {row["value"]: row["mean"] for row in rows}
     assert found == {"adversarial": 1, "multi_hop": 0, "open_domain": 0, "single_hop": 0, "temporal": 0}
     assert "  adversarial" in breakdown_table(rows).columns[0].cells
+
+
+# Half a surrogate pair, which JSON can escape and UTF-8 cannot hold, ends nothing wherever it stands.
+
+HALF = "\ud83d"
+GOOD = "\ufffd"
+
+
+def test_task_files_are_cleaned_as_they_are_read(tmp_path: Path) -> None:
+    asked = {"text": f"Who {HALF}?", "answers": [HALF, "\U0001f600"], "metadata": {HALF: [HALF]}}
+    row = {"id": f"t{HALF}", "questions": [asked], "documents": [{"title": HALF, "text": f"One {HALF} two."}]}
+    question = Question(f"Who {GOOD}?", (GOOD, "\U0001f600"), metadata={GOOD: [GOOD]})
+    expected = Task(f"t{GOOD}", (question,), (Document(GOOD, f"One {GOOD} two."),))
+    path = write_lines(tmp_path / "tasks.jsonl", [row])
+    assert load_tasks(path) == [expected]
+    for name in ("again.jsonl", "again.parquet"):
+        save_tasks(load_tasks(path), tmp_path / name)
+        assert load_tasks(tmp_path / name) == [expected]
+
+
+async def test_an_episode_full_of_them_is_run_recorded_traced_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
+) -> None:
+    runner, policy = make_runner()
+
+    def answer(prompt: str) -> str:
+        return policy._answer(prompt).replace("seen", f"seen {HALF}").replace("{", f"{{{HALF}")
+
+    policy._inner = ScriptedPolicy(policy.tokenizer, answer)
+    question, document = Question(f"{HALF} say-x-0", (HALF,)), Document(f"A {HALF}", f"document. {HALF}")
+    out = tmp_path / "eval"
+    task = Task(f"t{HALF}", (question,), (document,), source=f"toy {HALF}")
+    result = await evaluate([task], runner, out, progress=False)
+    assert result.failed == 0
+    (record,) = parse_records((out / "episodes.jsonl").read_bytes(), out / "episodes.jsonl").values()
+    assert record == result.records[0]
+    (path,) = (out / "traces").iterdir()
+    assert "seen \ufffd" in read_trace(path).episode.steps[0].text
+    write_report([read_evaluation(out)], tmp_path / "report", title=f"with {HALF}")
+    assert (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert atommem_main(["trace", str(path)]) == 0
+    assert b"seen" in capsys.readouterr().out.encode()
