@@ -4,7 +4,6 @@ no more than it may.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import random
@@ -22,9 +21,9 @@ from atommem.errors import BudgetSpentError, ConfigError, DataError, PolicyError
 from atommem.eval.budget import Budget, Usage
 from atommem.eval.output import OutputFolder, file_stem
 from atommem.eval.runner import evaluate, tasks_digest
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
-from tests.eval.toys import GONE, ToyPolicy, evaluated, make_runner, make_task
+from tests.eval.toys import GONE, evaluated, make_runner, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]
 
@@ -155,17 +154,10 @@ def contents(out: Path) -> dict[str, list[str]]:
 
 
 async def test_the_order_in_which_episodes_end_changes_nothing_but_the_order_of_lines(tmp_path: Path) -> None:
-    class Late(ToyPolicy):
-        """Answers after a random while."""
-
-        async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-            await asyncio.sleep(random.uniform(0, 0.01))
-            return await super().complete(prompt_ids, sampling)
-
     tasks = [make_task(f"t{index}", questions=1 + index % 2) for index in range(10)]
     runner, policy = make_runner()
     await evaluate(tasks, runner, progress=False)  # this tokenizer hands out its ids as words come up
-    runner.agent.policy = Late(policy.tokenizer)
+    policy.until = {task.id: lambda: random.random() < 0.2 for task in tasks}  # after a random while
     found = []
     for runner.max_in_flight in (1, 4, 10):
         out = tmp_path / str(runner.max_in_flight)

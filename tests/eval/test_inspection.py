@@ -25,12 +25,10 @@ def step(
     answer: str | None = None,
     size: int = 0,
 ) -> Step:
-    observation = reading("q", chunk="The chunk says Lorne.")
-    if question is not None:
-        observation = Observation("answering", question=question)
-    view = MemoryView(
-        scratchpad, "query", tuple(Retrieved(place, entry, text, 0.5) for place, (entry, text) in enumerate(shown, 1))
-    )
+    read = reading("q", chunk="The chunk says Lorne.")
+    observation = read if question is None else Observation("answering", question=question)
+    retrieved = tuple(Retrieved(place, entry, text, 0.5) for place, (entry, text) in enumerate(shown, 1))
+    view = MemoryView(scratchpad, "query", retrieved)
     actions = () if answer is None else (Action("answer", answer),)
     return Step(index, observation, view, [], [], [], "", "stop", actions, (), operations, size)
 

@@ -25,6 +25,7 @@ from atommem.eval.reporting.templates import latex_tables, markdown_tables
 from atommem.trace import read_trace
 from atommem.untrusted import clean
 from tests.eval.toys import evaluated, make_task, results_of
+from tests.test_stopped import contents
 
 NAMES = [f"t{index}" for index in range(12)]
 
@@ -54,10 +55,6 @@ async def test_bold_needs_a_corrected_test(tmp_path: Path) -> None:
     close = results_of(best, await run(tmp_path / "d", 11, "d"))
     assert best_rows(close, "em") == {}
     assert "**" not in markdown_tables(close).split("## Comparisons")[0]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow

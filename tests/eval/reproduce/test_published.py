@@ -22,18 +22,12 @@ TABLES = published()["tables"]
 PAPER = ROOT.parent / "shared" / "papers" / "002-atommem.txt"
 
 
-def all_differences() -> set[str]:
-    found: set[str] = set()
+def test_every_suite_is_its_table_but_for_the_divergences_that_are_named() -> None:
+    named, found = published()["divergences"].keys(), set[str]()
     for table in TABLES.values():
         ours = load_suite(table["suite"])
         ours = ours.with_policies({row.policy: row.policy for row in ours.rows})
         found |= set(differences(table, ours, make_cells(ours, ["--policy", "trained"], Path("."))))
-    return found
-
-
-def test_every_suite_is_its_table_but_for_the_divergences_that_are_named() -> None:
-    named = published()["divergences"].keys()
-    found = all_differences()
     assert not found - named, "name these in configs/eval/paper_tables.yaml, or change the suite"
     assert not named - found, "these are no differences (any more)"
 
