@@ -20,7 +20,6 @@ from atommem.eval.output import parse_records
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
-from atommem.policy.scripted import ScriptedPolicy
 from atommem.trace import read_trace
 from tests.envs.benchmark_rows import write_json, write_lines, write_parquet
 from tests.envs.test_benchmarks_memagent import eval_row, train_row
@@ -192,7 +191,7 @@ async def test_an_episode_full_of_them_is_run_recorded_traced_and_reported(
     def answer(prompt: str) -> str:
         return policy._answer(prompt).replace("seen", f"seen {HALF}").replace("{", f"{{{HALF}")
 
-    policy._inner = ScriptedPolicy(policy.tokenizer, answer)
+    policy.script = answer
     question, document = Question(f"{HALF} say-x-0", (HALF,)), Document(f"A {HALF}", f"document. {HALF}")
     out = tmp_path / "eval"
     task = Task(f"t{HALF}", (question,), (document,), source=f"toy {HALF}")

@@ -36,11 +36,8 @@ async def test_scores_and_counts_in_memory() -> None:
     result, asked = await evaluated(TASKS)
     # 6 questions, 5 of them right; 4 episodes of 2 chunks and 1, 1, 1, 3 answers.
     assert result.em == pytest.approx(5 / 6)
-    summary = result.summary()
-    assert (summary["episodes"], summary["failed"]) == (4, 0)
-    assert (summary["metrics"]["em"]["n"], summary["metrics"]["em"]["clusters"]) == (6, 4)
-    means = {"steps": 14 / 4, "actions/create": 8 / 14, "actions/answer": 6 / 14, "actions/delete": 0, "store_size": 2}
-    assert {name: summary["means"][name] for name in means} == means
+    means = result.summary()["means"]
+    assert (means["steps"], means["actions/answer"], means["store_size"]) == (14 / 4, 6 / 14, 2)
     assert [record.task_id for record in result.records] == ["a", "b", "c", "d"]
     wrong = result.records[1].questions[0]
     assert (wrong.answer, wrong.golds, wrong.metrics["em"]) == ("b-0", ("something else",), 0.0)

@@ -21,8 +21,7 @@ from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.results import make_cells, make_results
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
-from atommem.policy.scripted import ScriptedPolicy
-from tests.eval.methods.toys import make_setup
+from tests.eval.methods.toys import TextPolicy, make_setup
 from tests.fakes import WordTokenizer
 
 
@@ -44,7 +43,7 @@ def make_task(name: str, *, right: bool = True, questions: int = 1, source: str 
 GONE = OutageError("server gone")
 
 
-class ToyPolicy:
+class ToyPolicy(TextPolicy):
     """Creates an entry from every chunk, and says what the question tells it to.
 
     Attributes:
@@ -57,8 +56,7 @@ class ToyPolicy:
     """
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
-        self._inner = ScriptedPolicy(tokenizer, self._answer)
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, self._answer)
         self.errors: dict[str, AtomMemError] = {}
         self.wrong: set[str] = set()
         self.garbled: set[str] = set()
@@ -67,29 +65,21 @@ class ToyPolicy:
         self.most = self._open = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        found = re.search(r"say-(\w+)-\d+", self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        assert found is not None
+        name, end = found[1], time.monotonic() + 60
         self._open += 1
         self.most = max(self.most, self._open)
         try:
-            return await self._complete(prompt_ids, sampling)
+            await asyncio.sleep(0)  # as every real one, it lets the other episodes go on
+            self.asked.append(name)
+            while name in self.until and not self.until[name]() and time.monotonic() < end:
+                await asyncio.sleep(0.001)
+            if name in self.errors:
+                raise self.errors[name]
+            return await super().complete(prompt_ids, sampling)
         finally:
             self._open -= 1
-
-    async def _complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        await asyncio.sleep(0)  # as every real one, it lets the other episodes go on
-        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        found = re.search(r"say-(\w+)-\d+", prompt)
-        assert found is not None
-        name = found[1]
-        self.asked.append(name)
-        waited_for, end = self.until.get(name), time.monotonic() + 60
-        while waited_for is not None and not waited_for() and time.monotonic() < end:
-            await asyncio.sleep(0.001)
-        if name in self.errors:
-            raise self.errors[name]
-        return await self._inner.complete(prompt_ids, sampling)
-
-    async def close(self) -> None:
-        return None
 
     def _answer(self, prompt: str) -> str:
         if "document." in prompt:
