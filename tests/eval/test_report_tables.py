@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from atommem.envs.scoring.records import summarize
+from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.eval.console_report import breakdown_table, report_table, report_tables
 from atommem.eval.eval_config import parse_arguments
@@ -29,6 +30,28 @@ from tests.eval.toys import made, ones, results_of
 
 NOWHERE = {"fact_entered": 0.0, "fact_kept": 0.0, "fact_retrieved": 0.0}
 ENTERED = {**NOWHERE, "fact_entered": 1.0}
+
+
+def test_bold_needs_a_corrected_test() -> None:
+    best, second = made("a", ones(12, 12)), made("b", ones(3, 12))
+    failed = (replace(r, stop_reason="failed", reward=None, questions=()) for r in second.records[10:])
+    second = replace(second, records=(*second.records[:10], *failed))
+    results = results_of(best, second, made("c", ones(2, 12)), reference="c")
+    em = [item for item in results["comparisons"] if item["metric"] == "em"]
+    # a against b on the ten tasks that b has; then a and b against c.
+    counts = [(item["second"], item["first"], item["wins"], item["losses"]) for item in em]
+    assert counts == [("a", "b", 7, 0), ("a", "c", 10, 0), ("b", "c", 1, 0)]
+    # McNemar's mid-p: all of 7, 10 and 1 on one side.
+    assert [item["p_holm"] for item in em] == holm([0.5**7, 0.5**10, 0.5])
+    assert best_rows(results, "em") == {("toy", None): "a"}
+    text, tex = markdown_tables(results), latex_tables(results)
+    assert [shown for shown in ("| a | **100.0** [", "| b | 30.0 [", "**2 failed**") if shown not in text] == []
+    assert "\\textbf{100.0}" in tex
+    assert "\\textbf{2 failed}" in tex
+    # One task apart: the same best number is no longer bold.
+    close = results_of(best, made("d", ones(11, 12)))
+    assert best_rows(close, "em") == {}
+    assert "**" not in markdown_tables(close).split("## Comparisons")[0]
 
 
 def test_other_scores_are_tested_and_bold_like_em() -> None:
