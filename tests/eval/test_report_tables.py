@@ -33,9 +33,7 @@ ENTERED = {**NOWHERE, "fact_entered": 1.0}
 
 
 def test_bold_needs_a_corrected_test() -> None:
-    best, second = made("a", ones(12, 12)), made("b", ones(3, 12))
-    failed = (replace(r, stop_reason="failed", reward=None, questions=()) for r in second.records[10:])
-    second = replace(second, records=(*second.records[:10], *failed))
+    best, second = made("a", ones(12, 12)), made("b", ones(3, 12), endings={10: "failed", 11: "failed"})
     results = results_of(best, second, made("c", ones(2, 12)), reference="c")
     em = [item for item in results["comparisons"] if item["metric"] == "em"]
     # a against b on the ten tasks that b has; then a and b against c.
@@ -105,10 +103,9 @@ def test_an_evaluation_that_is_not_finished_is_named() -> None:
 
 
 def test_where_answers_are_lost_is_told_of_methods_with_a_memory_and_prompts_that_fit() -> None:
-    whole = made("a", [{"em": 0.0, **NOWHERE}] * 4)
-    overflowing = (replace(r, stop_reason="context_overflow") if r.task_id == "t1" else r for r in whole.records)
+    overflowing = made("a", [{"em": 0.0, **NOWHERE}] * 4, endings={1: "context_overflow"})
     reader = replace(made("reader", [{"em": 0.0, **NOWHERE}]), manifest={"method": {"name": "full_context"}})
-    cells = make_cells([replace(whole, records=tuple(overflowing)), reader])
+    cells = make_cells([overflowing, reader])
     PageData(cells)
     first, second = make_results(cells)["cells"]
     assert (first["lost"]["by"], first["lost"]["never_entered"], second["lost"]) == ("facts", 3, None)
@@ -206,9 +203,8 @@ def test_bounds_are_in_no_test_and_never_bold() -> None:
 
 def test_prompts_that_do_not_fit_are_no_score(capsys: pytest.CaptureFixture[str]) -> None:
     def overflowing(row: str, count: int) -> Evaluation:
-        whole = made(row, [{"em": 0.0 if n < count else 1.0} for n in range(16)])
-        records = (replace(r, stop_reason="context_overflow") if r.reward == 0 else r for r in whole.records)
-        return replace(whole, records=tuple(records))
+        endings = dict.fromkeys(range(count), "context_overflow")
+        return made(row, [{"em": float(n >= count)} for n in range(16)], endings=endings)
 
     results = results_of(made("ours", ones(4, 16)), overflowing("mem0", 16), overflowing("some", 2))
     _, none, some = results["cells"]

@@ -132,16 +132,21 @@ def made(
     dataset: str = "toy",
     planned: int | None = None,
     episode: Mapping[str, float] | None = None,
+    endings: Mapping[int, str] | None = None,
     **more: Any,
 ) -> Evaluation:
-    """An evaluation with one question a task, from its scores; F1 is as EM where it is not among them."""
+    """An evaluation with one question a task, from its scores; F1 is as EM where it is not among them.
+
+    By the number of a task, `endings` are those of episodes that were not answered.
+    """
     records = []
     for number, given in enumerate(scores):
         category, metrics = categories[number % len(categories)], {"f1": given["em"], **given}
         question = QuestionRecord(f"q{number}", "?", "a", ("b",), category, metrics)
         sums = {**episode_sums([]), "episodes": 1.0}
-        name, own = f"t{number}", dict(episode or {})
-        records.append(EpisodeRecord(name, 0, dataset, "answered", None, given["em"], own, (question,), sums, 1.0))
+        name, own, stop = f"t{number}", dict(episode or {}), (endings or {}).get(number, "answered")
+        reward, asked = (None, ()) if stop == "failed" else (given["em"], (question,))
+        records.append(EpisodeRecord(name, 0, dataset, stop, None, reward, own, asked, sums, 1.0))
     manifest = {"tasks": {"count": planned or len(scores), "sha256": "s"}, "samples_per_task": 1, "memory": {}}
     return Evaluation(Path(row), row, dataset, manifest=manifest, records=tuple(records), **more)
 
