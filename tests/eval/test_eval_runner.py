@@ -230,19 +230,16 @@ async def test_episodes_in_flight_end_and_money_is_counted_by_both_prices(tmp_pa
     assert budget.cost == pytest.approx(budget.money)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_limits_that_cannot_be_meant() -> None:
+    for settings, message in (
         ({"tokens": 0}, "budget_tokens is 0"),
         ({"money": 0.0, "prompt_price": 1.0}, "budget_money is 0"),
         ({"money": 5.0}, "no price is known"),
         ({"completion_price": -1.0}, "completion_price is -1"),
         ({"money": float("nan"), "prompt_price": 1.0}, "budget_money is nan"),
-    ],
-)
-def test_limits_that_cannot_be_meant(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Budget(**settings)  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Budget(**settings)  # type: ignore[arg-type]
 
 
 async def test_failed_attempts_are_spent_too(tmp_path: Path) -> None:
