@@ -53,8 +53,6 @@ def test_evaluates_and_continues(data: Path, policy: ToyPolicy, capsys: pytest.C
     asked = len(policy.asked)
     assert eval_cli.main(arguments(data)) == 0
     assert len(policy.asked) == asked
-    with pytest.raises(ConfigError, match=r"environment\.max_reads is 3 there and 2 now"):
-        eval_cli.main(arguments(data, "--max_reads", "2"))
 
 
 @pytest.mark.usefixtures("undrawn")

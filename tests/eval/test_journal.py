@@ -27,7 +27,7 @@ def without_times(text: str) -> str:
 @pytest.mark.parametrize(
     ("words", "other"),
     [
-        ("reproduce regagent --seeds 0 --tasks 200 --json", ""),
+        ("reproduce regagent --seeds 0 --tasks 60 --json", ""),
         ("reproduce streams --tasks 40", "--seed 1"),
         ("retention table rows.jsonl --embedder hashing --capacities 20", "--equal words"),
     ],

@@ -140,7 +140,15 @@ async def test_embedded_episodes_are_of_every_kind_paired_and_compared_as_in_the
     assert cell["metrics"]["em"]["n"] == 12
 
 
-async def test_what_is_no_result_or_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+async def test_what_is_no_evaluation_or_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no evaluation .* give the --out of `atommem eval`"):
+        read_evaluation(tmp_path)
+    (tmp_path / "before").mkdir()
+    with pytest.raises(ConfigError, match=r"did you mean \S+/before\?"):
+        read_evaluation(tmp_path / "befor")
+    (tmp_path / "cells").mkdir()
+    with pytest.raises(ConfigError, match=rf"give {tmp_path}/report to atommem report, or .* below {tmp_path}/cells"):
+        read_evaluation(tmp_path)
     (tmp_path / "results.json").write_text('{"evaluations": [{}]}')
     with pytest.raises(DataError, match="does not list evaluations"):
         read_evaluations([str(tmp_path)])
@@ -233,14 +241,3 @@ async def test_reading_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
     before = (folder / "episodes.jsonl").read_bytes()
     assert len(read_evaluation(folder).records) == len(LETTERS)
     assert (folder / "episodes.jsonl").read_bytes() == before
-
-
-def test_no_evaluation(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no evaluation .* give the --out of `atommem eval`"):
-        read_evaluation(tmp_path)
-    (tmp_path / "before").mkdir()
-    with pytest.raises(ConfigError, match=r"did you mean \S+/before\?"):
-        read_evaluation(tmp_path / "befor")
-    (tmp_path / "cells").mkdir()
-    with pytest.raises(ConfigError, match=rf"give {tmp_path}/report to atommem report, or .* below {tmp_path}/cells"):
-        read_evaluation(tmp_path)

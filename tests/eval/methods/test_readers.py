@@ -175,8 +175,7 @@ async def test_every_method_is_evaluated_recorded_and_continued(name: str, tmp_p
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["means"]["steps"] == calls / 2
     trace = read_trace(tmp_path / "traces" / "u.0.jsonl")
-    assert trace.complete
-    assert len(trace.episode.steps) == calls / 2
+    assert (trace.complete, len(trace.episode.steps)) == (True, calls / 2)
     again = await evaluate(tasks, make_method(name, setup), tmp_path, progress=False)
     assert (again.records, len(policy.prompts)) == (first.records, calls)
     other = replace(setup, sampling=Sampling(temperature=1.0), context_tokens=2000)

@@ -37,10 +37,7 @@ def test_every_divergence_stands_in_the_docs_with_its_reason() -> None:
     assert [line for line in divergence_lines() if line not in text] == []
 
 
-SETTINGS = {
-    **{"temperature": 1.0, "max_tokens": 1024, "embedder": "hashing", "capacity": 20, "samples_per_task": 4},
-    "disabled_actions": ["read"],
-}
+SETTINGS = {"temperature": 1.0, "max_tokens": 1024, "embedder": "hashing", "capacity": 20, "samples_per_task": 4}
 WITHOUT_UPDATE = {"method": "atommem", "label": "without update", "settings": {"disabled_actions": ["read"]}}
 
 
@@ -52,6 +49,7 @@ def musique(documents: int = 200, n: int = 600, **more: Any) -> dict[str, Any]:
     ("changes", "expected"),
     [
         *(({"settings": {name: value}}, f"{name} is {value}") for name, value in SETTINGS.items()),
+        ({"settings": {"disabled_actions": ["read"]}}, "disabled_actions is ['read']"),
         ({"rows": [WITHOUT_UPDATE]}, "disabled_actions of atommem, without update is ['read']"),
         (musique() | {"settings": {"limit": 5}}, "n is 5"),
         (musique(distractors="own"), "distractors is own"),
