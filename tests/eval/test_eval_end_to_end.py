@@ -132,13 +132,9 @@ def replies_to(prompt: str) -> str:
 def test_the_command_takes_memagents_files_unchanged(
     tmp_path: Path, name: str, method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    questions, golds = [*REPLIES], [["Port", "in Port"], ["Orla"]]
-    if name.endswith(".json"):
-        data = write_json(
-            tmp_path / name, [eval_row(input=q, answers=a) for q, a in zip(questions, golds, strict=True)]
-        )
-    else:
-        data = write_parquet(tmp_path / name, [train_row(questions, golds)])
+    path, golds = tmp_path / name, [["Port", "in Port"], ["Orla"]]
+    rows = [eval_row(input=asked, answers=gold) for asked, gold in zip(REPLIES, golds, strict=True)]
+    data = write_json(path, rows) if path.suffix == ".json" else write_parquet(path, [train_row([*REPLIES], golds)])
     before = data.read_bytes()
     _, policy = make_setup(replies_to)
     monkeypatch.setattr(workbench, "open_policy", lambda config: policy)
@@ -150,7 +146,7 @@ def test_the_command_takes_memagents_files_unchanged(
     assert (em["mean"], em["n"], summary["metrics"]["sub_em"]["mean"]) == (0.5, 2, 0.5)
     assert "sub-EM" in capsys.readouterr().out
     traces = [read_trace(path) for path in sorted((out / "traces").iterdir())]
-    assert [trace.complete for trace in traces] == [True] * (2 if name.endswith(".json") else 1)
+    assert [trace.complete for trace in traces] == [True] * (2 if path.suffix == ".json" else 1)
     assert [answer for trace in traces for answer in trace.episode.answers] == ["in Port", "Bran"]
     assert data.read_bytes() == before
 

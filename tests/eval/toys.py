@@ -27,17 +27,10 @@ from tests.fakes import WordTokenizer
 
 def make_task(name: str, *, right: bool = True, questions: int = 1, source: str = "hotpotqa") -> Task:
     """`ToyPolicy` answers ``say-NAME-0``, ``say-NAME-1``, ...; with `right` that is gold."""
-    return Task(
-        name,
-        tuple(
-            Question(
-                f"Please say-{name}-{index} now", (f"{name}-{index}" if right else "something else",), id=f"q{index}"
-            )
-            for index in range(questions)
-        ),
-        (Document("One", "The first document."), Document("Two", "The second document.")),
-        source=source,
-    )
+    golds = [f"{name}-{index}" if right else "something else" for index in range(questions)]
+    asked = (Question(f"Please say-{name}-{index} now", (gold,), id=f"q{index}") for index, gold in enumerate(golds))
+    documents = (Document("One", "The first document."), Document("Two", "The second document."))
+    return Task(name, tuple(asked), documents, source=source)
 
 
 GONE = OutageError("server gone")
