@@ -126,7 +126,8 @@ async def test_embedded_episodes_are_of_every_kind_paired_and_compared_as_in_the
     assert len(data["episodes"]) == 3
     assert "3 of 24 episodes are embedded here" in page
     assert 0 < len(page_of(evaluations, max_characters=3000)[1]["episodes"]) < 4
-    _, data, results = page_of(evaluations)
+    page, data, results = page_of(evaluations, charts=True)
+    assert "EM against model calls per task" in page
     (pair,) = data["pairs"]
     (item,) = (item for item in results["comparisons"] if item["metric"] == "em")
     assert f"p = {item['p_value']:.2g}" in pair
