@@ -128,8 +128,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         del replies[1]  # the first note has no neighbours, and nothing is asked of it
     chunking = {"chunking": "documents"} if method != "memagent" else {"chunk_tokens": case["chunk"]}
     environment, memory = environment_config("longdoc", max_reads=0, **chunking), MemoryConfig(retrieve_k=case["k"])
-    setup, _ = make_setup(environment=environment, embedder=WordVectors(), memory=memory, sampling=Sampling())
-    policy = ListPolicy(setup.tokenizer, [*replies, "\\boxed{x}"])
+    setup, own = make_setup(environment=environment, embedder=WordVectors(), memory=memory, sampling=Sampling())
+    policy = ListPolicy(own.tokenizer, [*replies, "\\boxed{x}"])
     questions = tuple(Question(question, ("x",)) for question in case["questions"])
     documents = tuple(Document("", text) for text in case["texts"])
     task = Task("t", questions, documents)
