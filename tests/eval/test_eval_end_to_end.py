@@ -1,4 +1,4 @@
-"""`atommem eval` with real back ends: a (random) model folder, servers over HTTP, and a corpus searched and judged."""
+"""`atommem eval` on a (random) model folder, servers over HTTP, a corpus searched and judged, others' files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ import pytest
 from transformers import AutoTokenizer
 
 from atommem.cli import main as atommem_main
-from atommem.envs.task import Question, Task
-from atommem.envs.task_files import save_tasks
+from atommem.envs.scoring.breakdowns import breakdowns
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
+from atommem.eval import workbench
+from atommem.eval.console_report import breakdown_table
+from atommem.eval.methods import make_method
+from atommem.eval.output import parse_records
+from atommem.eval.reporting.evaluations import read_evaluation
+from atommem.eval.reporting.report_cli import write_report
+from atommem.eval.runner import evaluate
 from atommem.trace import read_trace
+from tests.envs.benchmark_rows import write_json, write_lines, write_parquet
+from tests.envs.test_benchmarks_memagent import eval_row, train_row
+from tests.envs.test_locomo import conversation
 from tests.envs.web.test_environment import ANSWER as FOUND
 from tests.envs.web.test_environment import call
-from tests.eval.toys import make_task
+from tests.eval.methods.toys import make_setup
+from tests.eval.toys import make_runner, make_task
 from tests.loopback import make_checkpoint, serving
 
-pytest.importorskip("tantivy")
 ANSWER = "<final_answer>\\boxed{a-0}</final_answer>"
 
 
@@ -54,18 +65,6 @@ def test_model_folder(checkpoint: Path, data: Path, capfd: pytest.CaptureFixture
     assert "sampling.temperature is 0.7 there and 0.1 now" in capfd.readouterr().err
 
 
-def test_server(checkpoint: Path, data: Path) -> None:
-    out = data.parent / "out"
-    with serving(lambda prompt: ANSWER, AutoTokenizer.from_pretrained(checkpoint)) as url:
-        command = ["eval", "--policy", url, "--tokenizer", str(checkpoint), "--data", str(data), "--out", str(out)]
-        assert atommem_main([*command, "--max_tokens", "99"]) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["metrics"]["em"]["mean"] == 0.5  # the answer is right for task a, wrong for b
-    assert summary["run"]["policy"] == {"model": "tiny", "tokenizer": str(checkpoint)}
-    # What no flag says is as the checkpoint was trained, though a server does not tell.
-    assert (summary["run"]["memory"]["scratchpad_tokens"], summary["run"]["environment"]["max_reads"]) == (32, 0)
-
-
 @pytest.mark.parametrize("method", ["atommem", "full_context", "generative_agents"])
 def test_a_chat_server(data: Path, method: str) -> None:
     """Methods ask with messages; calls and tokens are the server's own."""
@@ -88,6 +87,7 @@ def test_a_chat_server(data: Path, method: str) -> None:
 
 
 def test_questions_are_asked_of_a_corpus_and_judged(checkpoint: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tantivy")
     build_corpus([Page("Ann lives in Oakrest.", "Ann"), Page("Bob lives in Fenford.", "Bob")], tmp_path / "corpus")
     tasks = [Task(name, (Question(f"Where does {name} live?", ("the town of Oakrest",)),)) for name in ("Ann", "Bob")]
     save_tasks(tasks, tmp_path / "tasks.jsonl")
@@ -109,5 +109,95 @@ def test_questions_are_asked_of_a_corpus_and_judged(checkpoint: Path, tmp_path: 
     assert summary["metrics"]["judge"]["mean"] == 1.0
     assert summary["run"]["environment"]["corpus"] == Corpus(tmp_path / "corpus").version
     assert summary["services"]["judge"]["asked"] == 2
+    assert summary["run"]["policy"] == {"model": "tiny", "tokenizer": str(checkpoint)}
+    # What no flag says is as the checkpoint was trained, though a server does not tell.
+    assert summary["run"]["memory"]["scratchpad_tokens"] == 32
     trace = read_trace(tmp_path / "out" / "traces" / "Ann.0.jsonl")
     assert [step.observation.origin for step in trace.episode.steps] == [None, "search lives"]
+
+
+# Files of other projects are evaluated as they are: MemAgent's, the multi-question parquet, LoCoMo's.
+
+REPLIES = {"Where does Bran live?": "in Port", "Who is a potter?": "Bran"}
+
+
+def replies_to(prompt: str) -> str:
+    """Replies to the questions in the prompt, in their order."""
+    asked = sorted((question for question in REPLIES if question in prompt), key=prompt.rfind)
+    return "".join(f"<final_answer>\\boxed{{{REPLIES[question]}}}</final_answer>" for question in asked)
+
+
+@pytest.mark.parametrize("method", ["atommem", "memagent", "rag"])
+@pytest.mark.parametrize("name", ["eval_200.json", "test.parquet"])
+def test_the_command_takes_memagents_files_unchanged(
+    tmp_path: Path, name: str, method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, golds = tmp_path / name, [["Port", "in Port"], ["Orla"]]
+    rows = [eval_row(input=asked, answers=gold) for asked, gold in zip(REPLIES, golds, strict=True)]
+    data = write_json(path, rows) if path.suffix == ".json" else write_parquet(path, [train_row([*REPLIES], golds)])
+    before = data.read_bytes()
+    _, policy = make_setup(replies_to)
+    monkeypatch.setattr(workbench, "open_policy", lambda config: policy)
+    out = tmp_path / "out"
+    command = ["--policy", "toy", "--data", str(data), "--out", str(out), "--method", method]
+    assert atommem_main(["eval", *command, "--embedder", "hashing", "--max_reads", "0", "--max_in_flight", "2"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    em = summary["metrics"]["em"]
+    assert (em["mean"], em["n"], summary["metrics"]["sub_em"]["mean"]) == (0.5, 2, 0.5)
+    assert "sub-EM" in capsys.readouterr().out
+    traces = [read_trace(path) for path in sorted((out / "traces").iterdir())]
+    assert [trace.complete for trace in traces] == [True] * (2 if path.suffix == ".json" else 1)
+    assert [answer for trace in traces for answer in trace.episode.answers] == ["in Port", "Bran"]
+    assert data.read_bytes() == before
+
+
+async def test_locomo_reports_its_categories_apart(tmp_path: Path) -> None:
+    tasks = load_tasks(write_json(tmp_path / "locomo10.json", [conversation()]))
+    setup, _ = make_setup(lambda prompt: "\\boxed{The kiln is not mentioned}" * 5)
+    result = await evaluate(tasks, make_method("rag", setup), progress=False)
+    rows = [row for row in breakdowns(result.records, ["em"]) if row["by"] == "category"]
+    found = {row["value"]: row["mean"] for row in rows}
+    assert found == {"adversarial": 1, "multi_hop": 0, "open_domain": 0, "single_hop": 0, "temporal": 0}
+    assert "  adversarial" in breakdown_table(rows).columns[0].cells
+
+
+# Half a surrogate pair, which JSON can escape and UTF-8 cannot hold, ends nothing wherever it stands.
+
+HALF = "\ud83d"
+GOOD = "\ufffd"
+
+
+def test_task_files_are_cleaned_as_they_are_read(tmp_path: Path) -> None:
+    asked = {"text": f"Who {HALF}?", "answers": [HALF, "\U0001f600"], "metadata": {HALF: [HALF]}}
+    row = {"id": f"t{HALF}", "questions": [asked], "documents": [{"title": HALF, "text": f"One {HALF} two."}]}
+    question = Question(f"Who {GOOD}?", (GOOD, "\U0001f600"), metadata={GOOD: [GOOD]})
+    expected = Task(f"t{GOOD}", (question,), (Document(GOOD, f"One {GOOD} two."),))
+    path = write_lines(tmp_path / "tasks.jsonl", [row])
+    assert load_tasks(path) == [expected]
+    for name in ("again.jsonl", "again.parquet"):
+        save_tasks(load_tasks(path), tmp_path / name)
+        assert load_tasks(tmp_path / name) == [expected]
+
+
+async def test_an_episode_full_of_them_is_run_recorded_traced_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
+) -> None:
+    runner, policy = make_runner()
+
+    def answer(prompt: str) -> str:
+        return policy._answer(prompt).replace("seen", f"seen {HALF}").replace("{", f"{{{HALF}")
+
+    policy.script = answer
+    question, document = Question(f"{HALF} say-x-0", (HALF,)), Document(f"A {HALF}", f"document. {HALF}")
+    out = tmp_path / "eval"
+    task = Task(f"t{HALF}", (question,), (document,), source=f"toy {HALF}")
+    result = await evaluate([task], runner, out, progress=False)
+    assert result.failed == 0
+    (record,) = parse_records((out / "episodes.jsonl").read_bytes(), out / "episodes.jsonl").values()
+    assert record == result.records[0]
+    (path,) = (out / "traces").iterdir()
+    assert "seen \ufffd" in read_trace(path).episode.steps[0].text
+    write_report([read_evaluation(out)], tmp_path / "report", title=f"with {HALF}")
+    assert (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert atommem_main(["trace", str(path)]) == 0
+    assert b"seen" in capsys.readouterr().out.encode()

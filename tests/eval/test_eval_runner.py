@@ -1,8 +1,9 @@
-"""Running, recording, continuing: an evaluation loses nothing that it has finished and repeats none of it."""
+"""Running, recording, continuing: an evaluation loses nothing that it has finished, repeats none of it, and spends
+no more than it may.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import random
@@ -13,14 +14,16 @@ from typing import Any
 import pytest
 
 from atommem.config import MemoryConfig
+from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.task import Task
-from atommem.errors import ConfigError, DataError, PolicyError
+from atommem.errors import BudgetSpentError, ConfigError, DataError, PolicyError
+from atommem.eval.budget import Budget, Usage
 from atommem.eval.output import OutputFolder, file_stem
 from atommem.eval.runner import evaluate, tasks_digest
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
-from tests.eval.toys import ToyPolicy, evaluated, make_runner, make_task
+from tests.eval.toys import GONE, evaluated, make_runner, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]
 
@@ -33,18 +36,13 @@ async def test_scores_and_counts_in_memory() -> None:
     result, asked = await evaluated(TASKS)
     # 6 questions, 5 of them right; 4 episodes of 2 chunks and 1, 1, 1, 3 answers.
     assert result.em == pytest.approx(5 / 6)
-    summary = result.summary()
-    assert (summary["episodes"], summary["failed"]) == (4, 0)
-    assert (summary["metrics"]["em"]["n"], summary["metrics"]["em"]["clusters"]) == (6, 4)
-    means = {"steps": 14 / 4, "actions/create": 8 / 14, "actions/answer": 6 / 14, "actions/delete": 0, "store_size": 2}
-    assert {name: summary["means"][name] for name in means} == means
+    means = result.summary()["means"]
+    assert (means["steps"], means["actions/answer"], means["store_size"]) == (14 / 4, 6 / 14, 2)
     assert [record.task_id for record in result.records] == ["a", "b", "c", "d"]
     wrong = result.records[1].questions[0]
     assert (wrong.answer, wrong.golds, wrong.metrics["em"]) == ("b-0", ("something else",), 0.0)
     assert len(asked) == 14
-
-
-async def test_failed_episodes_are_beside_the_scores_not_in_them() -> None:
+    # Failed episodes are beside the scores, not in them.
     result, _ = await evaluated(TASKS, gone="bd")
     summary = result.summary()
     assert (result.failed, result.failed_fraction) == (2, 0.5)
@@ -78,7 +76,7 @@ async def test_folder_holds_records_traces_and_summary(tmp_path: Path) -> None:
 async def test_failed_episodes_are_retried(tmp_path: Path) -> None:
     await evaluated(TASKS, tmp_path, gone="b")
     with pytest.raises(PolicyError):
-        await evaluated(TASKS, tmp_path, refuse="b")
+        await evaluated(TASKS, tmp_path, gone="b", error=PolicyError("refused"))
     assert not (tmp_path / "summary.json").exists(), "a rerun drops a summary that it makes wrong"
     assert not read_trace(tmp_path / "traces" / "b.0.jsonl").episode.steps
     result, asked = await evaluated(TASKS, tmp_path)
@@ -106,24 +104,24 @@ async def test_a_cut_last_line_is_run_again_and_damage_elsewhere_is_named(tmp_pa
 X = {"policy": {"path": "x"}}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"runner": {"sampling": Sampling(1.0, seed=0)}}, r"sampling\.temperature is 0\.0 there and 1\.0 now"),
-        ({"runner": {"memory": MemoryConfig(layout="paper")}}, r"memory\.layout is 'prefix' there and 'paper' now"),
-        ({"runner": {"memory": MemoryConfig(disabled_actions=["read"])}}, r"disabled_actions is \[\] there"),
-        ({"runner": {"memory": MemoryConfig(templates="compact")}}, "templates_sha256"),
-        ({"samples_per_task": 2}, "samples_per_task is 1 there and 2 now"),
-        ({"settings": {"policy": {"path": "y"}}}, r"policy\.path is 'x' there and 'y' now"),
-        ({"settings": {}}, "policy is .* there and not set now"),
-        ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is \w{8}\.\.\. there"),
-        ({"tasks": [*TASKS[:3], make_task("d", questions=3, right=False)]}, r"tasks\.sha256"),
-    ],
-)
-async def test_other_settings_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"runner": {"sampling": Sampling(1.0, seed=0)}}, r"sampling\.temperature is 0\.0 there and 1\.0 now"),
+    ({"runner": {"memory": MemoryConfig(layout="paper")}}, r"memory\.layout is 'prefix' there and 'paper' now"),
+    ({"runner": {"memory": MemoryConfig(disabled_actions=["read"])}}, r"disabled_actions is \[\] there"),
+    ({"runner": {"memory": MemoryConfig(templates="compact")}}, "templates_sha256"),
+    ({"samples_per_task": 2}, "samples_per_task is 1 there and 2 now"),
+    ({"settings": {"policy": {"path": "y"}}}, r"policy\.path is 'x' there and 'y' now"),
+    ({"settings": {}}, "policy is .* there and not set now"),
+    ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is \w{8}\.\.\. there"),
+    ({"tasks": [*TASKS[:3], make_task("d", questions=3, right=False)]}, r"tasks\.sha256"),
+]
+
+
+async def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     await evaluated(TASKS, tmp_path, settings=X)
-    with pytest.raises(ConfigError, match=message):
-        await evaluated(**{"tasks": TASKS, "out": tmp_path, "settings": X, **changes})
+    for changes, message in OTHERS:
+        with pytest.raises(ConfigError, match=message):
+            await evaluated(**{"tasks": TASKS, "out": tmp_path, "settings": X, **changes})
     # How many run at the same time changes no score.
     await evaluated(TASKS, tmp_path, settings=X, runner={"max_in_flight": 9})
 
@@ -153,19 +151,12 @@ def contents(out: Path) -> dict[str, list[str]]:
 
 
 async def test_the_order_in_which_episodes_end_changes_nothing_but_the_order_of_lines(tmp_path: Path) -> None:
-    class Late(ToyPolicy):
-        """Answers after a random while."""
-
-        async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-            await asyncio.sleep(random.uniform(0, 0.01))
-            return await super().complete(prompt_ids, sampling)
-
-    tasks = [make_task(f"t{index}", questions=1 + index % 2) for index in range(10)]
+    tasks = [make_task(f"t{index}", questions=1 + index % 2) for index in range(5)]
     runner, policy = make_runner()
     await evaluate(tasks, runner, progress=False)  # this tokenizer hands out its ids as words come up
-    runner.agent.policy = Late(policy.tokenizer)
+    policy.until = {task.id: lambda: random.random() < 0.2 for task in tasks}  # after a random while
     found = []
-    for runner.max_in_flight in (1, 4, 10):
+    for runner.max_in_flight in (1, 4, 5):
         out = tmp_path / str(runner.max_in_flight)
         await evaluate(tasks, runner, out, samples_per_task=2, progress=False)
         found.append(contents(out))
@@ -191,3 +182,73 @@ def test_digest_sees_everything_that_is_read_or_scored() -> None:
     digests = {tasks_digest([task]) for task in [base, *variants]}
     assert len(digests) == 6
     assert tasks_digest([base]) == tasks_digest([make_task("a")])
+
+
+# Budgets
+
+ALIKE = [make_task(name) for name in "abcd"]
+
+
+async def cost_of_one() -> Usage:
+    """Every episode of `ALIKE` is asked and answers alike."""
+    record = (await evaluated(ALIKE[:1]))[0].records[0]
+    return Usage(record.prompt_tokens, record.completion_tokens)
+
+
+def ended(out: Path) -> list[object]:
+    return [line["task_id"] for line in lines(out)]
+
+
+async def test_a_spent_budget_stops_in_order_and_a_larger_one_continues(tmp_path: Path) -> None:
+    one = (await cost_of_one()).total
+    seen: list[EpisodeRecord] = []
+    budget = Budget(tokens=2 * one)
+    with pytest.raises(BudgetSpentError, match=rf"{2 * one:,} of {2 * one:,} tokens.*2 of 4 episodes have not run"):
+        await evaluated(ALIKE, tmp_path, budget=budget, on_record=seen.append)
+    assert ended(tmp_path) == ["a", "b"] == [record.task_id for record in seen]
+    assert not (tmp_path / "summary.json").exists()
+    # What is in the folder is spent: nothing more runs.
+    with pytest.raises(BudgetSpentError):
+        await evaluated(ALIKE, tmp_path, budget=Budget(tokens=2 * one))
+    assert ended(tmp_path) == ["a", "b"]
+    result, _ = await evaluated(ALIKE, tmp_path, budget=Budget(tokens=4 * one), on_record=seen.append)
+    assert (result.resumed, len(result.records)) == (2, 4)
+    assert [record.task_id for record in seen] == ["a", "b", "a", "b", "c", "d"]
+    # All had run when it was spent: that is no error, then or later.
+    await evaluated(ALIKE, tmp_path, budget=Budget(tokens=1))
+
+
+async def test_episodes_in_flight_end_and_money_is_counted_by_both_prices(tmp_path: Path) -> None:
+    one = await cost_of_one()
+    with pytest.raises(BudgetSpentError):
+        await evaluated(ALIKE, tmp_path / "tokens", runner={"max_in_flight": 3}, budget=Budget(tokens=1))
+    assert sorted(ended(tmp_path / "tokens")) == ["a", "b", "c"]
+    budget = Budget(money=3 * (one.prompt * 2 + one.completion * 5) / 1e6, prompt_price=2.0, completion_price=5.0)
+    with pytest.raises(BudgetSpentError, match="in money"):
+        await evaluated(ALIKE, tmp_path / "money", budget=budget)
+    assert len(ended(tmp_path / "money")) == 3
+    assert budget.cost == pytest.approx(budget.money)
+
+
+def test_limits_that_cannot_be_meant() -> None:
+    for settings, message in (
+        ({"tokens": 0}, "budget_tokens is 0"),
+        ({"money": 0.0, "prompt_price": 1.0}, "budget_money is 0"),
+        ({"money": 5.0}, "no price is known"),
+        ({"completion_price": -1.0}, "completion_price is -1"),
+        ({"money": float("nan"), "prompt_price": 1.0}, "budget_money is nan"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Budget(**settings)  # type: ignore[arg-type]
+
+
+async def test_failed_attempts_are_spent_too(tmp_path: Path) -> None:
+    runner, policy = make_runner()
+    # The last of its three requests fails.
+    policy.until["a"] = lambda: len(policy.asked) < 3 or policy.errors.setdefault("a", GONE) is GONE
+    (failed,) = (await evaluate(ALIKE[:1], runner, tmp_path, progress=False)).records
+    assert failed.failed
+    assert failed.prompt_tokens > 0
+    budget = Budget()
+    again = await evaluate(ALIKE[:1], make_runner()[0], tmp_path, progress=False, budget=budget)
+    assert budget.used.prompt == failed.prompt_tokens + again.records[0].prompt_tokens

@@ -25,12 +25,10 @@ def step(
     answer: str | None = None,
     size: int = 0,
 ) -> Step:
-    observation = reading("q", chunk="The chunk says Lorne.")
-    if question is not None:
-        observation = Observation("answering", question=question)
-    view = MemoryView(
-        scratchpad, "query", tuple(Retrieved(place, entry, text, 0.5) for place, (entry, text) in enumerate(shown, 1))
-    )
+    read = reading("q", chunk="The chunk says Lorne.")
+    observation = read if question is None else Observation("answering", question=question)
+    retrieved = tuple(Retrieved(place, entry, text, 0.5) for place, (entry, text) in enumerate(shown, 1))
+    view = MemoryView(scratchpad, "query", retrieved)
     actions = () if answer is None else (Action("answer", answer),)
     return Step(index, observation, view, [], [], [], "", "stop", actions, (), operations, size)
 
@@ -59,19 +57,16 @@ def test_words_must_follow_one_another() -> None:
     assert not holds(["the river, and then Lorne"], ["river lorne"])
 
 
-@pytest.mark.parametrize(
-    ("loss", "kept"),
-    [
+def test_an_answer_that_memory_lost() -> None:
+    for loss, kept in (
         (Operation(1, "update", Outcome.APPLIED, 1, 1, "on the Lorne", "on a river"), False),
         (DELETED, False),
         (Operation(1, "delete", Outcome.UNKNOWN_HANDLE, handle=4), True),
         (replace(DELETED, actor="retention:fifo"), False),
-    ],
-)
-def test_an_answer_that_memory_lost(loss: Operation, kept: bool) -> None:
-    steps = [step(0, create(*LORNE)), step(1, loss), step(2, question=0)]
-    (trail,) = answer_trails(*make(steps, (None, "Lorne")))
-    assert trail == AnswerTrail(True, entered=True, kept=kept, shown=False, sources=(), step=None)
+    ):
+        steps = [step(0, create(*LORNE)), step(1, loss), step(2, question=0)]
+        (trail,) = answer_trails(*make(steps, (None, "Lorne")))
+        assert trail == AnswerTrail(True, entered=True, kept=kept, shown=False, sources=(), step=None)
 
 
 def test_the_source_is_the_step_that_wrote_the_text_and_a_wrong_answer_has_one() -> None:

@@ -27,7 +27,7 @@ def without_times(text: str) -> str:
 @pytest.mark.parametrize(
     ("words", "other"),
     [
-        ("reproduce regagent --seeds 0 --tasks 200 --json", ""),
+        ("reproduce regagent --seeds 0 --tasks 60 --json", ""),
         ("reproduce streams --tasks 40", "--seed 1"),
         ("retention table rows.jsonl --embedder hashing --capacities 20", "--equal words"),
     ],
@@ -78,6 +78,9 @@ def test_only_what_is_not_a_fault_of_code_is_kept(tmp_path: Path) -> None:
             raise error
         assert bool(list(tmp_path.iterdir())) == there
     assert any("the same command goes on" in line for line in told)
+    with resumable(tmp_path / "new", "it", {}, print) as journal:
+        assert journal.get("one") is None
+    assert not (tmp_path / "new").exists(), "nothing is written without a result"
 
 
 def test_a_changed_file_is_another_computation(tmp_path: Path) -> None:
@@ -90,10 +93,3 @@ def test_a_changed_file_is_another_computation(tmp_path: Path) -> None:
             assert journal.get("one") == known
             journal.add("one", 5)
             raise KeyboardInterrupt
-
-
-def test_nothing_is_written_without_a_result(tmp_path: Path) -> None:
-    with resumable(tmp_path / "new", "it", {}, print) as journal:
-        assert journal.get("one") is None
-    assert not (tmp_path / "new").exists()
-    assert Journal().add("one", 1) == 1

@@ -1,4 +1,4 @@
-"""The report on small evaluations that ran: the page, what it may hold, and that it is made the same way again."""
+"""Reports on and comparisons of small evaluations that ran: the page, what it may hold, that it is made so again."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import hashlib
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atommem.cli import main
-from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reporting.charts import make_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.page import PageData, choose_episodes, render_page
 from atommem.eval.reporting.report_cli import read_evaluations
-from atommem.eval.reporting.results import best_rows, make_cells, make_results
-from atommem.eval.reporting.templates import latex_tables, markdown_tables
+from atommem.eval.reporting.results import make_cells, make_results
+from atommem.trace import read_trace
 from atommem.untrusted import clean
 from tests.eval.toys import evaluated, make_task, results_of
+from tests.test_stopped import contents
 
 NAMES = [f"t{index}" for index in range(12)]
 
@@ -31,31 +32,6 @@ async def run(out: Path, right: int, row: str, *, gone: int = 0, dataset: str = 
     """The first `right` tasks are answered right, the last `gone` fail."""
     await evaluated([make_task(name) for name in NAMES], out, wrong=NAMES[right:], gone=NAMES[len(NAMES) - gone :])
     return read_evaluation(out, row, dataset)
-
-
-async def test_bold_needs_a_corrected_test(tmp_path: Path) -> None:
-    rows = (("a", 12, 0), ("b", 3, 2), ("c", 2, 0))
-    best, *others = [await run(tmp_path / row, right, row, gone=gone) for row, right, gone in rows]
-    results = results_of(best, *others, reference="c")
-    em = [item for item in results["comparisons"] if item["metric"] == "em"]
-    # a against b on the ten tasks that b has; then a and b against c.
-    counts = [(item["second"], item["first"], item["wins"], item["losses"]) for item in em]
-    assert counts == [("a", "b", 7, 0), ("a", "c", 10, 0), ("b", "c", 1, 0)]
-    # McNemar's mid-p: all of 7, 10 and 1 on one side.
-    assert [item["p_holm"] for item in em] == holm([0.5**7, 0.5**10, 0.5])
-    assert best_rows(results, "em") == {("toy", None): "a"}
-    text, tex = markdown_tables(results), latex_tables(results)
-    assert [shown for shown in ("| a | **100.0** [", "| b | 30.0 [", "**2 failed**") if shown not in text] == []
-    assert "\\textbf{100.0}" in tex
-    assert "\\textbf{2 failed}" in tex
-    # One task apart: the same best number is no longer bold.
-    close = results_of(best, await run(tmp_path / "d", 11, "d"))
-    assert best_rows(close, "em") == {}
-    assert "**" not in markdown_tables(close).split("## Comparisons")[0]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
@@ -102,12 +78,12 @@ async def test_seconds_are_shown_when_asked_for(tmp_path: Path) -> None:
     assert re.search(r"[\d.]+ s · traces/", (tmp_path / "out" / "report.html").read_text())
 
 
-def page_of(evaluations: list[Evaluation], **settings: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def page_of(evaluations: list[Evaluation], charts: bool = False, **settings: Any) -> tuple[str, Any, Any]:
     """The page, the data inside it, and the results that it shows."""
     cells = make_cells(evaluations)
     page = PageData(cells, **settings)
     results = make_results(cells, title="</title><script>")
-    text = render_page(page, results, make_charts(results))
+    text = render_page(page, results, make_charts(results) if charts else [])
     content = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert content is not None
     return text, json.loads(content[1]), results
@@ -119,7 +95,7 @@ async def test_the_page_holds_its_data_safely_and_runs_only_its_own_scripts(tmp_
     evaluation = await run(tmp_path / "one", 3, evil, dataset=evil)
     trace = evaluation.trace(evaluation.records[0])
     trace.write_text(trace.read_text().replace("seen", json.dumps(evil)[1:-1]))
-    page, data, _ = page_of([evaluation])
+    page, data, _ = page_of([evaluation], charts=True)
     clean(page).encode("utf-8")
     assert page.count("<script") == page.count("</script>") == 4  # the data, Vega, what pages share, and our own
     assert "<img src=x" not in re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL)
@@ -150,7 +126,8 @@ async def test_embedded_episodes_are_of_every_kind_paired_and_compared_as_in_the
     assert len(data["episodes"]) == 3
     assert "3 of 24 episodes are embedded here" in page
     assert 0 < len(page_of(evaluations, max_characters=3000)[1]["episodes"]) < 4
-    _, data, results = page_of(evaluations)
+    page, data, results = page_of(evaluations, charts=True)
+    assert "EM against model calls per task" in page
     (pair,) = data["pairs"]
     (item,) = (item for item in results["comparisons"] if item["metric"] == "em")
     assert f"p = {item['p_value']:.2g}" in pair
@@ -164,7 +141,15 @@ async def test_embedded_episodes_are_of_every_kind_paired_and_compared_as_in_the
     assert cell["metrics"]["em"]["n"] == 12
 
 
-async def test_what_is_no_result_or_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+async def test_what_is_no_evaluation_or_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no evaluation .* give the --out of `atommem eval`"):
+        read_evaluation(tmp_path)
+    (tmp_path / "before").mkdir()
+    with pytest.raises(ConfigError, match=r"did you mean \S+/before\?"):
+        read_evaluation(tmp_path / "befor")
+    (tmp_path / "cells").mkdir()
+    with pytest.raises(ConfigError, match=rf"give {tmp_path}/report to atommem report, or .* below {tmp_path}/cells"):
+        read_evaluation(tmp_path)
     (tmp_path / "results.json").write_text('{"evaluations": [{}]}')
     with pytest.raises(DataError, match="does not list evaluations"):
         read_evaluations([str(tmp_path)])
@@ -176,3 +161,84 @@ async def test_what_is_no_result_or_cannot_be_told_apart_is_refused(tmp_path: Pa
         make_cells([])
     with pytest.raises(ConfigError, match="one of the rows 'a'"):
         results_of(one, reference="z")
+
+
+# `atommem compare`: pairs, significance and flips of two folders
+
+LETTERS = "abcdefgh"
+
+
+async def answered(out: Path, right: str, *, gone: str = "", names: str = LETTERS) -> Path:
+    """An evaluation in which the policy is right on the tasks `right` and out of reach on `gone`."""
+    await evaluated([make_task(name) for name in names], out, wrong=set(names) - set(right), gone=gone)
+    return out
+
+
+async def test_wins_losses_and_flips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = await answered(tmp_path / "A", "abch", gone="f")
+    second = await answered(tmp_path / "B", "abdefg", gone="h")
+    # On both sides: a to e and g. Better: d, e, g; worse: c.
+    assert main(["compare", str(first), str(second), "--json", str(tmp_path / "c.json"), "--show", "2"]) == 0
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert (found["wins"], found["losses"], found["ties"], found["tasks"]) == (3, 1, 2, 6)
+    assert found["left_out"] == 2
+    assert found["failed"] == [1, 1]
+    assert found["p_value"] == pytest.approx(2 * (1 / 16 + 0.5 * 4 / 16))
+    assert found["difference"] == pytest.approx(2 / 6)
+    assert found["low"] < 2 / 6 < found["high"]
+    assert [flip["task_id"] for flip in found["flips"]] == ["d", "e", "g", "c"]
+    traces = found["flips"][0]["traces"]
+    assert [read_trace(paths[0]).episode.reward for paths in traces] == [0.0, 1.0]
+    assert found["flips"][0]["answers"] == [[["wrong"]], [["d-0"]]]
+    printed = capsys.readouterr().out
+    assert "B - A: +0.333" in printed
+    assert "Better in B (3, the first 2; --show -1 prints all)" in printed
+    assert str(tmp_path / "B" / "traces" / "c.0.jsonl") in printed
+    assert "/g.0.jsonl" not in printed
+
+
+async def test_the_means_shown_are_those_whose_difference_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two episodes of a task and one of another: each task's question counts once, as in the difference."""
+    for name, wrong in (("A", "b"), ("B", "")):
+        await evaluated([make_task(task) for task in "ab"], tmp_path / name, wrong=wrong, samples_per_task=2)
+    episodes = tmp_path / "A" / "episodes.jsonl"
+    *kept, last = episodes.read_text().splitlines(keepends=True)
+    assert '"task_id": "b"' in last
+    episodes.write_text("".join(kept))
+    assert main(["compare", str(tmp_path / "A"), str(tmp_path / "B")]) == 0
+    printed = capsys.readouterr().out
+    assert "B - A: +0.500" in printed
+    assert re.search(r"A[ │]+0\.500.*B[ │]+1\.000", printed, re.DOTALL)
+
+
+async def test_every_score_that_is_there_is_compared_where_tasks_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golds = {name: replace(make_task(name).questions[0], answers=(f"{name}-0 exactly",)) for name in LETTERS}
+    tasks = [replace(make_task(name), questions=(gold,)) for name, gold in golds.items()]
+    for name, right in (("A", 2), ("B", 7)):
+        await evaluated(tasks, tmp_path / name, wrong=LETTERS[right:])
+    call = ["compare", str(tmp_path / "A"), str(tmp_path / "B"), "--json", str(tmp_path / "c.json"), "--metric"]
+    for metric, wins in (("em", 0), ("sub_em", 5)):
+        assert main([*call, metric]) == 0
+        assert json.loads((tmp_path / "c.json").read_text())["wins"] == wins
+    assert "sub-EM on the 8 tasks" in capsys.readouterr().out
+    assert main([*call, "judge"]) == 2
+    assert re.search(r"'judge': .* has em, f1, sub_em", capsys.readouterr().err)
+    other = await answered(tmp_path / "other", "a", names="abcdefgi")
+    failed = await answered(tmp_path / "f", "a", gone=LETTERS)
+    assert main(["compare", str(failed), str(other)]) == 2
+    same = await answered(tmp_path / "same", "a")
+    assert main(["compare", str(failed), str(same)]) == 0
+    assert "nothing to compare" in capsys.readouterr().out
+
+
+async def test_reading_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
+    folder = await answered(tmp_path / "A", "a")
+    with (folder / "episodes.jsonl").open("ab") as file:
+        file.write(b'{"task_id": "half')  # as if its evaluation were writing right now
+    before = (folder / "episodes.jsonl").read_bytes()
+    assert len(read_evaluation(folder).records) == len(LETTERS)
+    assert (folder / "episodes.jsonl").read_bytes() == before

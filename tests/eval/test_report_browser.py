@@ -82,11 +82,7 @@ async def test_every_chart_is_drawn_at_both_widths(report: Path, browser: Browse
     browser.screenshot(Path(keep or report.parent, f"report_{width}.png"))
     browser.screenshot(Path(keep or report.parent, f"report_{width}_dark.png"), dark=True)
     assert browser.problems == []
-
-
-async def test_what_is_printed_needs_no_script(report: Path, browser: Browser) -> None:
-    """All columns, with the charts as images."""
-    browser.open(report)
+    # What is printed needs no script: all columns, with the charts as images.
     browser.call("Emulation.setEmulatedMedia", media="print")
     shown = "(selector) => [...document.querySelectorAll(selector)].filter((node) => node.offsetParent).length"
     figures = browser.evaluate("document.querySelectorAll('figure').length")

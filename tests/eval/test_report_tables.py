@@ -8,11 +8,12 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
+from atommem.envs.scoring.records import summarize
+from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.eval.console_report import breakdown_table, report_table, report_tables
 from atommem.eval.eval_config import parse_arguments
@@ -29,6 +30,26 @@ from tests.eval.toys import made, ones, results_of
 
 NOWHERE = {"fact_entered": 0.0, "fact_kept": 0.0, "fact_retrieved": 0.0}
 ENTERED = {**NOWHERE, "fact_entered": 1.0}
+
+
+def test_bold_needs_a_corrected_test() -> None:
+    best, second = made("a", ones(12, 12)), made("b", ones(3, 12), endings={10: "failed", 11: "failed"})
+    results = results_of(best, second, made("c", ones(2, 12)), reference="c")
+    em = [item for item in results["comparisons"] if item["metric"] == "em"]
+    # a against b on the ten tasks that b has; then a and b against c.
+    counts = [(item["second"], item["first"], item["wins"], item["losses"]) for item in em]
+    assert counts == [("a", "b", 7, 0), ("a", "c", 10, 0), ("b", "c", 1, 0)]
+    # McNemar's mid-p: all of 7, 10 and 1 on one side.
+    assert [item["p_holm"] for item in em] == holm([0.5**7, 0.5**10, 0.5])
+    assert best_rows(results, "em") == {("toy", None): "a"}
+    text, tex = markdown_tables(results), latex_tables(results)
+    assert [shown for shown in ("| a | **100.0** [", "| b | 30.0 [", "**2 failed**") if shown not in text] == []
+    assert "\\textbf{100.0}" in tex
+    assert "\\textbf{2 failed}" in tex
+    # One task apart: the same best number is no longer bold.
+    close = results_of(best, made("d", ones(11, 12)))
+    assert best_rows(close, "em") == {}
+    assert "**" not in markdown_tables(close).split("## Comparisons")[0]
 
 
 def test_other_scores_are_tested_and_bold_like_em() -> None:
@@ -82,10 +103,9 @@ def test_an_evaluation_that_is_not_finished_is_named() -> None:
 
 
 def test_where_answers_are_lost_is_told_of_methods_with_a_memory_and_prompts_that_fit() -> None:
-    whole = made("a", [{"em": 0.0, **NOWHERE}] * 4)
-    overflowing = (replace(r, stop_reason="context_overflow") if r.task_id == "t1" else r for r in whole.records)
+    overflowing = made("a", [{"em": 0.0, **NOWHERE}] * 4, endings={1: "context_overflow"})
     reader = replace(made("reader", [{"em": 0.0, **NOWHERE}]), manifest={"method": {"name": "full_context"}})
-    cells = make_cells([replace(whole, records=tuple(overflowing)), reader])
+    cells = make_cells([overflowing, reader])
     PageData(cells)
     first, second = make_results(cells)["cells"]
     assert (first["lost"]["by"], first["lost"]["never_entered"], second["lost"]) == ("facts", 3, None)
@@ -156,21 +176,18 @@ def test_the_tables_compile(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-@pytest.mark.parametrize(
-    ("path", "shown"),
-    [
-        ("Qwen/Qwen3-8B@v1.0", "Qwen/Qwen3-8B@v1.0"),
-        ("runs/hotpot/checkpoint-300/", "hotpot/checkpoint-300"),
-        ("/data/runs/hotpot/checkpoint-300", "hotpot/checkpoint-300"),
-        ("/home/someone/hotpot", "hotpot"),
-        ("/root/hotpot", "hotpot"),
-    ],
-)
-def test_provenance_tells_checkpoints_apart_and_names_nobody(path: str, shown: str) -> None:
+def test_provenance_tells_checkpoints_apart_and_names_nobody() -> None:
     evaluation = made("a", ones(1, 1))
-    evaluation.manifest["policy"] = {"path": path, "commit": "c0ffee"}
-    (cell,) = results_of(evaluation)["cells"]
-    assert (cell["provenance"]["checkpoint"], cell["provenance"]["commit"]) == (shown, "c0ffee")
+    for path, shown in {
+        "Qwen/Qwen3-8B@v1.0": "Qwen/Qwen3-8B@v1.0",
+        "runs/hotpot/checkpoint-300/": "hotpot/checkpoint-300",
+        "/data/runs/hotpot/checkpoint-300": "hotpot/checkpoint-300",
+        "/home/someone/hotpot": "hotpot",
+        "/root/hotpot": "hotpot",
+    }.items():
+        evaluation.manifest["policy"] = {"path": path, "commit": "c0ffee"}
+        (cell,) = results_of(evaluation)["cells"]
+        assert (cell["provenance"]["checkpoint"], cell["provenance"]["commit"]) == (shown, "c0ffee")
 
 
 def test_bounds_are_in_no_test_and_never_bold() -> None:
@@ -186,9 +203,8 @@ def test_bounds_are_in_no_test_and_never_bold() -> None:
 
 def test_prompts_that_do_not_fit_are_no_score(capsys: pytest.CaptureFixture[str]) -> None:
     def overflowing(row: str, count: int) -> Evaluation:
-        whole = made(row, [{"em": 0.0 if n < count else 1.0} for n in range(16)])
-        records = (replace(r, stop_reason="context_overflow") if r.reward == 0 else r for r in whole.records)
-        return replace(whole, records=tuple(records))
+        endings = dict.fromkeys(range(count), "context_overflow")
+        return made(row, [{"em": float(n >= count)} for n in range(16)], endings=endings)
 
     results = results_of(made("ours", ones(4, 16)), overflowing("mem0", 16), overflowing("some", 2))
     _, none, some = results["cells"]
@@ -238,29 +254,22 @@ def test_the_unit_is_found_in_the_records() -> None:
     assert values[headings.index("independent units / questions")] == "2 / 20", "20 tasks, of two conversations"
 
 
-SCORE = {"mean": 0.953, "low": 0.92, "high": 0.98, "n": 300, "clusters": 300}
-ITEM: dict[str, Any] = {
-    "metric": "em",
-    "metrics": {"em": SCORE, "f1": SCORE},
-    "means": {"actions/scratchpad": 0.4, "malformed": 0.01, "steps": 8.0, "stop/prompt_overflow": 0.5},
-    "episodes": 300,
-    "failed": 1,
-    "overflow": 0,
-}
 SOURCES = ("hotpotqa", "2wikimultihopqa", "musique", "squad", "locomo")
 
 
 @pytest.mark.parametrize(("sources", "overflow"), [(0, 0), (1, 0), (5, 0), (3, 2)])
 def test_no_line_is_broken_at_80_columns(sources: int, overflow: int) -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None, soft_wrap=True)
-    item = {**ITEM, "overflow": overflow}
+    item = {**summarize(made("a", ones(2, 3)).records), "overflow": overflow}
+    score = item["metrics"]["em"]
     for table in report_tables({**item, "by_source": dict.fromkeys(SOURCES[:sources], item)}, console):
         console.print(table)
-    console.print(breakdown_table([{"by": "type", "value": "bridge", **SCORE, "metric": m} for m in ("em", "f1")]))
+    console.print(breakdown_table([{"by": "type", "value": "bridge", **score, "metric": m} for m in ("em", "f1")]))
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("\u2026" in line for line in lines)
     assert all(sum(name in line.split() for line in lines) == 1 for name in SOURCES[:sources])
     scores = [line for line in lines if "EM [95%" in line]
-    wanted = "no score, 0.953 in those that fit" if overflow else "0.953 [0.920, 0.980]"
+    interval = "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**score)
+    wanted = "no score, 0.667 in those that fit" if overflow else interval
     assert sum(line.count(wanted) for line in scores) == sources + 1

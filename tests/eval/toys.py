@@ -6,93 +6,73 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from atommem.config import MemoryConfig
-from atommem.environment import environment_config, make_environments
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionRecord
 from atommem.envs.task import Document, Question, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.episode_stats import episode_sums
-from atommem.errors import OutageError, PolicyError, PromptTooLongError
+from atommem.errors import AtomMemError, OutageError
+from atommem.eval.methods import make_method
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.results import make_cells, make_results
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
-from atommem.policy.scripted import ScriptedPolicy
-from tests.fakes import WordEmbedder, WordTokenizer, make_episode_runner
+from tests.eval.methods.toys import TextPolicy, make_setup
+from tests.fakes import WordTokenizer
 
 
 def make_task(name: str, *, right: bool = True, questions: int = 1, source: str = "hotpotqa") -> Task:
     """`ToyPolicy` answers ``say-NAME-0``, ``say-NAME-1``, ...; with `right` that is gold."""
-    return Task(
-        name,
-        tuple(
-            Question(
-                f"Please say-{name}-{index} now", (f"{name}-{index}" if right else "something else",), id=f"q{index}"
-            )
-            for index in range(questions)
-        ),
-        (Document("One", "The first document."), Document("Two", "The second document.")),
-        source=source,
-    )
+    golds = [f"{name}-{index}" if right else "something else" for index in range(questions)]
+    asked = (Question(f"Please say-{name}-{index} now", (gold,), id=f"q{index}") for index, gold in enumerate(golds))
+    documents = (Document("One", "The first document."), Document("Two", "The second document."))
+    return Task(name, tuple(asked), documents, source=source)
 
 
-class ToyPolicy:
+GONE = OutageError("server gone")
+
+
+class ToyPolicy(TextPolicy):
     """Creates an entry from every chunk, and says what the question tells it to.
 
     Attributes:
-        out_of_reach: Names of the tasks for which every request fails.
+        errors: By task, what every request raises.
         wrong: Names of the tasks whose questions it answers with "wrong".
         garbled: Names of the tasks on which it closes a tag that it never opened.
-        too_long: Names of the tasks whose prompts do not fit.
-        refuse: The task for which every request is refused for good.
         until: By task, what its requests wait for (60 seconds at most).
         asked: Names of the tasks of all requests.
         most: Requests at the same time.
     """
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
-        self._inner = ScriptedPolicy(tokenizer, self._answer)
-        self.tokenizer = tokenizer
-        self.out_of_reach: set[str] = set()
+        super().__init__(tokenizer, self._answer)
+        self.errors: dict[str, AtomMemError] = {}
         self.wrong: set[str] = set()
         self.garbled: set[str] = set()
-        self.too_long: set[str] = set()
-        self.refuse: str | None = None
         self.until: dict[str, Callable[[], bool]] = {}
         self.asked: list[str] = []
         self.most = self._open = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        found = re.search(r"say-(\w+)-\d+", self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        assert found is not None
+        name, end = found[1], time.monotonic() + 60
         self._open += 1
         self.most = max(self.most, self._open)
         try:
-            return await self._complete(prompt_ids, sampling)
+            await asyncio.sleep(0)  # as every real one, it lets the other episodes go on
+            self.asked.append(name)
+            while name in self.until and not self.until[name]() and time.monotonic() < end:
+                await asyncio.sleep(0.001)
+            if name in self.errors:
+                raise self.errors[name]
+            return await super().complete(prompt_ids, sampling)
         finally:
             self._open -= 1
-
-    async def _complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        await asyncio.sleep(0)  # as every real one, it lets the other episodes go on
-        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        found = re.search(r"say-(\w+)-\d+", prompt)
-        assert found is not None
-        name = found[1]
-        self.asked.append(name)
-        waited_for, end = self.until.get(name), time.monotonic() + 60
-        while waited_for is not None and not waited_for() and time.monotonic() < end:
-            await asyncio.sleep(0.001)
-        if self.refuse == name:
-            raise PolicyError("refused")
-        if name in self.out_of_reach:
-            raise OutageError("server gone")
-        if name in self.too_long:
-            raise PromptTooLongError("300 tokens in a window of 256")
-        return await self._inner.complete(prompt_ids, sampling)
-
-    async def close(self) -> None:
-        return None
 
     def _answer(self, prompt: str) -> str:
         if "document." in prompt:
@@ -106,20 +86,11 @@ class ToyPolicy:
 
 
 def make_runner(**settings: object) -> tuple[EpisodeRunner, ToyPolicy]:
-    """A runner around a `ToyPolicy`; `settings` are those of `EpisodeRunner`."""
-    tokenizer = WordTokenizer()
-    policy = ToyPolicy(tokenizer)
-    arguments: dict[str, object] = {
-        "policy": policy,
-        "embedder": WordEmbedder(),
-        "tokenizer": tokenizer,
-        "environments": make_environments(environment_config("longdoc", chunking="documents", max_reads=1), tokenizer),
-        "memory": MemoryConfig(),
-        "sampling": Sampling(temperature=0.0, seed=0),
-        "max_in_flight": 1,
-        **settings,
-    }
-    return make_episode_runner(**arguments), policy  # type: ignore[arg-type]
+    """A runner around a `ToyPolicy`; `settings` are fields of `Setup`."""
+    own = {"memory": MemoryConfig(), "sampling": Sampling(temperature=0.0, seed=0), "max_in_flight": 1}
+    setup, _ = make_setup(**{**own, **settings})
+    policy = ToyPolicy(setup.tokenizer)
+    return make_method("atommem", replace(setup, policy=policy)), policy
 
 
 async def evaluated(
@@ -129,19 +100,19 @@ async def evaluated(
     wrong: Iterable[str] = (),
     gone: Iterable[str] = (),
     garbled: Iterable[str] = (),
-    refuse: str | None = None,
+    error: AtomMemError = GONE,
     runner: Mapping[str, object] | None = None,
     **more: Any,
 ) -> tuple[EvalResult, list[str]]:
     """An evaluation of a new `ToyPolicy`, and the tasks that it was asked about.
 
     Args:
-        gone: Tasks for which every request fails.
+        gone: Tasks for which every request raises `error`.
         runner: Settings of `make_runner`.
         more: Those of `evaluate`.
     """
     agent, policy = make_runner(**(runner or {}))
-    policy.wrong, policy.out_of_reach, policy.garbled, policy.refuse = set(wrong), set(gone), set(garbled), refuse
+    policy.wrong, policy.garbled, policy.errors = set(wrong), set(garbled), dict.fromkeys(gone, error)
     result = await evaluate(list(tasks), agent, out, progress=False, **more)
     return result, policy.asked
 
@@ -154,16 +125,21 @@ def made(
     dataset: str = "toy",
     planned: int | None = None,
     episode: Mapping[str, float] | None = None,
+    endings: Mapping[int, str] | None = None,
     **more: Any,
 ) -> Evaluation:
-    """An evaluation with one question a task, from its scores; F1 is as EM where it is not among them."""
+    """An evaluation with one question a task, from its scores; F1 is as EM where it is not among them.
+
+    By the number of a task, `endings` are those of episodes that were not answered.
+    """
     records = []
     for number, given in enumerate(scores):
         category, metrics = categories[number % len(categories)], {"f1": given["em"], **given}
         question = QuestionRecord(f"q{number}", "?", "a", ("b",), category, metrics)
         sums = {**episode_sums([]), "episodes": 1.0}
-        name, own = f"t{number}", dict(episode or {})
-        records.append(EpisodeRecord(name, 0, dataset, "answered", None, given["em"], own, (question,), sums, 1.0))
+        name, own, stop = f"t{number}", dict(episode or {}), (endings or {}).get(number, "answered")
+        reward, asked = (None, ()) if stop == "failed" else (given["em"], (question,))
+        records.append(EpisodeRecord(name, 0, dataset, stop, None, reward, own, asked, sums, 1.0))
     manifest = {"tasks": {"count": planned or len(scores), "sha256": "s"}, "samples_per_task": 1, "memory": {}}
     return Evaluation(Path(row), row, dataset, manifest=manifest, records=tuple(records), **more)
 

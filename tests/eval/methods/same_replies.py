@@ -16,17 +16,20 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from atommem.config import MemoryConfig
-from atommem.environment import environment_config, make_environments
+from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
-from atommem.eval.methods import Setup, make_method
+from atommem.eval.methods import make_method
 from atommem.memory.contents import replay
 from atommem.policy.contract import Sampling
-from tests.fakes import ListPolicy, WordTokenizer
+from tests.eval.methods.toys import make_setup
+from tests.fakes import ListPolicy, WordEmbedder
 
 METHODS = ("a_mem", "mem0", "memagent")
 K, CHUNK_WORDS = 4, 20
@@ -109,43 +112,33 @@ def _decision(draw: random.Random, text: str) -> Any:
     return decision if draw.random() < 0.95 else draw.choice(["ADD", 3, None, [decision]])
 
 
-class WordVectors:
+class WordVectors(WordEmbedder):
     """`vector_of` as an embedder; queries and entries alike, as most of the authors' code has it."""
 
-    dim, id = 64, "words of a stream"
+    id = "words of a stream"
 
     async def embed(self, texts: Sequence[str], kind: str) -> np.ndarray:
         return np.stack([vector_of(text) for text in texts])
 
-    async def close(self) -> None:
-        return None
-
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """The outcome of a case here; where it asks for more or fewer replies than there are, how many."""
-    tokenizer, replies, method = WordTokenizer(), list(case["replies"]), case["method"]
+    replies, method = list(case["replies"]), case["method"]
     if method == "a_mem":
         del replies[1]  # the first note has no neighbours, and nothing is asked of it
-    policy = ListPolicy(tokenizer, [*replies, "\\boxed{x}"])
     chunking = {"chunking": "documents"} if method != "memagent" else {"chunk_tokens": case["chunk"]}
-    setup = Setup(
-        policy,
-        WordVectors(),
-        tokenizer,
-        make_environments(environment_config("longdoc", max_reads=0, **chunking), tokenizer),
-        MemoryConfig(retrieve_k=case["k"]),
-        Sampling(),
-    )
+    environment, memory = environment_config("longdoc", max_reads=0, **chunking), MemoryConfig(retrieve_k=case["k"])
+    setup, own = make_setup(environment=environment, embedder=WordVectors(), memory=memory, sampling=Sampling())
+    policy = ListPolicy(own.tokenizer, [*replies, "\\boxed{x}"])
     questions = tuple(Question(question, ("x",)) for question in case["questions"])
     documents = tuple(Document("", text) for text in case["texts"])
     task = Task("t", questions, documents)
     if method == "memagent":
         task = Task("t", questions, context=" ".join(case["texts"]))
-    try:
-        episode = asyncio.run(make_method(method, setup).run(task))
-    except IndexError:
-        return {"asked": len(policy.prompts), "replies": len(replies)}
-    if policy.texts:
+    episode = None
+    with suppress(IndexError):
+        episode = asyncio.run(make_method(method, replace(setup, policy=policy)).run(task))
+    if episode is None or policy.texts:
         return {"asked": len(policy.prompts), "replies": len(replies)}
     contents = replay(operation for step in episode.steps for operation in step.operations)
     last = episode.steps[-1].view

@@ -94,6 +94,8 @@ async def test_full_context_cuts_the_middle_and_says_how_much(context_tokens: in
     assert "Moss grows" in policy.prompts[0]
     assert "in Port." in policy.prompts[0]
     assert joined_text(TASK) not in policy.prompts[0]
+    with pytest.raises(ConfigError, match="context_tokens is 64 and max_tokens 64"):
+        make_method("full_context", replace(setup, context_tokens=64))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ async def test_full_context_cuts_the_middle_and_says_how_much(context_tokens: in
         (None, OutageError("gone"), (), None, StopReason.FAILED),
     ],
 )
-async def test_no_box_is_no_answer_and_an_outage_is_not_a_wrong_one(
+async def test_no_box_is_no_answer_an_outage_is_not_a_wrong_one_and_a_refusal_is_raised(
     where: Any, who: Any, answers: tuple[str | None, ...], reward: float | None, ending: StopReason
 ) -> None:
     setup, _ = make_setup(lambda prompt: (where if "Where" in prompt else who) or right(prompt))
@@ -112,15 +114,9 @@ async def test_no_box_is_no_answer_and_an_outage_is_not_a_wrong_one(
     assert (episode.answers, episode.reward, episode.stop_reason) == (answers, reward, ending)
     assert (episode.error, len(episode.steps)) == (("gone", 1) if episode.failed else (None, 1 + (who is None)))
     assert len(episode.steps[0].problems) == (where is not None)
-
-
-async def test_an_outage_of_the_embedder_fails_the_episode_and_a_refusal_is_raised() -> None:
-    setup, _ = make_setup()
-    setup.embedder.fail = OutageError("no embeddings")  # type: ignore[attr-defined]
-    assert (await make_method("rag", setup).run(TASK)).error == "no embeddings"
     setup, _ = make_setup(lambda prompt: PolicyError("refused"))
     with pytest.raises(PolicyError, match="refused"):
-        await make_method("oracle", setup).run_all([(TASK, 0)])
+        await make_method("no_memory", setup).run_all([(TASK, 0)])
 
 
 @pytest.mark.parametrize("name", ["full_context", "rag", "a_mem", "mem0", "generative_agents", "oracle"])
@@ -179,8 +175,7 @@ async def test_every_method_is_evaluated_recorded_and_continued(name: str, tmp_p
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["means"]["steps"] == calls / 2
     trace = read_trace(tmp_path / "traces" / "u.0.jsonl")
-    assert trace.complete
-    assert len(trace.episode.steps) == calls / 2
+    assert (trace.complete, len(trace.episode.steps)) == (True, calls / 2)
     again = await evaluate(tasks, make_method(name, setup), tmp_path, progress=False)
     assert (again.records, len(policy.prompts)) == (first.records, calls)
     other = replace(setup, sampling=Sampling(temperature=1.0), context_tokens=2000)
@@ -188,9 +183,3 @@ async def test_every_method_is_evaluated_recorded_and_continued(name: str, tmp_p
         await evaluate(tasks, make_method(name, other), tmp_path, progress=False)
     windowed = name == "full_context" or name not in READERS
     assert ("method.context_tokens is 32768 there and 2000 now" in str(refused.value)) == windowed
-
-
-def test_full_context_needs_room() -> None:
-    setup, _ = make_setup(context_tokens=64)
-    with pytest.raises(ConfigError, match="context_tokens is 64 and max_tokens 64"):
-        make_method("full_context", setup)

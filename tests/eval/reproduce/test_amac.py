@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 
 from atommem.errors import ConfigError, DataError
-from atommem.eval.reproduce.amac import described, factors
-from atommem.eval.reproduce.amac.experiment import (
-    FACTORS,
-    admit,
-    factor_matrix,
-    published_rows,
-    random_baseline,
-    search,
-    utility_of_a_model,
-)
+from atommem.eval.reproduce.amac import described, experiment, factors
 from atommem.eval.reproduce.amac.whole_conversations import leave_one_out
 from atommem.eval.reproduce.locomo_turns import Conversation, read_conversations
 from atommem.eval.reproduce.sheet import Sheet
@@ -27,10 +18,8 @@ from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
 from atommem.rules.rouge import rouge_l
 from atommem.rules.type_prior import kind_of
-from tests.envs.benchmark_rows import write_json
+from tests.envs.benchmark_rows import real_data, write_json
 
-ROOT = Path(__file__).resolve().parents[3]
-DATA = ROOT.parent / "shared" / "data"
 PAPER = published_tables("amac")
 
 
@@ -88,7 +77,7 @@ def test_a_models_utility_is_read_and_counted() -> None:
 
     conversation = Conversation("conv-26", tuple(f"It is turn {i}." for i in range(6)), (True,) * 6)
     sheet = Sheet("amac", "")
-    utility_of_a_model(sheet, PAPER, conversation, Asking())
+    experiment.utility_of_a_model(sheet, PAPER, conversation, Asking())
     assert "5 replies had no number" in sheet.notes[0]
     assert sheet.tables[0].rows[2][1] == 6
 
@@ -107,26 +96,9 @@ def test_a_fit_does_not_see_the_conversation_that_it_is_tested_on() -> None:
 def locomo(folder: Path) -> Path:
     """A file in LoCoMo's layout, of three conversations in which every turn of more than eight words is evidence."""
     rng = np.random.default_rng(0)
-    words = [
-        "dog",
-        "cat",
-        "river",
-        "house",
-        "music",
-        "love",
-        "hike",
-        "plan",
-        "today",
-        "friend",
-        "blue",
-        "work",
-        "paint",
-        "read",
-        "cook",
-    ]
     rows: list[dict[str, Any]] = []
     for name in ("conv-26", "conv-26-1", "conv-26-2"):
-        texts = [" ".join(rng.choice(words, rng.integers(2, 12))) for _ in range(30)]
+        texts = [" ".join(rng.choice([*"abcdefghijklmno"], rng.integers(2, 12))) for _ in range(15)]
         turns = [{"speaker": "A", "dia_id": f"D1:{i}", "text": text} for i, text in enumerate(texts)]
         evidence = [turn["dia_id"] for turn in turns if len(turn["text"].split()) > 8]
         talk = {"speaker_a": "A", "speaker_b": "B", "session_1": turns, "session_1_date_time": "1 May 2023"}
@@ -154,21 +126,19 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 def test_conv_26_has_the_papers_counts() -> None:
     """Bar 1 but for the whole conversations, which need a model: exact, in under a second."""
-    if not (DATA / "locomo").is_dir():
-        pytest.skip("needs LoCoMo in ../shared/data")
-    conversations = read_conversations(DATA)
+    conversations = read_conversations(real_data())
     sheet = Sheet("amac", "")
-    published_rows(sheet, PAPER, conversations[0], conversations[1:])
+    experiment.published_rows(sheet, PAPER, conversations[0], conversations[1:])
     assert sheet.holds, sheet.verdict()
-    features = factor_matrix(conversations[0].texts[:100])
-    weights = np.array([PAPER["weights"][name] for name in FACTORS])
-    assert int(admit(features, weights, 0.65).sum()) == 57
-    assert int(random_baseline(100).sum()) == 36
+    features = experiment.factor_matrix(conversations[0].texts[:100])
+    weights = np.array([PAPER["weights"][name] for name in experiment.FACTORS])
+    assert int(experiment.admit(features, weights, 0.65).sum()) == 57
+    assert int(experiment.random_baseline(100).sum()) == 36
 
 
 def test_the_search_finds_what_separates() -> None:
     rng = np.random.default_rng(0)
     features = rng.random((60, 5))
-    weights, _, score = search(features, features[:, 4] > 0.6)
+    weights, _, score = experiment.search(features, features[:, 4] > 0.6)
     assert weights.tolist() == [0.1, 0.1, 0.1, 0.1, 0.6]
     assert score > 0.6

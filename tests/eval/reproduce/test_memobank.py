@@ -22,8 +22,6 @@ ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT.parent / "shared" / "data"
 PAPER = published_tables("memobank")
 SMALL = {**PAPER, "capacity": 20, "sample": 10, "min_positives": 4, "questions": 10}
-
-
 PLAN = '{"plan": [{"description": "look"}]}'
 
 

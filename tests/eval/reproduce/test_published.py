@@ -22,18 +22,12 @@ TABLES = published()["tables"]
 PAPER = ROOT.parent / "shared" / "papers" / "002-atommem.txt"
 
 
-def all_differences() -> set[str]:
-    found: set[str] = set()
+def test_every_suite_is_its_table_but_for_the_divergences_that_are_named() -> None:
+    named, found = published()["divergences"].keys(), set[str]()
     for table in TABLES.values():
         ours = load_suite(table["suite"])
         ours = ours.with_policies({row.policy: row.policy for row in ours.rows})
         found |= set(differences(table, ours, make_cells(ours, ["--policy", "trained"], Path("."))))
-    return found
-
-
-def test_every_suite_is_its_table_but_for_the_divergences_that_are_named() -> None:
-    named = published()["divergences"].keys()
-    found = all_differences()
     assert not found - named, "name these in configs/eval/paper_tables.yaml, or change the suite"
     assert not named - found, "these are no differences (any more)"
 
@@ -43,10 +37,7 @@ def test_every_divergence_stands_in_the_docs_with_its_reason() -> None:
     assert [line for line in divergence_lines() if line not in text] == []
 
 
-SETTINGS = {
-    **{"temperature": 1.0, "max_tokens": 1024, "embedder": "hashing", "capacity": 20, "samples_per_task": 4},
-    "disabled_actions": ["read"],
-}
+SETTINGS = {"temperature": 1.0, "max_tokens": 1024, "embedder": "hashing", "capacity": 20, "samples_per_task": 4}
 WITHOUT_UPDATE = {"method": "atommem", "label": "without update", "settings": {"disabled_actions": ["read"]}}
 
 
@@ -58,6 +49,7 @@ def musique(documents: int = 200, n: int = 600, **more: Any) -> dict[str, Any]:
     ("changes", "expected"),
     [
         *(({"settings": {name: value}}, f"{name} is {value}") for name, value in SETTINGS.items()),
+        ({"settings": {"disabled_actions": ["read"]}}, "disabled_actions is ['read']"),
         ({"rows": [WITHOUT_UPDATE]}, "disabled_actions of atommem, without update is ['read']"),
         (musique() | {"settings": {"limit": 5}}, "n is 5"),
         (musique(distractors="own"), "distractors is own"),

@@ -13,6 +13,7 @@ from atommem.errors import DataError
 from atommem.eval.reproduce import reproduce_cli
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.user_files import embed_all
+from tests.fakes import WordEmbedder
 
 
 class Experiment:
@@ -69,25 +70,16 @@ def test_a_wrong_folder_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_vectors_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import numpy as np
-
     from atommem.embedding import sentence_transformer
 
-    class Model:
+    class Model(WordEmbedder):
         made = 0
 
         def __init__(self, model: str) -> None:
+            super().__init__()
             Model.made += 1
 
-        async def embed(self, texts: list[str], kind: str) -> Any:
-            return np.ones((len(texts), 2), dtype=np.float32)
-
-        async def close(self) -> None:
-            pass
-
     monkeypatch.setattr(sentence_transformer, "SentenceTransformerEmbedder", Model)
-    assert embed_all(["a", "b"], "m", tmp_path).shape == (2, 2)
-    assert embed_all(["a", "b"], "m", tmp_path).shape == (2, 2)
-    assert Model.made == 1
-    embed_all(["a", "c"], "m", tmp_path)
-    assert Model.made == 2
+    for texts, made in ((["a", "b"], 1), (["a", "b"], 1), (["a", "c"], 2)):
+        assert embed_all(texts, "m", tmp_path).shape == (2, Model.dim)
+        assert Model.made == made

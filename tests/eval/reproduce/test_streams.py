@@ -23,8 +23,6 @@ from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
 from atommem.memory.entries import Entry
 
-HERE = __name__
-
 
 async def likeness(similarity: Any, query: Any, *records: Any) -> list[float]:
     """Of each record, in their order."""
@@ -71,7 +69,7 @@ def test_a_stream_of_a_file_runs_with_the_users_agent(tmp_path: Path) -> None:
     rows = [{"query": {"day": i % 3}, "truth": f"t{i % 3}"} for i in range(12)]
     rows.insert(0, {"query": "first", "truth": "t0", "output": "t0"})
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    sheet = run(stream=tmp_path / "own.jsonl", agent=f"{HERE}:Learner", k=20)
+    sheet = run(stream=tmp_path / "own.jsonl", agent=f"{__name__}:Learner", k=20)
     found = {str(row[0]): row for row in sheet.tables[0].rows}
     assert found["fixed, none"][3] == 1
     assert found["add_all, none"][3] == 13

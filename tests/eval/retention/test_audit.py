@@ -84,15 +84,11 @@ class PointStruct:
         return pickle.dumps(self, protocol=3).replace(__name__.encode(), b"qdrant_client.http.models.models")
 
 
-class Bad:
-    blob = pickle.dumps(print, protocol=3)
-
-
 def mem0_store(path: Path, *points: Any) -> Path:
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)")
-    connection.executemany("INSERT INTO points VALUES (?, ?)", [(str(i), one.blob) for i, one in enumerate(points)])
+    connection.executemany("INSERT INTO points VALUES (?, ?)", enumerate(points))
     connection.commit()
     connection.close()
     return path
@@ -100,11 +96,12 @@ def mem0_store(path: Path, *points: Any) -> Path:
 
 def test_mem0s_store_is_read_without_loading_what_it_pickled(tmp_path: Path) -> None:
     payloads = [{"data": text, "hash": "h", "created_at": f"2026-01-0{day}"} for text, day in (("new", 9), ("old", 8))]
-    mem0_store(tmp_path / "mem0" / "collection" / "mem0" / "storage.sqlite", *map(PointStruct, payloads))
+    blobs = [PointStruct(payload).blob for payload in payloads]
+    mem0_store(tmp_path / "mem0" / "collection" / "mem0" / "storage.sqlite", *blobs)
     store = read_store(tmp_path / "mem0")
     assert (store.kind, [entry.text for entry in store.entries]) == ("mem0", ["old", "new"])
     with pytest.raises(DataError, match=r"builtins\.print, which is not read"):
-        read_store(mem0_store(tmp_path / "bad" / "bad.sqlite", Bad()))
+        read_store(mem0_store(tmp_path / "bad.sqlite", pickle.dumps(print, protocol=3)))
 
 
 @pytest.mark.parametrize("text", ["", "no json", '{"a": 1}\n', '{"type": "session"}\n', "\udcff\0"])
@@ -116,13 +113,8 @@ def test_what_is_no_store(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("point", [pickle.dumps({"a": 1})[:-3], None, "text", b"\7"])
 def test_a_damaged_point_of_mem0(tmp_path: Path, point: Any) -> None:
-    connection = sqlite3.connect(tmp_path / "what?.sqlite")
-    connection.execute("CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)")
-    connection.execute("INSERT INTO points VALUES ('1', ?)", (point,))
-    connection.commit()
-    connection.close()
     with pytest.raises(DataError, match="is no local store of mem0"):
-        read_store(tmp_path / "what?.sqlite")
+        read_store(mem0_store(tmp_path / "what?.sqlite", point))
 
 
 def test_groups_and_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:

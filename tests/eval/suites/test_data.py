@@ -44,45 +44,32 @@ def load(cache: TaskCache, which: Column) -> list[Task]:
     return cache.load([which])[which.key]
 
 
-def test_a_file_is_built_once(tmp_path: Path, benchmarks: Path) -> None:
+def test_a_file_is_built_once_and_whatever_differs_has_one_of_its_own(tmp_path: Path, benchmarks: Path) -> None:
     said: list[str] = []
     cache = TaskCache(tmp_path / "cache", benchmarks, said.append)
     tasks = load(cache, column())
     assert [(len(task.documents), task.source) for task in tasks] == [(4, "hotpotqa")] * 2
-    path = cache.path(column())
-    stamp = path.stat().st_mtime_ns
+    first = cache.path(column())
+    stamp = first.stat().st_mtime_ns
     assert load(TaskCache(tmp_path / "cache", benchmarks, said.append), column()) == tasks
-    assert path.stat().st_mtime_ns == stamp
-    assert len(said) == 1
-    provenance = json.loads(path.with_name(f"{path.name}.json").read_text())
+    assert (first.stat().st_mtime_ns, len(said)) == (stamp, 1)
+    provenance = json.loads(first.with_name(f"{first.name}.json").read_text())
     assert provenance["inputs"][0]["name"] == "hotpot_dev_distractor_v1.json"
     assert (provenance["seed"], provenance["documents"]) == (42, 4)
-
-
-def test_whatever_differs_has_a_file_of_its_own(tmp_path: Path, benchmarks: Path) -> None:
-    def path(which: Column) -> Path:
-        return TaskCache(tmp_path / "cache", benchmarks).path(which)
-
-    first = path(column())
-    others = [path(column(seed=43)), path(column(documents=5))]
+    others = [cache.path(column(seed=43)), cache.path(column(documents=5))]
     write_benchmarks(benchmarks, answer="B")
-    others.append(path(column()))
+    others.append(cache.path(column()))
     assert len({first, *others}) == 4
-    assert load(TaskCache(tmp_path / "cache", benchmarks), column())[0].questions[0].answers == ("B",)
-    # The content counts, not the name or the place.
+    assert load(cache, column())[0].questions[0].answers == ("B",)
+    # The content counts, not the name or the place; aliases beside the questions count too.
     write_benchmarks(benchmarks)
-    moved = benchmarks.rename(tmp_path / "moved")
-    assert TaskCache(tmp_path / "cache", moved).path(column()) == first
-
-
-def test_aliases_beside_the_questions_count(tmp_path: Path, benchmarks: Path) -> None:
-    cache = TaskCache(tmp_path / "cache", benchmarks)
-    wiki = column("2wikimultihopqa")
-    before = cache.path(wiki)
+    moved = TaskCache(tmp_path / "cache", benchmarks.rename(tmp_path / "moved"))
+    assert moved.path(column()) == first
+    before = moved.path(wiki := column("2wikimultihopqa"))
     aliases = [{"Q_id": f"Q{number}", "aliases": ["Alias"], "demonyms": []} for number in range(8)]
-    write_lines(benchmarks / "2wikimultihopqa" / "id_aliases.json", aliases)
-    assert cache.path(wiki) != before
-    assert load(cache, wiki)[0].questions[0].answers[1:] == ("Alias",)
+    write_lines(tmp_path / "moved" / "2wikimultihopqa" / "id_aliases.json", aliases)
+    assert moved.path(wiki) != before
+    assert load(moved, wiki)[0].questions[0].answers[1:] == ("Alias",)
 
 
 def test_plain_files_are_found_beside_the_benchmarks(tmp_path: Path, benchmarks: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, PolicyError
 from atommem.eval import eval_cli
-from tests.eval.toys import ToyPolicy, make_task
+from tests.eval.toys import GONE, ToyPolicy, make_task
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -78,28 +78,34 @@ def test_cells_run_side_by_side_under_one_bound(folder: Path, policy: ToyPolicy)
     assert first < len(policy.asked) - policy.asked[::-1].index("d")
 
 
-def test_a_spent_budget_leaves_a_report_and_continues(
+def test_every_ending_has_its_status_and_the_same_command_goes_on(
     folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(folder, "--budget_tokens", "400", "--max_in_flight", "1") == 4
-    error = capsys.readouterr().err
-    assert "the budget is spent" in error
+    def said(status: int, *flags: str) -> str:
+        assert run(folder, "--max_in_flight", "1", *flags) == status
+        return capsys.readouterr().err
+
+    assert "the budget is spent" in said(4, "--budget_tokens", "400")
     assert "incomplete" in results(folder)["title"]
     done = len(policy.asked)
-    assert run(folder, "--budget_tokens", "400", "--max_in_flight", "1") == 4
+    assert "the budget is spent" in said(4, "--budget_tokens", "400")
     assert len(policy.asked) == done
-    assert run(folder, "--max_in_flight", "1") == 0
-    assert results(folder)["title"] == "Toys"
-    assert sorted(policy.asked) == sorted([*"aaabbbcccddd", *"eeeeffff", *"abcd", *"eeff"])
-
-
-def test_a_cell_that_is_refused_does_not_stop_the_others(
-    folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy.refuse = "e"
-    assert run(folder) == 2
-    assert "atommem on two, seed 0 could not run: refused" in capsys.readouterr().err
+    policy.until["e"] = lambda: os.kill(os.getpid(), signal.SIGINT) is not None
+    assert "the same command continues from there" in said(130)
+    policy.until.clear()
+    # A cell that is refused does not stop the others.
+    policy.errors = {"e": PolicyError("refused")}
+    assert "atommem on two, seed 0 could not run: refused" in said(2)
     assert scores(folder)[("no_memory", "one")] == 1.0
+    policy.errors = {"f": GONE}
+    assert "atommem on two, seed 0: 1 of 2 episodes failed, more than --max_failed_fraction 0.05" in said(3)
+    assert {cell["failed"] for cell in results(folder)["cells"] if cell["dataset"] == "two"} == {1}
+    said(0, "--max_failed_fraction", "0.5")
+    asked, policy.errors, policy.asked = policy.asked, {}, []
+    said(0)
+    assert results(folder)["title"] == "Toys"
+    assert set(policy.asked) == {"f"}, "what failed is run again"
+    assert sorted(name for name in asked if name in "abcd") == sorted([*"aaabbbcccddd", *"abcd"]), "and nothing else"
 
 
 def test_other_settings_are_refused_before_anything_runs(folder: Path, policy: ToyPolicy) -> None:
@@ -152,28 +158,3 @@ NAMED: dict[str, Any] = {
 def test_wrong_flags_are_named(flags: str, message: str, folder: Path, policy: ToyPolicy) -> None:
     with pytest.raises(ConfigError, match=message):
         run(folder, *flags.split(), **NAMED)
-
-
-def test_failures_are_an_exit_status_after_all_cells_ran(
-    folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy.out_of_reach = {"a"}
-    assert run(folder) == 3
-    said = "atommem on one, seed 0: 1 of 4 episodes failed, more than --max_failed_fraction 0.05"
-    assert said in capsys.readouterr().err
-    assert {cell["failed"] for cell in results(folder)["cells"] if cell["dataset"] == "one"} == {1}
-    assert run(folder, "--max_failed_fraction", "0.25") == 0
-    policy.out_of_reach = set()
-    policy.asked.clear()
-    assert run(folder) == 0
-    assert set(policy.asked) == {"a"}
-
-
-def test_control_c_says_how_to_continue(folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:
-    policy.until["e"] = lambda: os.kill(os.getpid(), signal.SIGINT) is not None
-    assert run(folder, "--max_in_flight", "1") == 130
-    assert "the same command continues from there" in capsys.readouterr().err
-    policy.until.clear()
-    policy.asked.clear()
-    assert run(folder, "--max_in_flight", "1") == 0
-    assert policy.asked.count("a") == 0
