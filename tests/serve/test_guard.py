@@ -50,12 +50,21 @@ def test_without_keys_all_is_this_machine_s(conversations: Conversations) -> Non
 
 def test_an_owner_s_conversations_are_for_nobody_else_there(server: Running, keys: dict[str, str]) -> None:
     with server.http(keys["ann"]) as ann, server.http(keys["bob"]) as bob, server.http() as nobody:
-        path = f"/v1/conversations/{ann.post('/v1/conversations', json={}).json()['id']}"
+        mine = [ann.post("/v1/conversations", json={"metadata": {"title": str(n)}}).json()["id"] for n in range(5)]
+        first = ann.get("/v1/conversations", params={"limit": 3}).json()
+        rest = ann.get("/v1/conversations", params={"limit": 3, "after": first["last_id"]}).json()
+        assert (first["has_more"], rest["has_more"]) == (True, False)
+        assert sorted(item["id"] for item in first["data"] + rest["data"]) == sorted(mine)
+        assert bob.get("/v1/conversations").json()["data"] == []
+        path = f"/v1/conversations/{mine[0]}"
         assert ann.get(path).status_code == 200
-        assert bob.get(path).status_code == 404
-        wrong = nobody.get(path, headers={"Authorization": "Basic " + keys["ann"]})
-        assert [answer.status_code for answer in (nobody.get(path), nobody.get("/metrics"), wrong)] == [401] * 3
-        assert nobody.get("/health").status_code == 200
+        for other in (path, f"/v1/conversations?after={mine[0]}"):
+            assert bob.get(other).status_code == 404
+        for closed in (path, "/v1/conversations", "/metrics"):
+            assert nobody.get(closed).status_code == 401
+        assert nobody.get(path, headers={"Authorization": "Basic " + keys["ann"]}).status_code == 401
+        for open_ in ("/health", "/ui", "/ui/front.js"):
+            assert nobody.get(open_).status_code == 200
         assert nobody.get("/ready").json() == {"ready": True}
         assert "atommem_requests_total" in ann.get("/metrics").text
 
