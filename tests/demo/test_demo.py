@@ -24,27 +24,22 @@ from atommem.trace import read_trace
 from scripts.draw_episode import draw
 
 
-def test_the_settings_file_is_what_the_demo_says_it_is(tmp_path: Path) -> None:
-    settings = run.load_settings(tmp_path, seed=5, updates=None)
-    train = settings.train
-    assert train.per_device_train_batch_size % train.num_generations == 0
-    assert (train.temperature, train.beta, train.normalization) == (1.0, 0.0, "token")
-    assert (train.seed, train.output_dir) == (5, str(tmp_path))
-    assert (settings.memory.templates, settings.embedder.embedder) == ("compact", "hashing")
-    assert (settings.environment.chunking, settings.environment.max_reads) == ("documents", 0)
-    assert run.load_settings(tmp_path, seed=5, updates=3).train.max_steps == 3
-    assert FULL.heldout >= 200
-
-
-def test_wrong_values_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="updates is 0"):
-        main(["--updates", "0", "--out", str(tmp_path / "new")])
-    assert not (tmp_path / "new").exists()
-    file = tmp_path / "file"
-    file.write_text("kept")
-    with pytest.raises(ConfigError, match="which is a file"):
-        main(["--out", str(file)])
-    assert file.read_text() == "kept"
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--updates", "0"], "updates is 0"),
+        (["--processes", "3"], "processes is 3"),  # which do not share a batch evenly
+        (["--out", "file"], "which is a file"),
+    ],
+)
+def test_wrong_values_are_refused_before_anything_is_written(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match=said):
+        main(options)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "kept")]
 
 
 RECIPES = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "injected": INJECTED, "blind": MIXED}

@@ -7,20 +7,14 @@ import re
 import httpx
 
 
-def page_files(http: httpx.Client) -> dict[str, httpx.Response]:
-    """Everything that the page asks for, by name."""
-    page = http.get("/ui")
-    found, left = {"ui": page}, re.findall(r'(?:src|href)="ui/([^"]+)"', page.text)
+def test_nothing_is_in_line_or_from_elsewhere_and_there_are_no_other_files(http: httpx.Client) -> None:
+    found = {"ui": http.get("/ui")}
+    left = re.findall(r'(?:src|href)="ui/([^"]+)"', found["ui"].text)
     while left:
         name = left.pop()
         if name not in found:
             found[name] = http.get(f"/ui/{name}")
             left += re.findall(r'from "\./([^"]+)"', found[name].text)
-    return found
-
-
-def test_nothing_is_in_line_or_from_elsewhere_and_there_are_no_other_files(http: httpx.Client) -> None:
-    found = page_files(http)
     assert set(found) == {"ui", "front.css", "front.js", "memory.css", "memory.js", "api.js", "rendering.js"}
     assert {item.status_code for item in found.values()} == {200}
     (policy,) = {item.headers["content-security-policy"] for item in found.values()}
