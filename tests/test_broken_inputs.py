@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,11 @@ from atommem.command_line import CommandParser
 
 MOST_LINES = 6
 INPUTS_ASKED = 40
-_STAGES = {"train": ("grpo", "sft", "async", "plot", "replay", "export"), "serve": ("", "keys")}
+_STAGES: dict[str, list[tuple[str, ...]]] = {
+    "train": [("grpo",), ("sft",), ("async",), ("plot",), ("replay",), ("export",)],
+    "serve": [(), ("keys",)],
+}
 """Words that are told apart before there is a parser."""
-
-
-class _HelpShownError(Exception):
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,6 @@ class Leaf:
 
     words: tuple[str, ...]
     parser: argparse.ArgumentParser
-
-    @property
-    def positionals(self) -> list[argparse.Action]:
-        return [one for one in self.parser._actions if not one.option_strings]
 
     @property
     def flags(self) -> list[argparse.Action]:
@@ -62,31 +57,22 @@ def _some(action: argparse.Action) -> str:
     return {int: "3", float: "0.5"}.get(action.type, f"missing/{action.dest}")  # type: ignore[call-overload,no-any-return]
 
 
-def parser_of(*words: str) -> argparse.ArgumentParser:
-    """The parser that answers `words`, taken from it as it is about to print its help."""
-
-    def shown(parser: argparse.ArgumentParser, file: object = None) -> None:
-        raise _HelpShownError(parser)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CommandParser, "print_help", shown)
-        try:
-            cli.main([*words, "--help"])
-        except _HelpShownError as found:
-            return found.parser
-    raise AssertionError(f"atommem {' '.join(words)} --help does not come from a CommandParser")
+def status_of(line: list[str]) -> Any:
+    try:
+        return cli.main(line)
+    except SystemExit as ended:
+        return ended.code
 
 
 def leaves(*words: str) -> Iterator[Leaf]:
-    if words in {(name,) for name in _STAGES}:
-        for stage in _STAGES[words[0]]:
-            yield from leaves(*words, *([stage] if stage else [""]))
-        return
-    words = tuple(word for word in words if word)
-    parser = parser_of(*words)
-    below = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    """The commands below `words`; each parser is a `CommandParser`, taken as it is about to print its help."""
+    found: list[CommandParser] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CommandParser, "print_help", lambda parser: found.append(parser))
+        status_of([*words, "--help"])
+    below = [one for one in found[0]._actions if isinstance(one, argparse._SubParsersAction)]
     if not below:
-        yield Leaf(words, parser)
+        yield Leaf(words, found[0])
     for name in below[0].choices if below else ():
         yield from leaves(*words, name)
 
@@ -191,12 +177,8 @@ def faults(line: list[str], box: Box, capfd: pytest.CaptureFixture[str]) -> list
     before = box.contents()
     capfd.readouterr()
     try:
-        status = cli.main(line)
-    except SystemExit as ended:
-        status = ended.code
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
+        status = status_of(line)
+    except Exception as error:
         return [f"{type(error).__name__}: {str(error)[:200]}"]
     out, err = capfd.readouterr()
     said = [text for text in (out + err).splitlines() if text.strip()]
@@ -216,10 +198,13 @@ LIGHT = ("trace", "compare", "configs", "env")
 """Commands that are tried in every run of the fast tests; they load nothing."""
 
 
-def sweep(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[] if name in LIGHT else pytest.mark.slow) for name in cli._commands()]
+)
+def test_broken_inputs(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = []
     tried = 0
-    for leaf in leaves(command):
+    for leaf in [leaf for stage in _STAGES.get(command, [()]) for leaf in leaves(command, *stage)]:
         lines = [*broken_lines(leaf)]
         more = [line for word in NEITHER.split() for line in (leaf.call(word), leaf.call(f"--no_such_flag={word}"))]
         lines += more[: max(0, INPUTS_ASKED - len(lines))]
@@ -227,17 +212,6 @@ def sweep(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
         tried += len(lines)
         wrong += [f"{line!r:.200}: {fault}" for line in lines for fault in faults(line, box, capfd)]
     assert not wrong, f"{len(wrong)} faults in {tried} calls:\n" + "\n".join(wrong)
-
-
-@pytest.mark.parametrize("command", LIGHT)
-def test_broken_inputs_to_a_light_command(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
-    sweep(command, box, capfd)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [name for name in cli._commands() if name not in LIGHT])
-def test_broken_inputs_to_every_other_command(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
-    sweep(command, box, capfd)
 
 
 @pytest.mark.parametrize(
@@ -258,11 +232,7 @@ def test_broken_inputs_to_every_other_command(command: str, box: Box, capfd: pyt
     ],
 )
 def test_what_is_said(words: list[str], said: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
-    try:
-        status = cli.main(words)
-    except SystemExit as ended:
-        status = ended.code  # type: ignore[assignment]
-    assert status == 2
+    assert status_of(words) == 2
     err = capfd.readouterr().err
     assert said in err
     assert len(err.splitlines()) == 1
@@ -272,12 +242,9 @@ def test_statuses_are_listed() -> None:
     """Every status that a module names stands in docs/commands.md."""
     root = Path(__file__).parents[1]
     listed = set(re.findall(r"^\| (\d+) \|", (root / "docs" / "commands.md").read_text(), re.MULTILINE))
-    folders = [root / name for name in ("atommem", "envs", "train", "eval", "serve", "demo")]
-    named = {
-        status
-        for folder in folders
-        for path in folder.rglob("*.py")
-        for status in re.findall(r"^EXIT_\w+ = (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
+    rooms = ("atommem", "envs", "train", "eval", "serve", "demo")
+    modules = [path for room in rooms for path in (root / room).rglob("*.py")]
+    code = "".join(path.read_text(encoding="utf-8") for path in modules)
+    named = set(re.findall(r"^EXIT_\w+ = (\d+)$", code, re.MULTILINE))
     assert {"1", "3", "4", "75", "130"} <= named
     assert listed == named | {"0", "2"}
