@@ -20,6 +20,7 @@ from atommem import cli
 from atommem.errors import ConfigError
 from atommem.face.engine import Engine
 from atommem.serve.served_policy import ServedPolicy, check_settings, find_checkpoint, fingerprint
+from atommem.servers.vllm_process import free_port
 from tests.loopback import fake_vllm_python, make_checkpoint
 from tests.serve.servers import until
 
@@ -125,8 +126,7 @@ def wait_until_ready(port: str) -> None:
 @contextmanager
 def started(folder: Path, *more: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """``atommem serve`` in `folder`, and its port; it ends with the block."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, "-m", "atommem.cli", "serve", "--port", port, "--db", f"sqlite:///{folder / 'log.db'}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     pipe = subprocess.PIPE
