@@ -95,25 +95,8 @@ FILES: dict[str, bytes] = {
 }
 
 
-class Box:
-    """A folder of broken things."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        for name, content in FILES.items():
-            (folder / name).write_bytes(content)
-        (folder / "folder").mkdir()
-        model = folder / "model"
-        model.mkdir()
-        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 8}
-        (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "num_attention_heads": 1}))
-        (model / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
-        (model / "atommem_config.json").write_text("{")
-        (folder / "nowhere").symlink_to("not/there")
-        (folder / "circle").symlink_to("circle")
-
-    def contents(self) -> dict[str, int]:
-        return {str(path): -1 if path.is_dir() else path.lstat().st_size for path in sorted(self.folder.rglob("*"))}
+def contents(folder: Path) -> dict[str, int]:
+    return {str(path): -1 if path.is_dir() else path.lstat().st_size for path in sorted(folder.rglob("*"))}
 
 
 MAIN = ("data", "input", "store", "policy", "model_name_or_path", "cassette", "checkpoint", "run", "folder", "file")
@@ -138,11 +121,8 @@ def broken_lines(leaf: Leaf) -> Iterator[list[str]]:
     flags = leaf.parser._option_string_actions
     known = [one.dest for one in leaf.parser._actions]
     main, out = (next((name for name in wanted if name in known), None) for wanted in (MAIN, OUT))
-    yield leaf.call("--no_such_flag")
-    yield leaf.call("--no_such_flag", "3")
-    yield leaf.call("--no_such_flag", *["more"] * 50)
-    for text in UNKNOWN:
-        yield leaf.call(f"--no_such_flag{text}")
+    yield from (leaf.call("--no_such_flag", *more) for more in ([], ["3"], ["more"] * 50))
+    yield from (leaf.call(f"--no_such_flag{text}") for text in UNKNOWN)
     for one in [one.option_strings[0] for one in leaf.flags if len(one.option_strings[0]) > 5][:1]:
         yield leaf.call(one[:-2] + one[-1] + one[-2] + "x", "1")  # misspelt
     for flag in [one for one in leaf.flags if one.nargs in (None, "+") and one.type is not None][:1]:
@@ -163,18 +143,29 @@ def broken_lines(leaf: Leaf) -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    box = Box(tmp_path_factory.mktemp("box"))
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of broken things, where commands are called."""
+    box = tmp_path_factory.mktemp("box")
+    for name, content in FILES.items():
+        (box / name).write_bytes(content)
+    for name in ("folder", "model"):
+        (box / name).mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 8}
+    (box / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "num_attention_heads": 1}))
+    (box / "model" / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
+    (box / "model" / "atommem_config.json").write_text("{")
+    (box / "nowhere").symlink_to("not/there")
+    (box / "circle").symlink_to("circle")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(box.folder)
+        patch.chdir(box)
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read from the environment when it is imported
         patch.setenv("ATOMMEM_DATABASE", "sqlite:///missing/served.db")
         yield box
 
 
-def faults(line: list[str], box: Box, capfd: pytest.CaptureFixture[str]) -> list[str]:
+def faults(line: list[str], box: Path, capfd: pytest.CaptureFixture[str]) -> list[str]:
     """What is wrong with the answer to a broken call."""
-    before = box.contents()
+    before = contents(box)
     capfd.readouterr()
     try:
         status = status_of(line)
@@ -189,8 +180,8 @@ def faults(line: list[str], box: Box, capfd: pytest.CaptureFixture[str]) -> list
         found.append(f"{len(said)} lines: {' / '.join(said[:4])[:300]}")
     if any(len(text) > 1000 for text in said):
         found.append("a line without end")
-    if box.contents() != before:
-        found.append(f"left behind: {sorted(set(box.contents().items()) ^ set(before.items()))[:5]}")
+    if left := set(contents(box).items()) ^ set(before.items()):
+        found.append(f"left behind: {sorted(left)[:5]}")
     return found
 
 
@@ -201,7 +192,7 @@ LIGHT = ("trace", "compare", "configs", "env")
 @pytest.mark.parametrize(
     "command", [pytest.param(name, marks=[] if name in LIGHT else pytest.mark.slow) for name in cli._commands()]
 )
-def test_broken_inputs(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
+def test_broken_inputs(command: str, box: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = []
     tried = 0
     for leaf in [leaf for stage in _STAGES.get(command, [()]) for leaf in leaves(command, *stage)]:
@@ -231,7 +222,7 @@ def test_broken_inputs(command: str, box: Box, capfd: pytest.CaptureFixture[str]
         (["ask", "plain.txt", "Who?", "--policy", "./modle"], "did you mean model?"),
     ],
 )
-def test_what_is_said(words: list[str], said: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said(words: list[str], said: str, box: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert status_of(words) == 2
     err = capfd.readouterr().err
     assert said in err
