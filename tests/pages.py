@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import httpx
 import pytest
 
 from atommem import cli
+from atommem.servers.vllm_process import free_port
 
 ROOT = Path(__file__).parents[1]
 SHORTER = {
@@ -66,9 +66,7 @@ class Reader:
         self._packages.mkdir()
         self.known: dict[str, Any] = {}
         self._servers: list[subprocess.Popen[bytes]] = []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
 
     def __enter__(self) -> Self:
         self._known = set(sys.modules)

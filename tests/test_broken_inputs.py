@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,11 @@ from atommem.command_line import CommandParser
 
 MOST_LINES = 6
 INPUTS_ASKED = 40
-_STAGES = {"train": ("grpo", "sft", "async", "plot", "replay", "export"), "serve": ("", "keys")}
+_STAGES: dict[str, list[tuple[str, ...]]] = {
+    "train": [("grpo",), ("sft",), ("async",), ("plot",), ("replay",), ("export",)],
+    "serve": [(), ("keys",)],
+}
 """Words that are told apart before there is a parser."""
-
-
-class _HelpShownError(Exception):
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,6 @@ class Leaf:
 
     words: tuple[str, ...]
     parser: argparse.ArgumentParser
-
-    @property
-    def positionals(self) -> list[argparse.Action]:
-        return [one for one in self.parser._actions if not one.option_strings]
 
     @property
     def flags(self) -> list[argparse.Action]:
@@ -62,31 +57,22 @@ def _some(action: argparse.Action) -> str:
     return {int: "3", float: "0.5"}.get(action.type, f"missing/{action.dest}")  # type: ignore[call-overload,no-any-return]
 
 
-def parser_of(*words: str) -> argparse.ArgumentParser:
-    """The parser that answers `words`, taken from it as it is about to print its help."""
-
-    def shown(parser: argparse.ArgumentParser, file: object = None) -> None:
-        raise _HelpShownError(parser)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CommandParser, "print_help", shown)
-        try:
-            cli.main([*words, "--help"])
-        except _HelpShownError as found:
-            return found.parser
-    raise AssertionError(f"atommem {' '.join(words)} --help does not come from a CommandParser")
+def status_of(line: list[str]) -> Any:
+    try:
+        return cli.main(line)
+    except SystemExit as ended:
+        return ended.code
 
 
 def leaves(*words: str) -> Iterator[Leaf]:
-    if words in {(name,) for name in _STAGES}:
-        for stage in _STAGES[words[0]]:
-            yield from leaves(*words, *([stage] if stage else [""]))
-        return
-    words = tuple(word for word in words if word)
-    parser = parser_of(*words)
-    below = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    """The commands below `words`; each parser is a `CommandParser`, taken as it is about to print its help."""
+    found: list[CommandParser] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CommandParser, "print_help", lambda parser: found.append(parser))
+        status_of([*words, "--help"])
+    below = [one for one in found[0]._actions if isinstance(one, argparse._SubParsersAction)]
     if not below:
-        yield Leaf(words, parser)
+        yield Leaf(words, found[0])
     for name in below[0].choices if below else ():
         yield from leaves(*words, name)
 
@@ -109,25 +95,8 @@ FILES: dict[str, bytes] = {
 }
 
 
-class Box:
-    """A folder of broken things."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        for name, content in FILES.items():
-            (folder / name).write_bytes(content)
-        (folder / "folder").mkdir()
-        model = folder / "model"
-        model.mkdir()
-        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 8}
-        (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "num_attention_heads": 1}))
-        (model / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
-        (model / "atommem_config.json").write_text("{")
-        (folder / "nowhere").symlink_to("not/there")
-        (folder / "circle").symlink_to("circle")
-
-    def contents(self) -> dict[str, int]:
-        return {str(path): -1 if path.is_dir() else path.lstat().st_size for path in sorted(self.folder.rglob("*"))}
+def contents(folder: Path) -> dict[str, int]:
+    return {str(path): -1 if path.is_dir() else path.lstat().st_size for path in sorted(folder.rglob("*"))}
 
 
 MAIN = ("data", "input", "store", "policy", "model_name_or_path", "cassette", "checkpoint", "run", "folder", "file")
@@ -152,11 +121,8 @@ def broken_lines(leaf: Leaf) -> Iterator[list[str]]:
     flags = leaf.parser._option_string_actions
     known = [one.dest for one in leaf.parser._actions]
     main, out = (next((name for name in wanted if name in known), None) for wanted in (MAIN, OUT))
-    yield leaf.call("--no_such_flag")
-    yield leaf.call("--no_such_flag", "3")
-    yield leaf.call("--no_such_flag", *["more"] * 50)
-    for text in UNKNOWN:
-        yield leaf.call(f"--no_such_flag{text}")
+    yield from (leaf.call("--no_such_flag", *more) for more in ([], ["3"], ["more"] * 50))
+    yield from (leaf.call(f"--no_such_flag{text}") for text in UNKNOWN)
     for one in [one.option_strings[0] for one in leaf.flags if len(one.option_strings[0]) > 5][:1]:
         yield leaf.call(one[:-2] + one[-1] + one[-2] + "x", "1")  # misspelt
     for flag in [one for one in leaf.flags if one.nargs in (None, "+") and one.type is not None][:1]:
@@ -177,26 +143,33 @@ def broken_lines(leaf: Leaf) -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    box = Box(tmp_path_factory.mktemp("box"))
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of broken things, where commands are called."""
+    box = tmp_path_factory.mktemp("box")
+    for name, content in FILES.items():
+        (box / name).write_bytes(content)
+    for name in ("folder", "model"):
+        (box / name).mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 8}
+    (box / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "num_attention_heads": 1}))
+    (box / "model" / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
+    (box / "model" / "atommem_config.json").write_text("{")
+    (box / "nowhere").symlink_to("not/there")
+    (box / "circle").symlink_to("circle")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(box.folder)
+        patch.chdir(box)
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read from the environment when it is imported
         patch.setenv("ATOMMEM_DATABASE", "sqlite:///missing/served.db")
         yield box
 
 
-def faults(line: list[str], box: Box, capfd: pytest.CaptureFixture[str]) -> list[str]:
+def faults(line: list[str], box: Path, capfd: pytest.CaptureFixture[str]) -> list[str]:
     """What is wrong with the answer to a broken call."""
-    before = box.contents()
+    before = contents(box)
     capfd.readouterr()
     try:
-        status = cli.main(line)
-    except SystemExit as ended:
-        status = ended.code
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
+        status = status_of(line)
+    except Exception as error:
         return [f"{type(error).__name__}: {str(error)[:200]}"]
     out, err = capfd.readouterr()
     said = [text for text in (out + err).splitlines() if text.strip()]
@@ -207,8 +180,8 @@ def faults(line: list[str], box: Box, capfd: pytest.CaptureFixture[str]) -> list
         found.append(f"{len(said)} lines: {' / '.join(said[:4])[:300]}")
     if any(len(text) > 1000 for text in said):
         found.append("a line without end")
-    if box.contents() != before:
-        found.append(f"left behind: {sorted(set(box.contents().items()) ^ set(before.items()))[:5]}")
+    if left := set(contents(box).items()) ^ set(before.items()):
+        found.append(f"left behind: {sorted(left)[:5]}")
     return found
 
 
@@ -216,10 +189,13 @@ LIGHT = ("trace", "compare", "configs", "env")
 """Commands that are tried in every run of the fast tests; they load nothing."""
 
 
-def sweep(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[] if name in LIGHT else pytest.mark.slow) for name in cli._commands()]
+)
+def test_broken_inputs(command: str, box: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = []
     tried = 0
-    for leaf in leaves(command):
+    for leaf in [leaf for stage in _STAGES.get(command, [()]) for leaf in leaves(command, *stage)]:
         lines = [*broken_lines(leaf)]
         more = [line for word in NEITHER.split() for line in (leaf.call(word), leaf.call(f"--no_such_flag={word}"))]
         lines += more[: max(0, INPUTS_ASKED - len(lines))]
@@ -227,17 +203,6 @@ def sweep(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
         tried += len(lines)
         wrong += [f"{line!r:.200}: {fault}" for line in lines for fault in faults(line, box, capfd)]
     assert not wrong, f"{len(wrong)} faults in {tried} calls:\n" + "\n".join(wrong)
-
-
-@pytest.mark.parametrize("command", LIGHT)
-def test_broken_inputs_to_a_light_command(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
-    sweep(command, box, capfd)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [name for name in cli._commands() if name not in LIGHT])
-def test_broken_inputs_to_every_other_command(command: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
-    sweep(command, box, capfd)
 
 
 @pytest.mark.parametrize(
@@ -257,12 +222,8 @@ def test_broken_inputs_to_every_other_command(command: str, box: Box, capfd: pyt
         (["ask", "plain.txt", "Who?", "--policy", "./modle"], "did you mean model?"),
     ],
 )
-def test_what_is_said(words: list[str], said: str, box: Box, capfd: pytest.CaptureFixture[str]) -> None:
-    try:
-        status = cli.main(words)
-    except SystemExit as ended:
-        status = ended.code  # type: ignore[assignment]
-    assert status == 2
+def test_what_is_said(words: list[str], said: str, box: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert status_of(words) == 2
     err = capfd.readouterr().err
     assert said in err
     assert len(err.splitlines()) == 1
@@ -272,12 +233,9 @@ def test_statuses_are_listed() -> None:
     """Every status that a module names stands in docs/commands.md."""
     root = Path(__file__).parents[1]
     listed = set(re.findall(r"^\| (\d+) \|", (root / "docs" / "commands.md").read_text(), re.MULTILINE))
-    folders = [root / name for name in ("atommem", "envs", "train", "eval", "serve", "demo")]
-    named = {
-        status
-        for folder in folders
-        for path in folder.rglob("*.py")
-        for status in re.findall(r"^EXIT_\w+ = (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
+    rooms = ("atommem", "envs", "train", "eval", "serve", "demo")
+    modules = [path for room in rooms for path in (root / room).rglob("*.py")]
+    code = "".join(path.read_text(encoding="utf-8") for path in modules)
+    named = set(re.findall(r"^EXIT_\w+ = (\d+)$", code, re.MULTILINE))
     assert {"1", "3", "4", "75", "130"} <= named
     assert listed == named | {"0", "2"}

@@ -1,11 +1,12 @@
 """Commands that are stopped at their first write, and disks that are full: one line, nothing half written, and again.
 
 Training, serving and `ask --memory` on SIGKILL have tests of their own, evaluation scripts/bench_eval_resume.py. What a
-command writes goes through `open`, whose lowest layer is replaced here.
+command writes goes through `open`, here that of Python in Python, whose lowest layer can be replaced.
 """
 
 from __future__ import annotations
 
+import _pyio
 import builtins
 import errno
 import io
@@ -57,29 +58,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def at_a_write(below: Path, act: Callable[[], object]) -> Iterator[None]:
     """`act` is called before each write of a file below a folder that Python opens by name."""
+    write = _pyio.FileIO.write
 
-    class Raw(io.FileIO):
-        def write(self, data: Any) -> int:
+    def noted(file: Any, data: Any) -> Any:
+        if isinstance(file.name, (str, os.PathLike)) and Path(file.name).absolute().is_relative_to(below):
             act()
-            return super().write(data)
-
-    opened = io.open
-
-    def open_(file: Any, mode: str = "r", buffering: int = -1, *how: Any, **named: Any) -> Any:
-        inside = isinstance(file, (str, os.PathLike)) and Path(file).absolute().is_relative_to(below)
-        if not inside or not set(mode) & set("wax") or "opener" in named:
-            return opened(file, mode, buffering, *how, **named)
-        unbuffered = Raw(file, mode.replace("b", "").replace("t", "").replace("+", ""))
-        if buffering == 0:
-            return unbuffered
-        raw = io.BufferedWriter(unbuffered)
-        named = dict(zip(("encoding", "errors", "newline"), how, strict=False)) | named
-        text = {name: named[name] for name in ("encoding", "errors", "newline") if name in named}
-        return raw if "b" in mode else io.TextIOWrapper(raw, **text)
+        return write(file, data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(io, "open", open_)
-        patch.setattr(builtins, "open", open_)
+        patch.setattr(_pyio.FileIO, "write", noted)
+        for module in (io, builtins):
+            patch.setattr(module, "open", _pyio.open)
         yield
 
 

@@ -24,27 +24,22 @@ from atommem.trace import read_trace
 from scripts.draw_episode import draw
 
 
-def test_the_settings_file_is_what_the_demo_says_it_is(tmp_path: Path) -> None:
-    settings = run.load_settings(tmp_path, seed=5, updates=None)
-    train = settings.train
-    assert train.per_device_train_batch_size % train.num_generations == 0
-    assert (train.temperature, train.beta, train.normalization) == (1.0, 0.0, "token")
-    assert (train.seed, train.output_dir) == (5, str(tmp_path))
-    assert (settings.memory.templates, settings.embedder.embedder) == ("compact", "hashing")
-    assert (settings.environment.chunking, settings.environment.max_reads) == ("documents", 0)
-    assert run.load_settings(tmp_path, seed=5, updates=3).train.max_steps == 3
-    assert FULL.heldout >= 200
-
-
-def test_wrong_values_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="updates is 0"):
-        main(["--updates", "0", "--out", str(tmp_path / "new")])
-    assert not (tmp_path / "new").exists()
-    file = tmp_path / "file"
-    file.write_text("kept")
-    with pytest.raises(ConfigError, match="which is a file"):
-        main(["--out", str(file)])
-    assert file.read_text() == "kept"
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--updates", "0"], "updates is 0"),
+        (["--processes", "3"], "processes is 3"),  # which do not share a batch evenly
+        (["--out", "file"], "which is a file"),
+    ],
+)
+def test_wrong_values_are_refused_before_anything_is_written(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match=said):
+        main(options)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "kept")]
 
 
 RECIPES = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "injected": INJECTED, "blind": MIXED}
@@ -107,36 +102,38 @@ def comparable(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stage", "told", "taken_up"),
-    [
-        ("SFTTrainer", "", "pretrained"),
-        ("MemoryGRPOTrainer", "\nSIGINT: saving a checkpoint, then stopping (again to exit at once)\n", "cold_start"),
-    ],
-)
-def test_a_demo_that_is_interrupted_in_a_stage_ends_in_one_line_and_goes_on(
-    stage: str, told: str, taken_up: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_demo_that_is_interrupted_in_two_stages_ends_in_one_line_and_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "demo"
-    assert cli.main(["demo", "--quick", "--out", str(whole)]) == 0
-    use_console = run.use_console
+    use_console, stages = run.use_console, [""]
 
     def shown(trainer: Any, columns: Any) -> None:
         use_console(trainer, columns)
-        if stage in {base.__name__ for base in type(trainer).__mro__}:
+        if stages[0] in {base.__name__ for base in type(trainer).__mro__}:
             trainer.add_callback(CtrlC())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "use_console", shown)
-        capfd.readouterr()
-        assert cli.main(["demo", "--quick", "--out", str(out)]) == 130
-    assert capfd.readouterr().err.endswith(f"{told}\natommem demo: interrupted\n")
-    kept = {name: (out / name / "model.safetensors").stat().st_mtime_ns for name in {"pretrained", taken_up}}
-    assert cli.main(["demo", "--quick", "--out", str(out)]) == 0
-    printed = capfd.readouterr().out
-    assert re.search(rf"taken up from an interrupted run: .*{taken_up}$", printed, re.MULTILINE)
-    assert ("of an interrupted run" in printed.partition("GRPO:")[2]) == (stage != "SFTTrainer")
-    assert kept == {name: (out / name / "model.safetensors").stat().st_mtime_ns for name in kept}
+    def told(stage: str, status: int, out: Path = out) -> tuple[str, str, dict[str, int]]:
+        """What a demo prints that is interrupted in this stage, and when its models were saved."""
+        stages[0] = stage
+        assert cli.main(["demo", "--quick", "--out", str(out)]) == status
+        return *capfd.readouterr(), {path.parent.name: path.stat().st_mtime_ns for path in out.glob("*/*.safetensors")}
+
+    monkeypatch.setattr(run, "use_console", shown)
+    told("", 0, whole)
+    _, error, first = told("SFTTrainer", 130)
+    assert error.endswith("\natommem demo: interrupted\n")
+    printed, error, second = told("MemoryGRPOTrainer", 130)
+    assert re.search(r"taken up from an interrupted run: .*pretrained$", printed, re.MULTILINE)
+    assert "of an interrupted run" not in printed.partition("GRPO:")[2]
+    assert error.endswith(
+        "\nSIGINT: saving a checkpoint, then stopping (again to exit at once)\n\natommem demo: interrupted\n"
+    )
+    printed, _, third = told("", 0)
+    assert re.search(r"taken up from an interrupted run: .*cold_start$", printed, re.MULTILINE)
+    assert "of an interrupted run" in printed.partition("GRPO:")[2]
+    assert first["pretrained"] == second["pretrained"] == third["pretrained"]
+    assert second["cold_start"] == third["cold_start"]
     assert comparable(out) == comparable(whole)
     assert (out / "grpo" / "model.safetensors").read_bytes() == (whole / "grpo" / "model.safetensors").read_bytes()
     assert updates_of(out) == [1, 2]

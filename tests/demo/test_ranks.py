@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,8 +15,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from atommem.demo.demo_cli import main
-from atommem.errors import ConfigError
+from tests.serve.servers import until
 
 pytestmark = pytest.mark.slow
 
@@ -61,17 +59,10 @@ def test_two_processes_teach_what_one_does(tmp_path: Path) -> None:
 def test_when_one_ends_so_does_the_other(number: int, at: str, status: int, told: str, tmp_path: Path) -> None:
     out, log = tmp_path / "demo", tmp_path / "demo.log"
     with demo(out, 2, "--updates", "500") as process:
-        until = time.monotonic() + 120
-        while "GRPO:" not in log.read_text() and time.monotonic() < until:
-            time.sleep(0.2)
+        until(lambda: "GRPO:" in log.read_text(), 120)
         (other,) = [child.pid for child in psutil.Process(process.pid).children() if "atommem.cli" in child.cmdline()]
         os.kill(other if at == "other" else process.pid, number)
         assert process.wait(timeout=60) == status
         assert not psutil.pid_exists(other)
     assert told in log.read_text().splitlines()[-1]
     assert "Traceback" not in log.read_text()
-
-
-def test_a_number_that_does_not_share_a_batch_evenly(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="processes is 3"):
-        main(["--quick", "--processes", "3", "--out", str(tmp_path)])

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,12 @@ def make_conversations(db: Path | str, policy: ServedPolicy | None = None, **bou
     return Conversations(policy or scripted(), ConversationLog(open_database(url)), Metrics(), **bounds)
 
 
+@dataclass
 class Running:
-    """A server that listens.
+    """A server that listens: its conversations, and its address without ``/v1``."""
 
-    Attributes:
-        conversations: Its conversations.
-        url: Its address, without ``/v1``.
-        loop: The event loop that it runs in, of another thread.
-    """
-
-    def __init__(self, conversations: Conversations, url: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.conversations, self.url, self.loop = conversations, url, loop
+    conversations: Conversations
+    url: str
 
     def client(self, key: str = "none") -> openai.OpenAI:
         """OpenAI's client, as it is."""
@@ -94,7 +90,7 @@ def running(conversations: Conversations, limits: Limits | None = None) -> Itera
         time.sleep(0.005)
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield Running(conversations, f"http://127.0.0.1:{port}", loop)
+        yield Running(conversations, f"http://127.0.0.1:{port}")
     finally:
         server.should_exit = True
         thread.join()

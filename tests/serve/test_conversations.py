@@ -16,25 +16,24 @@ import pytest
 from atommem.errors import OutageError, PromptTooLongError
 from atommem.memory.contents import replay
 from atommem.policy.contract import Completion, Sampling
+from atommem.policy.scripted import ScriptedPolicy
+from atommem.serve import logged_session
 from atommem.serve.conversations import Conversations
 from tests.fakes import WordTokenizer
 from tests.serve.servers import Running, make_conversations, note_taker, running, scripted, until
 
 
-class Gate:
-    """A policy that follows the script, and waits for `open` where that is closed; `fail` makes it raise."""
+class Gate(ScriptedPolicy):
+    """Follows the script, and waits for `open` where that is closed; `fail` makes it raise."""
 
     def __init__(self) -> None:
         self.tokenizer = WordTokenizer()
-        self.open = threading.Event()
+        super().__init__(self.tokenizer, note_taker)
+        self.open, self.entered, self.cancelled = (threading.Event() for _ in range(3))
         self.open.set()
-        self.entered = threading.Event()
-        self.cancelled = threading.Event()
         self.fail: Exception | None = None
-        self.calls = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        self.calls += 1
         self.entered.set()
         try:
             while not self.open.is_set():
@@ -44,29 +43,19 @@ class Gate:
             raise
         if self.fail is not None:
             raise self.fail
-        text = note_taker(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
-        ids = self.tokenizer.encode(text)
-        return Completion(ids, [0.0] * len(ids), text, "stop")
-
-    async def close(self) -> None:
-        return None
+        return await super().complete(prompt_ids, sampling)
 
     def close_again(self) -> None:
         """From now on completions wait."""
         self.open.clear(), self.entered.clear(), self.cancelled.clear()
 
 
-def gated(gate: Gate) -> Any:
-    policy = scripted(policy=gate)
-    gate.tokenizer = policy.agent.tokenizer  # type: ignore[assignment]
-    return policy
-
-
 @contextmanager
 def serving(db: Path, **bounds: Any) -> Iterator[tuple[Gate, Running, httpx.Client]]:
     """A server whose policy waits and fails as its gate says."""
     gate = Gate()
-    with running(make_conversations(db, gated(gate), **bounds)) as server, server.http() as http:
+    policy = scripted(policy=gate, tokenizer=gate.tokenizer)
+    with running(make_conversations(db, policy, **bounds)) as server, server.http() as http:
         yield gate, server, http
 
 
@@ -80,34 +69,6 @@ def log_of(conversations: Conversations, conversation: str) -> tuple[list[str], 
     loaded = log.load(conversation, "local", "none", True)
     assert replay(loaded.operations) == log.memory_at(conversation)
     return [event.kind for event in log.events(conversation)], [row["seq"] for row in log.operations(conversation, 0)]
-
-
-@pytest.mark.slow
-def test_two_gateways_on_one_database_lose_nothing(tmp_path: Path) -> None:
-    """Both write to the same conversations at the same time, from eight threads each."""
-    db = tmp_path / "log.db"
-    with running(make_conversations(db)) as first, running(make_conversations(db)) as second:
-        with first.http() as http:
-            names = [http.post("/v1/conversations", json={}).json()["id"] for _ in range(3)]
-
-        def write(number: int) -> str:
-            gateway = (first, second)[number % 2]
-            with gateway.http() as http:
-                path = f"/v1/conversations/{names[number % 3]}/items"
-                text = f"case {number} is closed"
-                http.post(path, json=items(text)).raise_for_status()
-                return text
-
-        with ThreadPoolExecutor(8) as threads:
-            written = list(threads.map(write, range(36)))
-        with first.http() as http:
-            held = [http.get(f"/v1/conversations/{name}/memory").json()["entries"] for name in names]
-        texts = sorted(entry["text"] for entries in held for entry in entries)
-        assert texts == sorted(written)
-        for name in names:
-            kinds, seqs = log_of(first.conversations, name)
-            assert kinds.count("item") == kinds.count("step") == 12
-            assert seqs == list(range(len(seqs)))
 
 
 def test_a_client_that_leaves_ends_the_turn_and_nothing_is_left_of_it(tmp_path: Path) -> None:
@@ -235,11 +196,14 @@ def test_what_is_asked_when_the_server_is_told_to_end_is_answered(tmp_path: Path
         assert asked.result().status_code == 200
 
 
-async def test_a_session_that_was_taken_up_is_the_one_that_was_held(tmp_path: Path) -> None:
+async def test_a_session_that_was_taken_up_is_the_one_that_was_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With snapshots in between: after every step the same memory, vectors and all."""
+    monkeypatch.setattr(logged_session, "SNAPSHOT_EVERY", 32)
     one, other = (make_conversations(tmp_path / "log.db") for _ in range(2))
     name = one.log.create("local", {"goal": "case 3"}).id
-    for number in range(140):
+    for number in range(30):
         async with one.use(name, "local") as held:
             text = f"case {number} {number % 7}"
             await held.add([{"id": f"i{number}", "role": "user", "parts": [text], "name": ""}])
@@ -249,6 +213,6 @@ async def test_a_session_that_was_taken_up_is_the_one_that_was_held(tmp_path: Pa
         assert one.log.load(name, "local", memory.start.embedder).start is not None
         assert twin.session.memory.contents == memory.contents
         assert (twin.session.memory.vectors().rows == memory.vectors().rows).all()
-        assert twin.session.turns == 140
+        assert twin.session.turns == 30
     await one.close()
     await other.close()

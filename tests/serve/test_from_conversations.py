@@ -45,12 +45,6 @@ def run(tmp_path: Path, *more: str) -> int:
     return command("data")([*given, *more])
 
 
-def documents(tmp_path: Path) -> list[str]:
-    """Of the one task that was written."""
-    (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
-    return [document.text for document in task.documents]
-
-
 def traced(tmp_path: Path) -> tuple[str, Episode]:
     """The one conversation that was written, and its trace."""
     (file,) = (tmp_path / "out" / "traces").iterdir()
@@ -121,22 +115,18 @@ async def test_an_import_or_a_fork_of_it_brings_nothing_to_train_on(
     await conversations.close()
 
 
-async def test_a_text_that_was_forgotten_by_its_source_is_left_out(
-    tmp_path: Path, conversations: Conversations
+@pytest.mark.parametrize("by", ["its item", "its source"])
+async def test_what_was_deleted_and_what_came_before_is_left_out(
+    by: str, tmp_path: Path, conversations: Conversations
 ) -> None:
-    about = await served(conversations, RIGHT, RIGHT)
-    async with conversations.use(about, "ann", whole=True) as memory:
-        await memory.change(Event("edit", {"forget": "Ann"}), lambda session: session.memory.forget("Ann", 3))
-        await memory.ask("Where does Bob live?", "resp_later")
-        await memory.note(Event("feedback", {"response": "resp_later", **RIGHT}))
+    about = await served(conversations, RIGHT, RIGHT, deleted=by == "its item")
+    if by == "its source":
+        async with conversations.use(about, "ann", whole=True) as memory:
+            await memory.change(Event("edit", {"forget": "Ann"}), lambda session: session.memory.forget("Ann", 3))
+            await memory.ask("Where does Bob live?", "resp_later")
+            await memory.note(Event("feedback", {"response": "resp_later", **RIGHT}))
     await conversations.close()
     assert run(tmp_path) == 0
-    assert documents(tmp_path) == [TEXTS[1]]
-
-
-async def test_what_was_deleted_and_what_came_before_is_left_out(tmp_path: Path, conversations: Conversations) -> None:
-    await served(conversations, RIGHT, RIGHT, deleted=True)
-    await conversations.close()
-    assert run(tmp_path) == 0
-    assert documents(tmp_path) == [TEXTS[1]]
+    (task,) = load_tasks(tmp_path / "out" / "tasks.jsonl")
+    assert [document.text for document in task.documents] == [TEXTS[1]]
     assert {step.observation.phase for step in traced(tmp_path)[1].steps} == {"answering"}

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 
-import httpx
 import pytest
 
 from atommem.errors import ConfigError
@@ -50,12 +49,21 @@ def test_without_keys_all_is_this_machine_s(conversations: Conversations) -> Non
 
 def test_an_owner_s_conversations_are_for_nobody_else_there(server: Running, keys: dict[str, str]) -> None:
     with server.http(keys["ann"]) as ann, server.http(keys["bob"]) as bob, server.http() as nobody:
-        path = f"/v1/conversations/{ann.post('/v1/conversations', json={}).json()['id']}"
+        mine = [ann.post("/v1/conversations", json={"metadata": {"title": str(n)}}).json()["id"] for n in range(5)]
+        first = ann.get("/v1/conversations", params={"limit": 3}).json()
+        rest = ann.get("/v1/conversations", params={"limit": 3, "after": first["last_id"]}).json()
+        assert (first["has_more"], rest["has_more"]) == (True, False)
+        assert sorted(item["id"] for item in first["data"] + rest["data"]) == sorted(mine)
+        assert bob.get("/v1/conversations").json()["data"] == []
+        path = f"/v1/conversations/{mine[0]}"
         assert ann.get(path).status_code == 200
-        assert bob.get(path).status_code == 404
-        wrong = nobody.get(path, headers={"Authorization": "Basic " + keys["ann"]})
-        assert [answer.status_code for answer in (nobody.get(path), nobody.get("/metrics"), wrong)] == [401] * 3
-        assert nobody.get("/health").status_code == 200
+        for other in (path, f"/v1/conversations?after={mine[0]}"):
+            assert bob.get(other).status_code == 404
+        for closed in (path, "/v1/conversations", "/metrics"):
+            assert nobody.get(closed).status_code == 401
+        assert nobody.get(path, headers={"Authorization": "Basic " + keys["ann"]}).status_code == 401
+        for open_ in ("/health", "/ui", "/ui/front.js"):
+            assert nobody.get(open_).status_code == 200
         assert nobody.get("/ready").json() == {"ready": True}
         assert "atommem_requests_total" in ann.get("/metrics").text
 
@@ -125,46 +133,33 @@ def test_a_key_s_rate_fills_evenly_and_who_asks_too_often_is_told_when_to_come_b
     assert 1 <= int(answers[2].headers["Retry-After"]) <= 31
 
 
-def _ours(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """The server's own records: a test before may have made other loggers talk."""
-    return [record for record in caplog.records if record.name == LOGGER.name]
-
-
-def test_the_log_is_json_and_has_nothing_that_a_user_said(
-    server: Running, keys: dict[str, str], caplog: pytest.LogCaptureFixture
+def test_the_log_is_json_and_has_nothing_that_a_user_said_or_a_bug_did(
+    server: Running, keys: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("sesame")
+
     with caplog.at_level(logging.INFO, LOGGER.name), server.http(keys["ann"]) as http:
         answers = [
             http.post("/v1/conversations", json={"items": [{"content": "the secret is sesame"}]}),
             http.get("/v1/conversations/sesame?secret=sesame"),
             http.get("/sesame"),
         ]
+        monkeypatch.setattr(server.conversations.log, "about", broken)
+        answers.append(http.get("/v1/conversations/x"))
         ids = [answer.headers["x-request-id"] for answer in answers]
 
         def lines() -> dict[str, str]:
             """Of these requests: a request is logged after it was answered, so that others' may come in between."""
-            told = [JsonLines().format(record) for record in _ours(caplog)]
+            told = [JsonLines().format(record) for record in caplog.records if record.name == LOGGER.name]
             return {found["id"]: line for line in told if (found := json.loads(line))["id"] in ids}
 
-        until(lambda: len(lines()) == 3)
+        until(lambda: len(lines()) == 4)
     told = [lines()[number] for number in ids]
-    routes = [json.loads(line)["route"] for line in told]
-    assert routes == ["/v1/conversations", "/v1/conversations/{conversation}", "none"]
     assert not any("sesame" in line or keys["ann"] in line for line in told)
-
-
-def test_a_bug_is_told_by_its_place_and_not_by_its_words(
-    server: Running, keys: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("sesame")
-
-    monkeypatch.setattr(server.conversations.log, "about", broken)
-    with caplog.at_level(logging.INFO, LOGGER.name), server.http(keys["ann"]) as http:
-        answer: httpx.Response = http.get("/v1/conversations/x")
-        until(lambda: any(record.levelno == logging.ERROR for record in _ours(caplog)))
-    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the server failed.")
-    (record,) = (record for record in _ours(caplog) if record.levelno == logging.ERROR)
-    line = JsonLines().format(record)
-    assert "sesame" not in line
-    assert json.loads(line)["error"] == "RuntimeError"
+    one = "/v1/conversations/{conversation}"
+    assert [json.loads(line)["route"] for line in told] == ["/v1/conversations", one, "none", one]
+    # A bug is told by its place, not by its words.
+    assert (answers[-1].status_code, answers[-1].json()["error"]["message"]) == (500, "the server failed.")
+    found = json.loads(told[-1])
+    assert (found["level"], found["error"]) == ("error", "RuntimeError")

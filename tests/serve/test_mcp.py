@@ -23,6 +23,10 @@ from atommem.serve.mcp_server import make_mcp
 from tests.serve.servers import Running, make_conversations, running
 
 ROOT = Path(__file__).parents[2]
+STDIO = (
+    "from pathlib import Path; from atommem.serve.mcp_server import serve_stdio; "
+    "from tests.serve.servers import make_conversations; serve_stdio(make_conversations(Path('log.db')))"
+)
 FACTS = "Ann lives in Rome and keeps bees."
 
 
@@ -42,9 +46,8 @@ async def connected(transport: str, folder: Path) -> AsyncIterator[Client]:
             async with over_http(server) as client:
                 yield client
         return
-    command = ["-m", "tests.serve.stdio_server", str(folder / "log.db")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    started = StdioServerParameters(command=sys.executable, args=command, env=environment, cwd=ROOT)
+    started = StdioServerParameters(command=sys.executable, args=["-c", STDIO], env=environment, cwd=folder)
     async with Client(stdio_client(started)) as client:
         yield client
 

@@ -65,6 +65,13 @@ def test_its_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     assert [line["kind"] for line in log if line.get("actor") == "user"] == ["update", "delete"]
 
 
+def test_steps_are_had_from_either_end(http: httpx.Client) -> None:
+    steps = f"{made(http)}/steps"
+    (last,) = http.get(steps, params={"before": 2**31 - 1, "limit": 1}).json()["data"]
+    before = http.get(steps, params={"before": last["version"]}).json()["data"]
+    assert [last["index"], *(step["index"] for step in before)] == [2, 1, 0]
+
+
 def test_what_came_from_a_source_is_taken_out(http: httpx.Client) -> None:
     path = made(http, *PARTS[:2], name="https://bad.test/a?b=1")
     item = http.post(f"{path}/items", json={"items": [{"content": PARTS[2]}]}).json()["data"][0]["id"]
@@ -76,14 +83,13 @@ def test_what_came_from_a_source_is_taken_out(http: httpx.Client) -> None:
     assert item not in [found["id"] for found in http.get(f"{path}/items").json()["data"]]
     assert http.get(f"{path}/items/{item}").status_code == 404
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it until the conversation is deleted"
-
-
-def test_a_deleted_text_leaves_another_of_its_name_alone(http: httpx.Client) -> None:
-    path = made(http, PARTS[0], name="letter")
-    http.post(f"{path}/items", json={"items": [{"content": PARTS[1], "name": "letter"}]}).raise_for_status()
-    first = http.get(f"{path}/items", params={"order": "asc"}).json()["data"][0]["id"]
+    # Of two texts of one name one is deleted.
+    body = {"items": [{"content": text, "name": "letter"} for text in PARTS[:2]]}
+    first, second = (item["id"] for item in http.post(f"{path}/items", json=body).json()["data"])
+    (kept,) = (entry for entry, text in entries(http, path).items() if text == PARTS[1])
     http.delete(f"{path}/items/{first}").raise_for_status()
-    assert entries(http, path) == {2: PARTS[1]}
+    assert entries(http, path) == {kept: PARTS[1]}
+    assert http.get(f"{path}/items/{second}").status_code == 200
 
 
 async def test_what_is_deleted_or_of_a_forgotten_name_is_not_read(conversations: Conversations) -> None:
@@ -129,25 +135,20 @@ def test_an_export_of_one_that_goes_on_meanwhile_is_whole(
     assert imported(log, "local", lines)
 
 
-def test_an_export_may_have_been_written_again_with_its_letters_as_they_are(http: httpx.Client) -> None:
-    lines = http.get(f"{made(http, 'Ann lives' + chr(0x2028) + 'in Rome.')}/export").text.splitlines()
-    text = "\n".join(json.dumps(json.loads(line), ensure_ascii=False) for line in lines)
-    assert chr(0x2028) in text
-    assert http.post("/v1/imports", content=text.encode()).status_code == 200
-
-
 def test_an_export_is_imported_as_it_was(http: httpx.Client, server: Running) -> None:
+    """Written again with its letters as they are, as other programs do."""
     path = made(http, goal="Where?")
     ask(http, path, "Where does Bob live?")
-    http.post(f"{path}/entries/3", json={"text": "Cid dances."}).raise_for_status()
-    text = http.get(f"{path}/export").raise_for_status().text
-    found = http.post("/v1/imports", content=text, headers={"Content-Type": "application/x-ndjson"})
+    http.post(f"{path}/entries/3", json={"text": "Cid\u2028dances."}).raise_for_status()
+    lines = http.get(f"{path}/export").raise_for_status().text.splitlines()
+    text = "\n".join(json.dumps(json.loads(line), ensure_ascii=False) for line in lines)
+    found = http.post("/v1/imports", content=text.encode(), headers={"Content-Type": "application/x-ndjson"})
     twin = f"/v1/conversations/{found.raise_for_status().json()['id']}"
     for route in ("memory", "operations", "steps"):
         first, second = (http.get(f"{name}/{route}").json() for name in (path, twin))
         first.pop("conversation", None), second.pop("conversation", None)
         assert first == second
-    assert ask(http, twin, "Where does Cid dance?")[1] == "Cid dances."
+    assert ask(http, twin, "Where does Cid dance?")[1] == "Cid\u2028dances."
     kinds = [event.kind for event in server.conversations.log.events(twin.rpartition("/")[2])]
     assert kinds[:6] == ["item", "step", "step", "step", "ask", "step"]
 

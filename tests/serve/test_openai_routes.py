@@ -88,20 +88,7 @@ def test_a_chat_s_last_message_asks_and_the_rest_is_read_once(server: Running) -
     assert any(getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks)
 
 
-def test_what_is_refused_makes_no_conversation(server: Running, http: httpx.Client) -> None:
-    before = len(server.conversations.log.all())
-    assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
-    assert len(server.conversations.log.all()) == before
-
-
-@pytest.mark.parametrize("path", ["conversations/%00", "responses/%00", "conversations?after=%00"])
-def test_an_id_is_text_that_every_database_takes(http: httpx.Client, path: str) -> None:
-    refused = http.get(f"/v1/{path}")
-    assert refused.status_code == 404
-    assert "\\x00" not in refused.text, "PostgreSQL takes none, and refuses to look for it"
-
-
-def test_what_is_wrong_is_told_as_openai_tells_it(server: Running) -> None:
+def test_what_is_wrong_is_told_as_openai_tells_it(server: Running, http: httpx.Client) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["scripted"]
     assert client.models.retrieve("scripted").owned_by == "atommem"
@@ -116,3 +103,10 @@ def test_what_is_wrong_is_told_as_openai_tells_it(server: Running) -> None:
     picture = {"type": "input_image", "image_url": "http://127.0.0.1/secret"}
     with pytest.raises(openai.BadRequestError):
         client.responses.create(model="scripted", input=[{"role": "user", "content": [picture]}])  # type: ignore[list-item]
+    before = len(server.conversations.log.all())
+    assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
+    assert len(server.conversations.log.all()) == before, "none is made"
+    for path in ("conversations/%00", "responses/%00", "conversations?after=%00"):
+        refused = http.get(f"/v1/{path}")
+        assert refused.status_code == 404
+        assert "\\x00" not in refused.text, "PostgreSQL takes none, and refuses to look for it"

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,9 @@ from atommem import cli
 from atommem.errors import ConfigError
 from atommem.face.engine import Engine
 from atommem.serve.served_policy import ServedPolicy, check_settings, find_checkpoint, fingerprint
+from atommem.servers.vllm_process import free_port
 from tests.loopback import fake_vllm_python, make_checkpoint
+from tests.serve.servers import until
 
 
 @pytest.fixture(scope="module")
@@ -110,28 +111,22 @@ def test_nobody_listens_to_the_network_without_a_key_and_keys_are_made_listed_an
     assert cli.main(["serve", "keys", "revoke", "none", *db]) == 2
 
 
-def free_port() -> str:
-    """One that no other run of these tests listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
-
-
 def wait_until_ready(port: str) -> None:
     """Minutes, beside other work: both commands load all of transformers first."""
-    ends = time.monotonic() + 240
-    while time.monotonic() < ends:
+
+    def ready() -> bool:
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).status_code == 200:
-                return
+            return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).status_code == 200
         except httpx.HTTPError:
-            time.sleep(0.2)
-    raise TimeoutError(f"nothing answers at port {port}")
+            return False
+
+    until(ready, 240)
 
 
 @contextmanager
 def started(folder: Path, *more: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """``atommem serve`` in `folder`, and its port; it ends with the block."""
-    port = free_port()
+    port = str(free_port())
     command = [sys.executable, "-m", "atommem.cli", "serve", "--port", port, "--db", f"sqlite:///{folder / 'log.db'}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     pipe = subprocess.PIPE
