@@ -18,8 +18,7 @@ from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.loops.test_end_to_end import make_real_trainer, make_tasks
 
 HELD_OUT = [
-    replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2])
-    for index, task in enumerate(make_tasks(24))
+    replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2]) for index, task in enumerate(make_tasks(8))
 ]
 
 
@@ -37,7 +36,7 @@ def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureF
     assert [entry["step"] for entry in logged] == [2, 4, 5], "and in the end"
     for entry in logged:
         assert 0 <= entry["eval_em_low"] <= entry["eval_em"] <= entry["eval_em_high"] <= 1
-        assert (entry["eval_n"], entry["eval_episodes"], entry["eval_failed"]) == (24, 24, 0)
+        assert (entry["eval_n"], entry["eval_episodes"], entry["eval_failed"]) == (8, 8, 0)
         assert entry["eval_em"] == pytest.approx((entry["eval_em/hotpotqa"] + entry["eval_em/musique"]) / 2)
         assert entry["eval_actions/create"] >= 0
         assert "eval_loss" not in entry
@@ -66,7 +65,7 @@ async def test_the_scores_are_those_of_atommem_eval(tmp_path: Path, temperature:
     for name in ("em", "f1"):
         for key, of in (("", "mean"), ("_low", "low"), ("_high", "high")):
             assert metrics[f"eval_{name}{key}"] == summary["metrics"][name][of]
-    assert metrics["eval_n"] == 24 * samples
+    assert metrics["eval_n"] == 8 * samples
     assert metrics["eval_actions/create"] == summary["means"]["actions/create"]
     await asyncio.to_thread(trainer.close)
 
@@ -83,7 +82,7 @@ def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
         return await complete(prompt_ids, sampling)
 
     runner.agent.policy.complete = gone  # type: ignore[method-assign]
-    with pytest.raises(RolloutFailedError, match="24 of 24 episodes of the evaluation failed"):
+    with pytest.raises(RolloutFailedError, match="8 of 8 episodes of the evaluation failed"):
         trainer.train()
     trainer.close()
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1"]
