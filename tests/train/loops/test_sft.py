@@ -59,7 +59,7 @@ def test_demonstrations_are_the_steps_of_episodes_that_earned_enough() -> None:
 
 def test_sigterm_saves_and_the_cold_start_goes_on(tmp_path: Path) -> None:
     """Three updates are an epoch: the second one is under way, and its order has to be kept."""
-    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 100}
+    settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 100}
 
     def run(folder: Path, resume: Path | None = None, **kwargs: Any) -> Any:
         trainer = make_sft_trainer(

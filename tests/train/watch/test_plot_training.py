@@ -37,8 +37,7 @@ def test_a_run_is_plotted_and_a_legend_covers_nothing(
     assert main(["plot", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / PLOT_FILE)
     assert (tmp_path / PLOT_FILE).read_bytes().startswith(PNG)
-    plot_training(metrics(), tmp_path / "x.png", {"held-out EM before": 0.1, "held-out EM after": 0.9})
-    plot_training(metrics("eval_reward"), tmp_path / "x.png")
+    plot_training(metrics("eval_reward"), tmp_path / "x.png", {"before": 0.1, "after": 0.9})
     for figure in drawn:
         figure.dpi = 150  # as it was saved
         legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]
@@ -46,7 +45,7 @@ def test_a_run_is_plotted_and_a_legend_covers_nothing(
         for legend in (legend.get_window_extent() for legend in legends):
             assert max(other.bbox.x1 for other in figure.axes) - 0.01 <= legend.x0 < legend.x1 <= figure.bbox.x1
     labels = [text.get_text() for legend in legends for text in legend.get_texts()]
-    assert labels == ["mean reward in training", "held-out reward", "create", "lookup"]
+    assert labels == ["mean reward in training", "before: 0.10", "after: 0.90", "held-out reward", "create", "lookup"]
 
 
 def test_nothing_to_plot(tmp_path: Path) -> None:
