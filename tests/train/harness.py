@@ -22,14 +22,34 @@ from tests.train.toys import ToyTask, WrittenRunner, make_tokenizer
 ROOT = Path(__file__).parents[2]
 
 
+def environment(**further: str) -> dict[str, str]:
+    """Of a process that a test starts, which is not one of those of a launcher."""
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **further}
+    return {name: value for name, value in own.items() if name != "WORLD_SIZE"}
+
+
+def launch(folder: Path, *command: object, **further: str) -> subprocess.CompletedProcess[str]:
+    """A module with its arguments, to its end."""
+    words, own = [sys.executable, "-m", *map(str, command)], environment(**further)
+    return subprocess.run(words, cwd=folder, env=own, capture_output=True, text=True, timeout=600, check=False)
+
+
 def torchrun(module: str, *arguments: object, ranks: int = 2) -> None:
     """Run a module of the tests on so many processes."""
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
-    command = [sys.executable, "-m", *launcher, f"tests.train.{module}", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    environment.pop("WORLD_SIZE", None)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    launcher = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m")
+    done = launch(ROOT, *launcher, f"tests.train.{module}", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+BARE: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "report_to": "none",
+}
+"""Of the configurations of all loops."""
 
 
 class GradientRecorder(TrainerCallback):
@@ -59,20 +79,8 @@ def terminate() -> None:
 
 def make_config(folder: Path | str, **settings: Any) -> TrainConfig:
     """One update of 8 episodes in groups of 4, without clipping, on the CPU."""
-    defaults: dict[str, Any] = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_steps": 1,
-        "max_grad_norm": 0.0,
-        "learning_rate": 1e-2,
-        "use_cpu": True,
-        "save_strategy": "no",
-        "shuffle_dataset": False,
-        "disable_tqdm": True,
-        "report_to": "none",
-    }
-    return TrainConfig(**{**defaults, **settings})
+    defaults = {"num_generations": 4, "max_steps": 1, "max_grad_norm": 0.0, "shuffle_dataset": False}
+    return TrainConfig(str(folder), **{**BARE, **defaults, **settings})
 
 
 def make_trainer(
@@ -117,13 +125,12 @@ def reference_gradients(
     temperature: float = 1.0,
     beta: float = 0.0,
     reference: Any = None,
-    bias_correction: bool = True,
     old: Any = None,
-) -> tuple[float, dict[str, torch.Tensor]]:
+) -> tuple[float, dict[str, torch.Tensor], float]:
     """Loss and gradients from the definition: a loop over tokens, with the policy ratio at 1, or to the model `old`.
+    And how far log-probabilities are from those of the episodes: a mean by the weights of what is trained on.
 
-    With ``beta`` the k3 estimate of the KL divergence is added, times the ratio with
-    `bias_correction` (TRL's default).
+    With ``beta`` the k3 estimate of the KL divergence is added, times the ratio (TRL's default).
     """
     scored = [episode for episode in episodes if episode.reward is not None]
     steps = [step for episode in scored for step in episode.steps]
@@ -133,7 +140,7 @@ def reference_gradients(
         "trajectory": len(scored),
     }
     model.zero_grad()
-    total = torch.zeros(())
+    total, apart, over = torch.zeros(()), 0.0, 0.0
     for episode, credit in zip(episodes, advantages, strict=True):
         if episode.reward is None:
             continue
@@ -141,20 +148,23 @@ def reference_gradients(
         each = credit if isinstance(credit, Sequence) else [credit] * len(episode.steps)
         for step, advantage in zip(episode.steps, each, strict=True):
             logps = completion_logps(model, step.prompt_ids, step.token_ids, temperature)
-            before = completion_logps(old or model, step.prompt_ids, step.token_ids, temperature).detach()
+            before = (completion_logps(old, step.prompt_ids, step.token_ids, temperature) if old else logps).detach()
             ratio = torch.exp(logps - before)
             loss = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
             if beta:
                 with torch.no_grad():
                     expected = completion_logps(reference, step.prompt_ids, step.token_ids, temperature)
                 divergence = torch.exp(expected - logps) - (expected - logps) - 1
-                loss = loss + beta * divergence * (ratio if bias_correction else 1.0)
+                loss = loss + beta * divergence * ratio
             weight = {"token": 1.0, "step": 1 / len(step.token_ids), "trajectory": 1 / tokens}[normalization]
             total = total + (weight * loss).sum() / counts[normalization]
+            if advantage or beta:
+                apart += weight * float((logps.detach() - torch.tensor(step.logprobs)).abs().sum())
+                over += weight * len(step.token_ids)
     total.backward()
     gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    return total.item(), gradients
+    return total.item(), gradients, apart / over
 
 
 def assert_equal_gradients(

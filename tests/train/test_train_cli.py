@@ -66,6 +66,14 @@ def test_what_is_missing_is_named() -> None:
         (["--neftune_noise_alpha", "5"], r"neftune_noise_alpha is 5.0: only None"),
         (["--vllm_mode", "remote"], "vllm_mode is 'remote': give one of server, colocate"),
         (["--use_vllm", "true", "--vllm_tensor_parallel_size", "2"], "tensor parallel size is 2: a colocated"),
+        *(
+            (["--use_vllm", "true", "--vllm_engine_kwargs", f'{{"{name}": {value}}}'], message)
+            for name, value, message in (
+                ("tensor_parallel_size", 2, "tensor parallel size is 2: a colocated engine is of one process"),
+                ("logprobs_mode", '"raw_logprobs"', "has logprobs_mode, which has to be that of what is trained"),
+                ("max_model_len", 9, "max_model_len, whose name here is vllm_max_model_length"),
+            )
+        ),
         (["--episode_max_seconds", "0"], "episode_max_seconds is 0"),
         (["--top_p", "0.9"], "top_p is 0.9: only 1.0"),
         (["--normalization", "word"], "normalization is 'word': give one of token, step, trajectory, constant"),
@@ -77,10 +85,7 @@ def test_what_is_missing_is_named() -> None:
         (["--micro_batch_tokens", "0"], "micro_batch_tokens is 0: give at least 1"),
         (["--chat_template_kwargs", "no object"], "chat_template_kwargs is 'no object': give a JSON object"),
         (["--capacity", "0"], "capacity is 0"),
-        (
-            ["--per_device_train_batch_size", "6", "--dynamic_sampling", "1"],
-            "and num_generations 4: with dynamic",
-        ),
+        (["--per_device_train_batch_size", "6", "--dynamic_sampling", "1"], "and num_generations 4: with dynamic"),
         (["--per_device_train_batch_size", "6", "--credit", "steps"], "and num_generations 4: with credit"),
         (["--rerolls", "-1"], "rerolls is -1"),
         (["--rerolls", "2", "--carried_groups", "1"], "rerolls is 2: give steps_per_generation 1"),
@@ -104,6 +109,10 @@ def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: s
         (["--log_episodes_steps", "0"], "log_episodes_steps"),
         (["--max_failed_fraction", "2"], "max_failed_fraction is 2.0"),
         (["--beta", "-0.1"], "beta is -0.1: give 0"),
+        (["--max_staleness", "-1"], "max_staleness is -1: give 0"),
+        (["--token_budget", "0"], "token_budget is 0: give at least 1"),
+        (["--max_inflight_tasks", "0"], "max_inflight_tasks is 0: give at least 1, or -1"),
+        (["--use_vllm", "true", "--vllm_server_base_url", ","], "vllm_server_base_url is empty"),
     ],
 )
 def test_values_that_cannot_be_honoured_asynchronously_are_refused(flags: list[str], message: str) -> None:

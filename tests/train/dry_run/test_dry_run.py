@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from atommem.config import save_config
@@ -130,12 +131,9 @@ def test_an_adapter_is_measured_with_its_base(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     base, adapter = tmp_path / "base", tmp_path / "adapter"
-    model = make_model()
-    model.save_pretrained(base)
-    model.name_or_path = str(base)
-    peft_model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    peft_model.peft_config["default"].base_model_name_or_path = str(base)
-    peft_model.save_pretrained(adapter)
+    make_model().save_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")).save_pretrained(adapter)
     shape = measure(ModelConfig(str(adapter)))
     assert shape.trainable == 2 * 2 * (16 + 16)
     assert shape.lora

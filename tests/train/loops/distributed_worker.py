@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,13 @@ from tests.train.toys import make_model, mixed_episode, random_episode
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def one_sided(task_id: str, sample: int) -> Episode:
-    """Only the first group differs, so that the second of two processes has almost nothing to do."""
-    return random_episode(task_id, sample, float(sample == 0) if task_id == "t0" else 1.0)
-
-
-def varied(task_id: str, sample: int) -> Episode:
-    """All groups have variance."""
-    return random_episode(task_id, sample, float(sample % 2))
-
-
-def equal(task_id: str, sample: int) -> Episode:
-    """No group has variance."""
-    return random_episode(task_id, sample, 1.0)
-
-
-WRITERS = {"mixed": mixed_episode, "shared": varied, "one_sided": one_sided, "equal": equal}
+WRITERS: dict[str, Callable[[str, int], Episode]] = {
+    "mixed": mixed_episode,
+    "shared": lambda task_id, sample: random_episode(task_id, sample, float(sample % 2)),
+    # Only the first group differs, so that the second of two processes has almost nothing to do.
+    "one_sided": lambda task_id, sample: random_episode(task_id, sample, float(sample == 0 or task_id != "t0")),
+    "equal": lambda task_id, sample: random_episode(task_id, sample, 1.0),
+}
 CASES = ["mixed-token", "mixed-step", "mixed-trajectory", "one_sided-token", "shared-token", "equal-token"]
 
 
@@ -131,12 +122,7 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
 def train_whole(folder: Path) -> dict[str, Any]:
     """Two updates of all weights, with the servers a and b."""
     transfers: list[FakeTransfer] = []
-
-    def connect(*of: Any) -> FakeTransfer:
-        transfers.append(FakeTransfer(*of))
-        return transfers[-1]
-
-    sync = FullWeights(1.0, connect)
+    sync = FullWeights(1.0, lambda *of: FakeTransfer(*of, among=transfers))
     trainer: Any = make_server_trainer(folder, Cluster("a", "b"), sync, updates=2, episodes=4, tasks=6)
     gathered: list[int] = []
     gather = trainer._dist.gather_params

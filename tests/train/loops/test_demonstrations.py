@@ -13,6 +13,7 @@ from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, TraceError
 from atommem.eval.runner import evaluate
 from atommem.policy.chat import ChatPolicy
@@ -35,17 +36,15 @@ def script(prompt: str) -> str:
     return "<final_answer>\\boxed{red}</final_answer>"
 
 
+def make_runner(tokenizer: Any, policy: Any, environment: Any, **settings: Any) -> EpisodeRunner:
+    settings |= {"policy": policy, "tokenizer": tokenizer, "embedder": WordEmbedder(), "memory": MEMORY}
+    environments = make_environments(environment, tokenizer)
+    return make_episode_runner(environments=environments, sampling=Sampling(), **settings)
+
+
 def save(path: Path, tokenizer: WordTokenizer, gold: str = "red", dialect: str = "paper") -> Episode:
     """An episode of the script, as a trace in `path`."""
-    runner = make_episode_runner(
-        policy=ScriptedPolicy(tokenizer, script, eos_token_id=0),
-        embedder=WordEmbedder(),
-        tokenizer=tokenizer,
-        environments=make_environments(ENVIRONMENT, tokenizer),
-        memory=MEMORY,
-        sampling=Sampling(),
-        keep_prompts=True,
-    )
+    runner = make_runner(tokenizer, ScriptedPolicy(tokenizer, script, eos_token_id=0), ENVIRONMENT, keep_prompts=True)
     task = Task("t", (Question("Which colour?", (gold,)),), (Document("", "It says red."),))
     episode = asyncio.run(runner.run(task))
     write_trace(path, episode, {"id": "t"}, {"memory": {"dialect": dialect}})
@@ -109,14 +108,7 @@ def test_a_hosted_model_teaches_the_web(tmp_path: Path) -> None:
         return ANSWER if "Ann lives" in text else f"I look. {call('visit', page='Ann')}"
 
     async def teach(url: str) -> None:
-        runner = make_episode_runner(
-            policy=ChatPolicy(url, "m", tokenizer=tokenizer),
-            tokenizer=tokenizer,
-            embedder=WordEmbedder(),
-            environments=make_environments(settings, tokenizer),
-            memory=MEMORY,
-            sampling=Sampling(),
-        )
+        runner = make_runner(tokenizer, ChatPolicy(url, "m", tokenizer=tokenizer), settings)
         await evaluate([make_task(), wrong], runner, tmp_path, progress=False)
 
     with serving(script) as url:

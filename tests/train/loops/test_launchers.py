@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,25 +16,19 @@ from atommem.envs.task_files import save_tasks
 from atommem.envs.web.net.cassette import Cassette
 from atommem.train.resume.checkpoint_files import complete_checkpoints
 from tests.fakes import word_level
+from tests.train.harness import ROOT, launch
 from tests.train.loops.test_end_to_end import MEMORY, SETTINGS, make_tasks
 from tests.train.toys import make_model
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
 
 
-def launch(folder: Path, flags: str) -> subprocess.CompletedProcess[str]:
+def train(folder: Path, flags: str) -> subprocess.CompletedProcess[str]:
     """`accelerate launch` with configs/accelerate/ddp.yaml, two processes, and the real command."""
-    command = f"""{sys.executable} -m accelerate.commands.launch --config_file {ROOT}/configs/accelerate/ddp.yaml
-        --num_processes 2 --mixed_precision no --main_process_port 0
-        -m atommem.cli train grpo --model_name_or_path model --use_cpu --data tasks.jsonl --report_to none {flags}"""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
-    environment |= {"PYTHONPATH": str(ROOT)}
-    environment.pop("WORLD_SIZE", None)
-    return subprocess.run(
-        command.split(), cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    command = f"""accelerate.commands.launch --config_file {ROOT}/configs/accelerate/ddp.yaml --num_processes 2
+        --mixed_precision no --main_process_port 0 -m atommem.cli train grpo --model_name_or_path model --use_cpu
+        --data tasks.jsonl --report_to none {flags}"""
+    return launch(folder, *command.split(), OMP_WAIT_POLICY="passive")
 
 
 def look_up(word: str) -> str:
@@ -76,19 +68,19 @@ def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_wit
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
     flags = """--num_generations 4 --per_device_train_batch_size 4 --max_steps 4 --save_steps 10 --seed 1
         --environment web --call_prices look_up=0.5 --learning_rate 1e-2 --max_completion_length 1 --resume"""
-    whole = launch(tmp_path, f"{flags} --output_dir whole --cassette whole.db")
+    whole = train(tmp_path, f"{flags} --output_dir whole --cassette whole.db")
     assert whole.returncode == 0, whole.stderr[-3000:]
     enough = spent(tmp_path / "whole.db")
     assert enough > 20
     calls = enough // 2
-    limited = launch(tmp_path, f"{flags} --output_dir out --cassette c.db --call_budget {calls}")
+    limited = train(tmp_path, f"{flags} --output_dir out --cassette c.db --call_budget {calls}")
     assert limited.returncode != 0
     assert spent(tmp_path / "c.db") == calls
     assert "call_budget is spent" in limited.stderr, limited.stderr[-3000:]
     assert limited.stderr.count("--resume continues from the last checkpoint") == 2, limited.stderr[-3000:]
     assert complete_checkpoints(tmp_path / "out")[-1].name in ("checkpoint-1", "checkpoint-2", "checkpoint-3")
     assert not (tmp_path / "out" / "failed").exists()
-    done = launch(tmp_path, f"{flags} --output_dir out --cassette c.db")
+    done = train(tmp_path, f"{flags} --output_dir out --cassette c.db")
     assert done.returncode == 0, done.stderr[-3000:]
     ours, expected = (load_file(tmp_path / run / "model.safetensors") for run in ("out", "whole"))
     assert all(torch.equal(ours[name], weight) for name, weight in expected.items())

@@ -15,24 +15,15 @@ from atommem.train.resume.checkpoint_files import last_checkpoint
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.train_config import ColdStartConfig
 from atommem.train.watch.callbacks import METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
-from tests.train.harness import at, completion_logps, terminate
+from tests.train.harness import BARE, at, completion_logps, terminate
 from tests.train.toys import EOS, make_episode, make_model, make_tokenizer
 
 ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS])] * 8
 
 
-def make_config(folder: Path, **settings: object) -> ColdStartConfig:
-    defaults: dict[str, object] = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 8,
-        "max_steps": 30,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "use_cpu": True,
-        "save_strategy": "no",
-        "report_to": "none",
-    }
-    return ColdStartConfig(**{**defaults, **settings})  # type: ignore[arg-type]
+def make_config(folder: Path, **settings: Any) -> ColdStartConfig:
+    defaults = {"max_steps": 30, "logging_steps": 1}
+    return ColdStartConfig(str(folder), **{**BARE, **defaults, **settings})
 
 
 def test_no_rows_and_long_rows_are_refused() -> None:
@@ -68,7 +59,7 @@ def test_demonstrations_are_the_steps_of_episodes_that_earned_enough() -> None:
 
 def test_sigterm_saves_and_the_cold_start_goes_on(tmp_path: Path) -> None:
     """Three updates are an epoch: the second one is under way, and its order has to be kept."""
-    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 100}
+    settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 100}
 
     def run(folder: Path, resume: Path | None = None, **kwargs: Any) -> Any:
         trainer = make_sft_trainer(

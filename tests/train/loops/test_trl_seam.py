@@ -11,37 +11,10 @@ import trl.trainer.utils
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
-from trl.experimental.async_grpo.packing import TreeRow
-from trl.trainer.utils import FusedCausalLMOutput, use_adapter
+from trl.trainer.utils import FusedCausalLMOutput
 
 from atommem.train.async_config import ASYNC_REFUSED
-from atommem.train.loops.asynchronous.samplers import CopyTransfer
-from atommem.train.loops.asynchronous.worker import RolloutWorker
 from atommem.train.train_config import REFUSED
-
-
-@pytest.mark.parametrize(
-    ("function", "parameters"),
-    [
-        (GRPOTrainer.get_train_dataloader, ["self"]),
-        (GRPOTrainer.training_step, ["self", "model", "inputs", "num_items_in_batch"]),
-        (use_adapter, ["model", "adapter_name"]),
-        (TreeRow.add, ["self", "sample"]),
-        (Trainer._save_checkpoint, ["self", "model", "trial"]),
-        (Trainer._get_output_dir, ["self", "trial"]),
-        (Trainer._get_grad_norm, ["self", "model", "grad_norm"]),
-        (Trainer.get_batch_samples, ["self", "epoch_iterator", "num_batches", "device"]),
-        (Trainer.evaluate, ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"]),
-        (AsyncGRPOTrainer.training_step, ["self", "model", "inputs", "num_items_in_batch"]),
-        (AsyncGRPOTrainer._log_step_metrics, ["self"]),
-        (AsyncGRPOTrainer._sync_weight, ["self"]),
-        (AsyncGRPOTrainer._save_checkpoint, ["self", "model", "trial"]),
-        (trl_async.get_peak_flops_per_device, ["accelerator", "dtype"]),
-        (trl_async.save_lora_adapter, ["model", "accelerator", "adapter_name", "dest_dir"]),
-    ],
-)
-def test_signatures(function: Any, parameters: list[str]) -> None:
-    assert list(inspect.signature(function).parameters) == parameters
 
 
 @pytest.mark.parametrize(
@@ -116,23 +89,6 @@ def test_an_update_begins_and_ends_where_we_think() -> None:
     assert places == sorted(places)
     after = inspect.getsource(Trainer._maybe_log_save_evaluate)
     assert after.index("self.log(") < after.index("self._evaluate(") < after.index("self._save_checkpoint(")
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "names"),
-    [
-        (RolloutWorker, trl_async.RolloutWorkerProtocol, ["start", "stop", "update_model_version", "check_health"]),
-        (
-            CopyTransfer,
-            trl_async.WeightTransferProtocol,
-            ["init_weight_transfer", "pause", "send_weights", "resume", "destroy"],
-        ),
-    ],
-)
-def test_protocols(ours: type, theirs: type, names: list[str]) -> None:
-    for name in names:
-        own, wanted = (list(inspect.signature(getattr(of, name)).parameters) for of in (ours, theirs))
-        assert own == wanted, name
 
 
 @pytest.mark.parametrize(("refused", "config"), [(REFUSED, GRPOConfig), (ASYNC_REFUSED, AsyncGRPOConfig)])

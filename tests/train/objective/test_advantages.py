@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +17,6 @@ from atommem.train.objective.credit import by_state, reward_of
 from tests.train.toys import make_episode, make_step
 
 
-def test_reward_minus_group_mean() -> None:
-    advantages = group_advantages([1.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 0.5], 4)
-    assert advantages == pytest.approx([0.75, -0.25, -0.25, -0.25, -0.25, 0.25, 0.25, -0.25])
-
-
 def test_equal_rewards_give_exact_zeros() -> None:
     # 0.1 is not a binary fraction: the mean of three of them is not 0.1 in floating point.
     assert group_advantages([0.1, 0.1, 0.1, 0.1, None, 0.1], 3) == [0.0] * 6
@@ -30,23 +26,18 @@ def test_equal_rewards_give_exact_zeros() -> None:
     assert group_advantages([None, None], 2) == [0.0, 0.0]
 
 
-def test_divided_by_the_groups_or_the_batchs_standard_deviation() -> None:
-    rewards = [1.0, 0.0, 0.0, 0.5, 1.0, None]
-    first, second = np.array(rewards[:3]), np.array([0.5, 1.0])
-    by_group = [*(first - first.mean()) / (first.std(ddof=1) + 1e-4), *(second - 0.75) / (second.std(ddof=1) + 1e-4), 0]
-    assert group_advantages(rewards, 3, "group") == pytest.approx(by_group)
-    batch = np.array([1.0, 0.0, 0.0, 0.5, 1.0]).std(ddof=1) + 1e-4
-    by_batch = [*(first - first.mean()) / batch, *(second - 0.75) / batch, 0]
-    assert group_advantages(rewards, 3, "batch") == pytest.approx(by_batch)
-
-
-@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1, max_size=40), st.integers(1, 8))
-def test_advantages_of_a_group_sum_to_zero(rewards: list[float | None], group_size: int) -> None:
-    rewards = rewards * group_size
-    advantages = group_advantages(rewards, group_size)
-    assert len(advantages) == len(rewards)
-    for start in range(0, len(rewards), group_size):
-        assert sum(advantages[start : start + group_size]) == pytest.approx(0.0, abs=1e-9)
+@given(
+    st.lists(st.lists(st.none() | st.integers(0, 8).map(lambda n: n / 8), min_size=4, max_size=4), max_size=6),
+    st.sampled_from(["none", "group", "batch"]),
+)
+def test_advantages_are_rewards_minus_their_group_s_mean(groups: list[list[float | None]], scale: str) -> None:
+    rewards = np.array(groups, dtype=float).reshape(-1, 4)
+    with warnings.catch_warnings(action="ignore"):  # of groups without a reward
+        expected = rewards - np.nanmean(rewards, axis=1, keepdims=True)
+        over = {"none": 1.0, "group": np.nanstd(rewards, axis=1, ddof=1, keepdims=True) + 1e-4}
+        over["batch"] = np.nanstd(rewards, ddof=1) + 1e-4
+    advantages = group_advantages([reward for group in groups for reward in group], 4, scale)
+    assert advantages == pytest.approx(np.nan_to_num(expected / over[scale]).ravel().tolist(), abs=1e-9)
 
 
 def test_zero_variance_fraction() -> None:

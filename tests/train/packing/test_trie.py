@@ -12,7 +12,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.packing.planning import lexicographic
 from atommem.train.packing.tree import kernel_arguments
-from atommem.train.packing.trie import pack_rows, shared_prefixes
+from atommem.train.packing.trie import pack_rows
 from tests.train.toys import make_row
 
 
@@ -43,10 +43,3 @@ def test_in_another_order_less_is_shared() -> None:
     rows = [make_row([1, 2, 3], [4]), make_row([9], [9]), make_row([1, 2, 3], [5])]
     assert pack_rows(rows).input_ids.tolist() == [[1, 2, 3, 4, 9, 9, 1, 2, 3, 5]]
     assert pack_rows(lexicographic(rows)).input_ids.tolist() == [[1, 2, 3, 4, 3, 5, 9, 9]]
-
-
-def test_shared_prefixes_by_hand() -> None:
-    rows = [make_row([1, 2, 3], [4, 5]), make_row([1, 2, 3], [4, 6]), make_row([1, 2, 3], [4, 6]), make_row([9], [9])]
-    # The fork lies one token before the difference, where both have the same next token; equal rows share everything.
-    assert shared_prefixes(rows) == [0, 3, 5, 0]
-    assert shared_prefixes([]) == []

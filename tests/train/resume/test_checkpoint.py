@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,41 +56,40 @@ def test_another_memory_is_refused(tmp_path: Path) -> None:
         resume_folder("true", str(tmp_path), MemoryConfig())
 
 
-def damage(folder: Path, how: str) -> str:
-    """Damage a checkpoint; returns what has to be said of it."""
-    file = folder / "optimizer.pt"
-    if how == "truncated":
-        file.write_bytes(file.read_bytes()[:100])
-        return "optimizer.pt has 100 of its 700 bytes"
-    if how == "missing":
-        file.unlink()
-        return "optimizer.pt is missing"
-    if how == "flipped":
-        whole = bytearray(file.read_bytes())
-        whole[350] ^= 1
-        file.write_bytes(whole)
-        return "the contents of optimizer.pt are not what was written"
-    if how == "marker":
-        (folder / MARKER).unlink()
-    else:
-        (folder / MARKER).write_text("{")
-    return "it has no readable checkpoint_complete.json"
+def flip(folder: Path) -> None:
+    """Flip a bit of the optimizer's state, or flip it back."""
+    whole = bytearray((folder / "optimizer.pt").read_bytes())
+    whole[350] ^= 1
+    (folder / "optimizer.pt").write_bytes(whole)
 
 
-@pytest.mark.parametrize("how", ["truncated", "missing", "flipped", "marker", "garbage"])
-def test_a_damaged_checkpoint_is_never_trained_over(tmp_path: Path, how: str) -> None:
+UNMARKED = "it has no readable checkpoint_complete.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda folder: os.truncate(folder / "optimizer.pt", 100), "optimizer.pt has 100 of its 700 bytes"),
+        (lambda folder: (folder / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+        (flip, "the contents of optimizer.pt are not what was written"),
+        (lambda folder: (folder / MARKER).unlink(), UNMARKED),
+        (lambda folder: (folder / MARKER).write_text("{"), UNMARKED),
+    ],
+    ids=["truncated", "missing", "flipped", "marker", "garbage"],
+)
+def test_a_damaged_checkpoint_is_never_trained_over(tmp_path: Path, damage: Callable[[Path], Any], what: str) -> None:
     """A whole one beside it is offered; without one the run neither goes on nor begins."""
     make_checkpoints(tmp_path)
     older, last = tmp_path / "checkpoint-2", tmp_path / "checkpoint-10"
-    damage(older, "flipped")
+    flip(older)
     assert resume_folder("auto", str(tmp_path), RELEASED) == str(last)  # an older one is in nobody's way
-    damage(older, "flipped")  # back
-    what = damage(last, how)
+    flip(older)  # back
+    damage(last)
     for choice in ("auto", "true", str(last)):
         with pytest.raises(CheckpointError, match=rf"-10 is damaged: {what}.*--resume_from_checkpoint {older}"):
             resume_folder(choice, str(tmp_path), RELEASED)
     assert resume_folder(str(older), str(tmp_path), RELEASED) == str(older)
-    damage(older, "truncated")
+    (older / "optimizer.pt").unlink()
     for choice in ("auto", str(last)):
         with pytest.raises(CheckpointError, match=rf"-10 is damaged: {what}.*no whole one beside it"):
             resume_folder(choice, str(tmp_path), RELEASED)

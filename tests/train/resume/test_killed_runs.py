@@ -23,9 +23,8 @@ from atommem.train.resume.faults import DivergedError
 from atommem.train.resume.interrupts import EXIT_INTERRUPTED
 from atommem.train.train_cli import main, parse_grpo
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from tests.train.harness import environment
 from tests.train.loops.test_end_to_end import make_tasks, save_model
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
 
@@ -43,10 +42,8 @@ def start(flags: list[str], out: Path, *launcher: str) -> subprocess.Popen[str]:
     """The command, which resumes what it finds, under a launcher or alone."""
     command = [sys.executable, "-m", *launcher, "atommem.train.train_cli", "grpo", *flags]
     command += ["--output_dir", str(out), "--resume"]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command, cwd=out.parent, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    streams: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=out.parent, env=environment(), **streams)
 
 
 def logged_updates(out: Path) -> int:

@@ -14,8 +14,6 @@ from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
-from trl.generation import vllm_generation
-from trl.generation.vllm_generation import VLLMGeneration
 
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
@@ -97,37 +95,9 @@ def test_calls_come_in_the_order_of_trl(tmp_path: Path, double: Any, monkeypatch
     """Build, sleep, and for every update: empty the cache, wake weights, load, reset, wake the cache, sample, sleep."""
     model = saved_model(tmp_path)
     monkeypatch.setattr("atommem.train.rollout.colocate_backend.clear_device_cache", lambda: double.record("empty"))
-    backend = colocate_backend(make_rollouts(tmp_path))(model)
-    two_updates(backend, model)
-    ours = list(double.calls)
-
-    double.calls.clear()
-    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
-    monkeypatch.setattr(vllm_generation, "empty_cache", lambda: double.record("empty"))
-    monkeypatch.setattr(vllm_generation, "SamplingParams", sys.modules["vllm"].SamplingParams, raising=False)
-    monkeypatch.setattr(vllm_generation, "LLM", lambda **fields: as_llm(double, fields), raising=False)
-    theirs = VLLMGeneration(model, Accelerator(cpu=True), make_tokenizer(), enable_sleep_mode=True)
-    for _ in range(2):
-        theirs.sync_weights()
-        for _ in range(2):
-            theirs.generate([[1, 2]], None, 1)
-    assert ours == double.calls
-    assert ours[:8] == ["build", "sleep 2", "empty", "wake weights", "load", "reset", "wake kv_cache", "generate"]
-
-
-def as_llm(double: Any, fields: dict[str, Any]) -> Any:
-    """vLLM's ``LLM`` around the double's engine."""
-    engine = double.LLMEngine(SimpleNamespace(**{**fields, "dtype": "float32", "max_model_len": None}))
-    worker = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=engine.load_weights)))
-
-    def generate(prompts: list[Any], sampling_params: Any, use_tqdm: bool) -> list[Any]:
-        for index, prompt in enumerate(prompts):
-            engine.add_request(str(index), prompt, sampling_params)
-        return engine.step()
-
-    engine.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
-    engine.generate = generate
-    return engine
+    two_updates(colocate_backend(make_rollouts(tmp_path))(model), model)
+    rollout = ["empty", "wake weights", "load", "reset", "wake kv_cache", "generate", "sleep 2"]
+    assert double.calls == ["build", "sleep 2", *4 * rollout]
 
 
 def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:
@@ -139,16 +109,3 @@ def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:
     assert arguments.revision == "v2"
     with pytest.raises(ConfigError, match="'fp8', and full weights that are sent"):
         colocate_backend(make_rollouts(tmp_path, vllm_engine_kwargs={"quantization": "fp8"}))(saved_model(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tensor_parallel_size": 2}, "tensor parallel size is 2: a colocated engine is of one process"),
-        ({"logprobs_mode": "raw_logprobs"}, "has logprobs_mode, which has to be that of what is trained"),
-        ({"max_model_len": 9}, "max_model_len, whose name here is vllm_max_model_length"),
-    ],
-)
-def test_what_an_engine_cannot_be_told_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_rollouts(tmp_path, vllm_engine_kwargs=settings)

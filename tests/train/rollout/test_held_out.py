@@ -18,8 +18,7 @@ from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.loops.test_end_to_end import make_real_trainer, make_tasks
 
 HELD_OUT = [
-    replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2])
-    for index, task in enumerate(make_tasks(24))
+    replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2]) for index, task in enumerate(make_tasks(8))
 ]
 
 
@@ -30,20 +29,20 @@ def make(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
 
 def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = {"metric_for_best_model": "em", "greater_is_better": True, "load_best_model_at_end": True}
-    trainer = make(tmp_path, max_steps=5, eval_steps=2, save_strategy="best", save_total_limit=1, **best)
+    trainer = make(tmp_path, max_steps=3, eval_steps=2, save_strategy="best", save_total_limit=1, **best)
     sampling = trainer.backend.runner.agent.sampling
     trainer.train()
     logged = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "eval_em" in entry]
-    assert [entry["step"] for entry in logged] == [2, 4, 5], "and in the end"
+    assert [entry["step"] for entry in logged] == [2, 3], "and in the end"
     for entry in logged:
         assert 0 <= entry["eval_em_low"] <= entry["eval_em"] <= entry["eval_em_high"] <= 1
-        assert (entry["eval_n"], entry["eval_episodes"], entry["eval_failed"]) == (24, 24, 0)
+        assert (entry["eval_n"], entry["eval_episodes"], entry["eval_failed"]) == (8, 8, 0)
         assert entry["eval_em"] == pytest.approx((entry["eval_em/hotpotqa"] + entry["eval_em/musique"]) / 2)
         assert entry["eval_actions/create"] >= 0
         assert "eval_loss" not in entry
     assert "held-out EM" in capsys.readouterr().out
     updates = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "loss" in entry]
-    assert len(updates) == 5
+    assert len(updates) == 3
     # Training metrics stay theirs.
     assert all(entry["num_tokens"] and entry["seconds/generate"] > 0 for entry in updates)
     # Seeds of training: those of the update, whether or not there was an evaluation before it.
@@ -66,7 +65,7 @@ async def test_the_scores_are_those_of_atommem_eval(tmp_path: Path, temperature:
     for name in ("em", "f1"):
         for key, of in (("", "mean"), ("_low", "low"), ("_high", "high")):
             assert metrics[f"eval_{name}{key}"] == summary["metrics"][name][of]
-    assert metrics["eval_n"] == 24 * samples
+    assert metrics["eval_n"] == 8 * samples
     assert metrics["eval_actions/create"] == summary["means"]["actions/create"]
     await asyncio.to_thread(trainer.close)
 
@@ -83,7 +82,7 @@ def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
         return await complete(prompt_ids, sampling)
 
     runner.agent.policy.complete = gone  # type: ignore[method-assign]
-    with pytest.raises(RolloutFailedError, match="24 of 24 episodes of the evaluation failed"):
+    with pytest.raises(RolloutFailedError, match="8 of 8 episodes of the evaluation failed"):
         trainer.train()
     trainer.close()
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1"]

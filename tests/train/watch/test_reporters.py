@@ -1,17 +1,16 @@
-"""What a run tells wandb, read back from the files that it writes; of the texts for TensorBoard a double takes note."""
+"""What a run tells wandb, whose disabled mode does all but write and send it; of a table doubles take note."""
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import wandb
+from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
@@ -32,10 +31,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
-def test_what_wandb_is_told(tmp_path: Path) -> None:
+def test_what_wandb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Project and run, all settings with version and commit, rates and fill at every update, episodes as a table."""
-    import wandb
-
+    told: list[dict[str, Any]] = []
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setattr(NoopRun, "log", lambda self, values, **options: told.append(values))
     model, data, out = save_model(tmp_path), tmp_path / "tasks.jsonl", tmp_path / "out"
     save_tasks(make_tasks(), data)
     config = tmp_path / "config.yaml"
@@ -44,49 +44,24 @@ def test_what_wandb_is_told(tmp_path: Path) -> None:
     flags += ["--per_device_train_batch_size", "12", "--num_generations", "6"]
     try:
         assert main(["--model_name_or_path", str(model), *flags]) == 0
+        run: Any = wandb.run
+        assert (run.project, run.name) == ("atommem", "named")
+        settings = dict(run.config)
     finally:
         wandb.finish()
-        wandb.teardown()  # ends its own process, which may be writing yet
-    settings: dict[str, Any] = {}
-    charts: dict[str, list[float]] = {}
-    (file,) = out.glob("wandb/offline-run-*/*.wandb")
-    for record in _wandb_records(file):
-        if record.HasField("run"):
-            assert (record.run.project, record.run.display_name) == ("atommem", "named")
-        settings |= {item.key: json.loads(item.value_json) for item in record.config.update}
-        for item in record.history.item:
-            charts.setdefault(item.nested_key[0], []).append(json.loads(item.value_json))
-    told = {"dialect": "paper", "chunk_tokens": 4000, "retrieve_k": 2, "embedder": "hashing", "capacity": 3}
-    told |= {"checkpoint": str(model), "project": "atommem", "run_name": "named"}
-    assert {name: settings[name] for name in told} == told
+    expected = {"dialect": "paper", "chunk_tokens": 4000, "retrieve_k": 2, "embedder": "hashing", "capacity": 3}
+    expected |= {"checkpoint": str(model), "project": "atommem", "run_name": "named"}
+    assert {name: settings[name] for name in expected} == expected
     assert settings["atommem_version"]
     assert "git_commit" in settings
-    assert [len(charts[f"train/{name}"]) for name in ("actions/create", "store_size", "store_fill")] == [2, 2, 2]
-    assert [fill * 3 for fill in charts["train/store_fill"]] == pytest.approx(charts["train/store_size"])
-    (table,) = (json.loads(path.read_text()) for path in file.parent.glob("files/media/table/episodes_*.json"))
-    assert table["columns"] == list(COLUMNS)
-    assert len(table["data"]) >= 2
-    assert table["data"][0][COLUMNS.index("task")].startswith("task-")
-
-
-def _wandb_records(path: Path) -> Iterator[Any]:
-    """LevelDB's log format behind seven bytes: blocks of 32 KiB; a record is whole (1), or from its first part (2) to
-    its last (4)."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, place, whole = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        if (left := 32768 - place % 32768) < 7:
-            place += left
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, place)
-        whole += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            yield record
-            whole = b""
+    updates = [values for values in told if "train/store_fill" in values]
+    assert [values["train/global_step"] for values in updates] == [1, 2]
+    assert all("train/actions/create" in values for values in updates)
+    assert all(3 * values["train/store_fill"] == pytest.approx(values["train/store_size"]) for values in updates)
+    (table,) = (values["episodes"] for values in told if "episodes" in values)
+    assert table.columns == list(COLUMNS)
+    assert len(table.data) >= 2
+    assert table.data[0][COLUMNS.index("task")].startswith("task-")
 
 
 def test_a_resumed_run_goes_on_in_the_run_that_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,31 +104,18 @@ def test_the_cold_start_tells_its_settings_and_no_commit_outside_of_a_checkout(
 
 def test_a_text_is_one_cell_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorBoard's is Markdown; wandb and trackio take a frame, wandb with the update's own entry."""
-    written: list[Any] = []
-
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            written.append(folder)
-
-        def add_text(self, *texts: Any) -> None:
-            written.append(texts)
-
-        def __enter__(self) -> Writer:
-            return self
-
-        def __exit__(self, *raised: object) -> None:
-            written.append("closed")
-
-    def log(values: dict[str, Any], **options: Any) -> None:
-        written.append((values["t"].fillna("").to_dict("list"), options))
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))  # type: ignore[arg-type]
-    for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(Table=lambda dataframe: dataframe, log=log))  # type: ignore[arg-type]
+    board, weights, trackio = MagicMock(), MagicMock(), MagicMock()
+    for name, module in {"torch.utils.tensorboard": board, "wandb": weights, "trackio": trackio}.items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "runs")
     rows = [("1", "<img src=x>|\n`*c*`"), (None, "d")]
     report_table("t", ("a", "b"), rows, 3, ["tensorboard", "mlflow", "trackio", "wandb"])
     cell = "&lt;img src=x&gt;&#124;<br>&#96;&#42;c&#42;&#96;"
-    text = f"| a | b |\n| --- | --- |\n| 1 | {cell} |\n|  | d |"
-    frame = {"a": ["1", ""], "b": [rows[0][1], "d"]}
-    assert written == [os.path.join("runs", "t"), ("t", text, 3), "closed", (frame, {"commit": False}), (frame, {})]
+    board.SummaryWriter.assert_called_once_with(os.path.join("runs", "t"))
+    writer = board.SummaryWriter.return_value
+    writer.__enter__().add_text.assert_called_once_with("t", f"| a | b |\n| --- | --- |\n| 1 | {cell} |\n|  | d |", 3)
+    writer.__exit__.assert_called_once()
+    for service, options in ((weights, {"commit": False}), (trackio, {})):
+        service.log.assert_called_once_with({"t": service.Table.return_value}, **options)
+        frame = service.Table.call_args.kwargs["dataframe"]
+        assert frame.fillna("").to_dict("list") == {"a": ["1", ""], "b": [rows[0][1], "d"]}

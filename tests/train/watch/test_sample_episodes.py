@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,20 +18,14 @@ from tests.train.toys import make_episode
 CREATE = "<create_memory>Ann lives in Rome</create_memory><update_scratchpad>look for Ann</update_scratchpad>"
 
 
-class Words:
-    """Decodes to the number of tokens."""
-
-    def decode(self, token_ids: list[int]) -> str:
-        return f"{len(token_ids)} tokens"
-
-
 async def test_files_and_tables_tell_what_the_memory_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the first update and every so many."""
     tables: list[Any] = []
     monkeypatch.setattr("atommem.train.watch.sample_episodes.report_table", lambda *table: tables.append(table))
     episode = await runner([CREATE, "<read_memory>Ann</read_memory><create_memory>", ANSWER]).run(TASK, sample=4)
     settings: dict[str, Any] = {"count": 2, "every": 10, "report_to": ["wandb"]}
-    hook = SampleEpisodes(tmp_path, [TASK], describe_task, Words(), MemoryConfig(), **settings)
+    words: Any = SimpleNamespace(decode=lambda token_ids: f"{len(token_ids)} tokens")
+    hook = SampleEpisodes(tmp_path, [TASK], describe_task, words, MemoryConfig(), **settings)
     for update in range(21):
         hook(update, [episode])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1.txt", "step-10.txt", "step-20.txt"]

@@ -1,23 +1,90 @@
-"""The sampling side: how far the worker runs ahead, what it tags, and what becomes of outages and errors."""
+"""The sampling side, on outcomes that are written down: how far it runs ahead, what it tags, what becomes of outages
+and errors; and the trainer's end of the queue."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from atommem.activity import ActivityClock
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError, PolicyError
-from atommem.policy.contract import Sampling
+from atommem.observation import StopReason
+from atommem.policy.contract import Completion, Sampling
+from atommem.train.episode_config import EpisodeConfig
 from atommem.train.loops.asynchronous import worker as worker_module
-from atommem.train.loops.asynchronous.groups import Group
+from atommem.train.loops.asynchronous.groups import Group, batch_of
+from atommem.train.loops.asynchronous.reader import GroupReader
 from atommem.train.loops.asynchronous.samplers import CopyPolicy, CopyTransfer
-from atommem.train.loops.asynchronous.worker import RolloutWorker
-from tests.train.loops.asynchronous.fakes import FakeRunner, running_worker
-from tests.train.toys import make_model, make_tokenizer
+from atommem.train.loops.asynchronous.worker import LoopThread, RolloutWorker
+from atommem.train.rollout.task_order import TaskOrder
+from tests.train.toys import Closable, ToyTask, make_episode, make_model, make_step, make_tokenizer
+
+
+class FakePolicy(Closable):
+    """Answers with one token."""
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        await asyncio.sleep(0)
+        return Completion([1], [-0.5], "w1", "stop")
+
+
+class FakeRunner:
+    """An `EpisodeRunner` of one step an episode.
+
+    Args:
+        outcome: Given task id, sample and how often the episode was run before: the reward, or an exception to raise.
+            An `OutageError` makes a failed episode of it, as the real loop does.
+    """
+
+    def __init__(self, outcome: Callable[[str, int, int], float | Exception]) -> None:
+        self.agent: Any = SimpleNamespace(
+            policy=FakePolicy(), embedder=Closable(), sampling=Sampling(temperature=1.0), activity=ActivityClock()
+        )
+        self.outcome = outcome
+        self.runs: list[tuple[str, int, int | None]] = []
+
+    using = EpisodeRunner.using
+
+    async def run(self, task: ToyTask, sample: int = 0) -> Episode:
+        before = sum(run[:2] == (task.id, sample) for run in self.runs)
+        self.runs.append((task.id, sample, self.agent.sampling.seed))
+        result = self.outcome(task.id, sample, before)
+        if isinstance(result, OutageError):
+            return Episode(task.id, sample, error=str(result))
+        if isinstance(result, Exception):
+            raise result
+        await self.agent.policy.complete([sample], self.agent.sampling)
+        return Episode(task.id, sample, [make_step([2, 3], [1])], reward=result, stop_reason=StopReason.ANSWERED)
+
+
+@contextmanager
+def running_worker(runner: FakeRunner, **settings: Any) -> Iterator[RolloutWorker]:
+    """A started worker with weights of version 1: groups of 2, one group a version, 3 of them, no staleness."""
+    defaults = {"group_size": 2, "groups_per_version": 1, "max_staleness": 0, "total": 3}
+    worker = RolloutWorker(
+        loop=LoopThread(),
+        runner=runner,  # type: ignore[arg-type]
+        tasks=[ToyTask(f"t{index}") for index in range(8)],
+        order=TaskOrder(8, 1, shuffle=False, seed=0),
+        **{**defaults, **settings},
+    )
+    worker.update_model_version(1)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
 
 
 def right(*run: Any) -> float:
@@ -33,24 +100,26 @@ def nothing_more(worker: RolloutWorker) -> None:
         worker.rollout_buffer.get(timeout=0.05)
 
 
-def test_without_staleness_it_waits_for_every_version() -> None:
-    with running_worker(FakeRunner(right)) as worker:
+@pytest.mark.parametrize(
+    ("groups_per_version", "max_staleness", "total", "first"),
+    [(1, 0, 3, 0), (2, 2, 10, 0), (2, 1, 7, 3)],
+    ids=["it waits for every version", "it runs ahead", "it goes on in the middle of a version"],
+)
+def test_it_runs_ahead_by_the_staleness_and_no_further(
+    groups_per_version: int, max_staleness: int, total: int, first: int
+) -> None:
+    settings = {"groups_per_version": groups_per_version, "max_staleness": max_staleness, "total": total}
+    done, versions = first, first // groups_per_version
+    with running_worker(FakeRunner(right), **settings, first=lambda: first) as worker:
         for version in (1, 2, 3):
-            (group,) = groups(worker, 1)
-            assert (group.index, group.versions) == (version - 1, ([version], [version]))
+            allowed = min(total, groups_per_version * (versions + version + max_staleness))
+            found = groups(worker, allowed - done)
+            assert [(group.index, group.versions) for group in found] == [
+                (index, ([version], [version])) for index in range(done, allowed)
+            ]
             nothing_more(worker)
+            done = allowed
             worker.update_model_version(version + 1)
-        nothing_more(worker)  # that was all
-
-
-def test_it_runs_ahead_by_the_staleness_and_no_further() -> None:
-    with running_worker(FakeRunner(right), max_staleness=2, groups_per_version=2, total=20) as worker:
-        ahead = groups(worker, 6)
-        assert {min(versions) for group in ahead for versions in group.versions} == {1}
-        nothing_more(worker)
-        worker.update_model_version(2)
-        assert [group.versions for group in groups(worker, 2)] == [([2], [2])] * 2
-        nothing_more(worker)
 
 
 def test_seeds_are_those_of_the_order() -> None:
@@ -61,40 +130,20 @@ def test_seeds_are_those_of_the_order() -> None:
     assert runner.agent.sampling.seed is None  # each episode has its own copy of the settings
 
 
-def test_it_goes_on_where_a_run_stopped() -> None:
-    """After three updates of one group, in the middle of a version that serves two."""
-    settings: dict[str, Any] = {"groups_per_version": 2, "max_staleness": 1, "total": 7, "first": lambda: 3}
-    with running_worker(FakeRunner(right), **settings) as worker:
-        assert [group.index for group in groups(worker, 3)] == [3, 4, 5]
-        nothing_more(worker)
-        worker.update_model_version(2)
-        assert [group.index for group in groups(worker, 1)] == [6]
-        nothing_more(worker)
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "RERUN_SECONDS", 0.001)
 
 
-def metrics(worker: RolloutWorker) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    while not worker.metrics_queue.empty():
-        for key, value in worker.metrics_queue.get().items():
-            totals[key] = totals.get(key, 0.0) + value
-    return totals
-
-
-@pytest.mark.usefixtures("no_waiting")
 def test_an_outage_is_waited_out_and_counted() -> None:
     runner = FakeRunner(lambda task, sample, before: OutageError("server gone") if before < 6 else 1.0)
     with running_worker(runner) as worker:
         (group,) = groups(worker, 1)
         assert [episode.reward for episode in group.episodes] == [1.0, 1.0]
-        assert metrics(worker)["rollout/outages_total"] == 12
+        counted = [worker.metrics_queue.get() for _ in range(worker.metrics_queue.qsize())]
+        assert sum(metrics.get("rollout/outages_total", 0) for metrics in counted) == 12
 
 
-@pytest.mark.usefixtures("no_waiting")
 def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
     runner = FakeRunner(lambda task, sample, before: OutageError("judge unreachable") if sample == 0 else 1.0)
     with running_worker(runner) as worker:
@@ -104,7 +153,6 @@ def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
     assert sum(run[1] == 0 for run in runner.runs) == worker_module.RERUNS + 1
 
 
-@pytest.mark.usefixtures("no_waiting")
 def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
     with running_worker(FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))) as worker:
         worker.check_health(60.0)
@@ -137,3 +185,70 @@ def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
     transfer.destroy()
     assert asyncio.run(policy.complete([1, 2, 3], Sampling(temperature=0.0, max_tokens=4))).token_ids
     transfer.destroy()  # nothing is held: nothing happens
+
+
+class QueuedWorker:
+    """A queue of groups of the given (index, version of each step)."""
+
+    def __init__(self, *groups: tuple[int, list[int]]) -> None:
+        self.rollout_buffer: queue.Queue[Group] = queue.Queue()
+        for index, versions in groups:
+            episode = make_episode(f"t{index}", 0, 1.0, [(2, 1)] * len(versions))
+            self.rollout_buffer.put(Group(index, [episode], [versions]))
+
+    def check_health(self, stale_after_s: float) -> None:
+        raise TimeoutError(stale_after_s)
+
+
+def reader(worker: Any, version: int = 1) -> tuple[GroupReader, dict[str, list[Any]]]:
+    metrics: dict[str, list[Any]] = defaultdict(list)
+    return GroupReader(worker, lambda: version, 30.0, metrics), metrics
+
+
+def test_groups_are_taken_by_their_numbers() -> None:
+    taking, metrics = reader(QueuedWorker((2, [5, 5]), (1, [3, 3]), (0, [3, 5]), (3, [5])), version=5)
+    assert [group.index for group in taking.take(range(2))] == [0, 1]
+    assert metrics["sample/staleness_mean"] == [(6.0, 4.0)]
+    assert metrics["sample/staleness_max"] == [2.0]
+    assert [group.index for group in taking.take(range(2, 4))] == [2, 3]
+
+
+def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
+    """Every fourth task takes fifty times as long; six updates of two groups, at most two versions ahead."""
+
+    class Uneven(FakeRunner):
+        async def run(self, task: Any, sample: int = 0) -> Any:
+            for _ in range(200 if int(task.id[1:]) % 4 == 0 else 4):
+                await self.agent.policy.complete([sample], self.agent.sampling)
+            return await super().run(task, sample)
+
+    settings: dict[str, Any] = {"groups_per_version": 2, "max_staleness": 2, "total": 12}
+    with running_worker(Uneven(lambda *run: 1.0), **settings) as worker:
+        taking, metrics = reader(worker)
+        taking._version = lambda: worker.version
+        taken = []
+        for update in range(6):
+            taken.append([group.index for group in taking.take(range(2 * update, 2 * update + 2))])
+            worker.update_model_version(update + 2)
+    assert taken == [[2 * update, 2 * update + 1] for update in range(6)]
+    assert max(metrics["sample/staleness_max"]) <= 2
+
+
+def test_waiting_asks_for_the_worker_s_health_and_ends_when_the_run_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atommem.train.loops.asynchronous.reader.POLL_SECONDS", 0.01)
+    with pytest.raises(TimeoutError, match="30"):
+        reader(QueuedWorker())[0].take([0])
+    worker: Any = QueuedWorker((0, [1]))
+    stopping = GroupReader(worker, lambda: 1, 30.0, defaultdict(list), stopped=worker.rollout_buffer.empty)
+    assert [group.index for group in stopping.take(range(2))] == [0]
+
+
+def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
+    varied, equal = (
+        Group(0, [make_episode("t", sample, reward, [(3, 2)]) for sample, reward in enumerate(rewards)], [[4], [4]])
+        for rewards in ((1.0, 0.0), (1.0, 1.0))
+    )
+    batch = batch_of([varied, equal], EpisodeConfig(normalization="token"))
+    assert [row.advantage for row in batch.rows] == [0.5, -0.5]
+    assert [row.prompt_ids.tolist() for row in batch.rows] == [e.steps[0].prompt_ids for e in varied.episodes]
+    assert batch.normalizer == 8.0  # all four episodes have two tokens each
