@@ -147,7 +147,7 @@ async def test_every_request_has_its_own_seed_and_the_same_one_in_a_rerun() -> N
 
 
 async def test_atommem_and_memagent_are_the_loop() -> None:
-    """MemAgent's memory is its own (`tests/atommem/test_memagent.py`), and all is asked at one step."""
+    """MemAgent's memory is its own (`tests/atommem/test_dialects.py`), and all is asked at one step."""
     setup, _ = make_setup(lambda prompt: right(prompt) if "The text is over" in prompt else "seen")
     atommem = make_method("atommem", setup)
     assert isinstance(atommem, EpisodeRunner)
