@@ -103,6 +103,21 @@ async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() ->
     assert late.seconds >= 200
 
 
+@pytest.mark.parametrize(("method", "steps"), [("reset", 0), ("step", 1)])
+async def test_an_environment_that_hangs_is_given_up(method: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runner(["x"], limits=Limits(max_seconds=0.05))
+    kind = type(run.environments())
+    work = getattr(kind, method)
+
+    async def hangs(self: object, given: object) -> None:
+        await work(self, given)
+        await asyncio.sleep(20)
+
+    monkeypatch.setattr(kind, method, hangs)
+    episode = await run.run(TASK)
+    assert (episode.stop_reason, episode.reward, len(episode.steps)) == (StopReason.TIME_LIMIT, 0.0, steps)
+
+
 async def test_what_is_asked_for() -> None:
     """Requests of a task say that they belong together; each has its own seed, and the same one in a rerun."""
     first = await requests("x", "y", ANSWER)

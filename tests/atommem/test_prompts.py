@@ -43,6 +43,9 @@ def test_what_else_it_says() -> None:
     assert builder(templates="compact").text(READING, VIEW) == (
         "question Who? chunk THE CHUNK scratchpad SCRATCH query QUERY memory 1 : ENTRY capacity 2 of 5 act"
     )
+    assert builder(templates="compact").text(READING, shown("ENTRY", scratchpad="SCRATCH", query="QUERY")) == (
+        "question Who? chunk THE CHUNK scratchpad SCRATCH query QUERY memory 1 : ENTRY act"
+    )
 
 
 def shown(*entries: str, scratchpad: str = "", query: str | None = None) -> MemoryView:
@@ -147,6 +150,7 @@ def test_a_template_that_knows_tools_words_them() -> None:
     assert text.count("Finds pages.") == 1
     assert "calls the tool search" not in text
     assert "You search." in text
+    assert "One call." in text
     assert "calls the tool search: Finds pages." in prompts.system, "a server behind a chat endpoint gets our words"
     assert prompts.messages(OBSERVATION, NOTHING)[0]["content"] == prompts.system
     other = ActionSpec("search", Body.ARGUMENTS, description="Finds more.", schema=SEARCH.schema)
@@ -162,6 +166,7 @@ BOTH = "{{- messages[0].content + messages[1].content }}"
 def test_our_words_stand_in_where_a_template_has_none_for_tools(template: str | None) -> None:
     text = with_tools(template).text(OBSERVATION, NOTHING)
     assert "calls the tool search: Finds pages." in text
+    assert '"properties"' in text
     assert "<tools>" not in text
 
 
