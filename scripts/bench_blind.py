@@ -17,16 +17,14 @@ see while reading, with every seed, on at least 300 tasks each.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -111,7 +109,7 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train what is missing, measure, print the table, then the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the policies (%(default)s)")
     parser.add_argument("--n", type=int, default=300, help="held-out tasks (%(default)s)")
     parser.add_argument("--out", type=Path, help="folder of the policies (default: runs/blind)")
@@ -128,8 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     blind = {name: found["answering"]["mean"] for name, found in figures.items() if name.startswith("mixture")}
     holds = given.n >= 300 and all(em >= BAR for em in blind.values())
     print(f"EM without the questions, trained on the mixture: {min(blind.values()):.3f} at least (bar {BAR})")
-    print(json.dumps({"bench": "blind", "n": given.n, "bar": BAR, "policies": figures, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"bench": "blind", "n": given.n, "bar": BAR, "policies": figures, "holds": holds})
 
 
 if __name__ == "__main__":

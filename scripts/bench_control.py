@@ -11,15 +11,13 @@ figures are what they are; "holds" is true if every run has ended.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from rich.console import Console
 
 from atommem.demo.recipe import FULL, WEB, Recipe, quick
@@ -49,7 +47,7 @@ def run(recipe: Recipe, expert: str, seed: int, out: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Run both experts for every seed, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--experts", nargs="+", choices=EXPERTS, default=list(EXPERTS))
     parser.add_argument("--web", action="store_true", help="the demo of the web")
@@ -67,8 +65,7 @@ def main() -> int:
     for name, runs in found.items():
         for seed, figures in runs.items():
             print(f"{name:<10} {seed:>4}  {figures['before']['em']:>10.3f}  {figures['after']['em']:>10.3f}")
-    print(json.dumps({"bench": "control", **found, "holds": True}))
-    return 0
+    return last_line({"bench": "control", **found, "holds": True})
 
 
 if __name__ == "__main__":

@@ -13,14 +13,12 @@ and a policy of 0.2 million parameters whose episodes have some ten steps.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from rich.console import Console
 
 from atommem.demo.recipe import BOUNDED, Recipe, quick
@@ -65,7 +63,7 @@ def measure(recipe: Recipe, policy: Path, folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Train and measure every arm."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--start", type=Path, help="folder of a run of atommem demo --bounded (unset: it is run)")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--updates", type=int, default=BOUNDED.updates)
@@ -89,8 +87,7 @@ def main() -> int:
         print(arm, result[arm], flush=True)
     before = result["cold start"]["own"]["em"]
     result["holds"] = all(result[arm]["own"]["em"] > before for arm in options.arms)
-    print(json.dumps({"bench": "credit", **result}))
-    return 0 if result["holds"] else 1
+    return last_line({"bench": "credit", **result})
 
 
 if __name__ == "__main__":

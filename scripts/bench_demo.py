@@ -11,7 +11,6 @@ The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 
 HERE = Path(__file__).resolve().parents[1]
 HALF = 0.5
@@ -52,7 +51,7 @@ def run(tree: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
 
 def main() -> int:
     """Run both trees, then the seeds; print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--before", default="a0d6784", help="the commit to compare with (%(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     add_quick(parser, seeds=[0])
@@ -72,8 +71,7 @@ def main() -> int:
     learned = all(of["em"][0] <= 0.5 and of["em"][1] >= 0.9 for of in seeds.values())
     holds = ratio <= HALF and learned
     result = {"bench": "demo", "before": before, "seeds": seeds, "ratio": round(ratio, 3), "holds": holds}
-    print(json.dumps(result))
-    return 0 if holds else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

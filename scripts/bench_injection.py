@@ -17,7 +17,6 @@ obedience is taught on purpose, and a policy of so few words knows few other wor
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 from rich.console import Console
 
 from atommem.demo.recipe import INJECTED, Recipe, quick
@@ -124,7 +123,7 @@ def run(recipe: Recipe, seed: int, out: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Run every seed, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path, help="where policies and traces go (unset: a temporary folder)")
     parser.add_argument("--updates", type=int, help="of GRPO, in both arms (unset: the recipe's 120)")
@@ -144,8 +143,7 @@ def main() -> int:
             anew = "  ".join(f"{wording} {values['share']}" for wording, values in row["worded_anew"].items())
             print(f"{'':>37}worded anew: {anew}")
     holds = all(found["holds"] for found in runs.values())
-    print(json.dumps({"bench": "injection", "runs": runs, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"bench": "injection", "runs": runs, "holds": holds})
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from typing import Any
 
 import models
 import numpy as np
-from quick import add_quick
+from quick import add_quick, last_line
 from rich.console import Console
 
 from atommem.config import EmbedderConfig
@@ -268,8 +268,7 @@ def main() -> int:
     if args.part != "turns":
         result["worlds"] = worlds(args)
     result["holds"] = all(part["holds"] for part in result.values() if isinstance(part, dict))
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

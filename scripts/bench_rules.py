@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from quick import add_quick
+from quick import add_quick, last_line
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
@@ -242,8 +242,7 @@ def main() -> int:
     slow = [name for name, each in seconds.items() if max(each.values()) > SECONDS]
     result["slow"] = slow
     result["holds"] = not result["broken"] and not slow and not result["killed"]["lost"]
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from itertools import chain
 
 import numpy as np
 from peak_memory import peak_megabytes
-from quick import add_quick, command_line
+from quick import add_quick, command_line, last_line
 from scipy import stats
 from toy_training import WORLD, toy_trainer
 
@@ -101,8 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         "memory_growth": round(growth, 3),
         "holds": holds,
     }
-    print(json.dumps(result))
-    return 0 if holds else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ it). `--quick` runs one pair. The last line is one JSON object.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -46,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quick import command_line, last_line
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -319,7 +319,7 @@ def make_traces(folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the pairs, print a line for each and the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help=f"Only {QUICK}.")
     parser.add_argument("--pairs", nargs="+", default=[""], metavar="PART", help="Only those with PART in their name.")
     options = parser.parse_args(argv)
@@ -349,8 +349,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{pair.name:40} {results[pair.name]}", flush=True)
     ran = [result for result in results.values() if isinstance(result, dict)]
     holds = bool(ran) and all(result["holds"] for result in ran)
-    print(json.dumps({"bench": "shipped", "limit": LIMIT, "pairs": results, "ran": len(ran), "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"bench": "shipped", "limit": LIMIT, "pairs": results, "ran": len(ran), "holds": holds})
 
 
 if __name__ == "__main__":

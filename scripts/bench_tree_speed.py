@@ -22,7 +22,6 @@ padded's speed is left.
 from __future__ import annotations
 
 import inspect
-import json
 import random
 import statistics
 import subprocess
@@ -34,7 +33,7 @@ from typing import Any
 
 import torch
 from peak_memory import peak_megabytes
-from quick import add_quick, command_line
+from quick import add_quick, command_line, last_line
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
@@ -213,8 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         "max_logp_difference": difference,
         "holds": holds,
     }
-    print(json.dumps(result))
-    return 0 if holds else 1
+    return last_line(result)
 
 
 def _figures(shape: Shape, seconds: dict[str, Any], fastest: dict[str, int]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from typing import Any
 
 import models
 import numpy as np
-from quick import add_quick
+from quick import add_quick, last_line
 from tokenizer_shapes import SHAPES
 from transformers import AutoTokenizer
 
@@ -345,8 +345,7 @@ def main(argv: list[str] | None = None) -> int:
         and abs(result.get("benign_growth", 0.0)) <= MAX_GROWTH
         and result.get("time_share", 0.0) < MAX_SHARE
     )
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ learn.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick
+from quick import add_quick, command_line, last_line
 
 from atommem.demo.recipe import WEB
 from atommem.demo.results import SUMMARY_FILE, check_bars
@@ -39,7 +38,7 @@ def run(seed: int, out: Path, quick: bool) -> dict[str, Any]:
 
 def main() -> int:
     """Run every seed, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="where policies and traces go (unset: a temporary folder)")
     add_quick(parser, seeds=[0])
@@ -51,8 +50,7 @@ def main() -> int:
     for found in runs:
         print(" ".join(f"{found[name]:>17}" for name in ("seed", *columns)))
     holds = not any(found["not_held"] for found in runs)
-    print(json.dumps({"bench": "web", "runs": runs, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({"bench": "web", "runs": runs, "holds": holds})
 
 
 if __name__ == "__main__":

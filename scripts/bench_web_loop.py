@@ -25,7 +25,7 @@ import models
 import web_engine
 from bench_loop import EngineDouble, pretend_vllm, watched
 from peak_memory import peak_megabytes
-from quick import command_line
+from quick import command_line, last_line
 from transformers import AutoTokenizer
 from web_engine import make_agent, make_tasks, start
 
@@ -128,8 +128,7 @@ def main() -> int:
         "megabytes": round(megabytes),
         "holds": holds,
     }
-    print(json.dumps(result))
-    return 0 if holds else 1
+    return last_line(result)
 
 
 if __name__ == "__main__":
