@@ -30,6 +30,8 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
 def load_script(name: str) -> ModuleType:
     """A module of ``scripts/``, which is no package, made anew."""
     path = Path(__file__).parents[1] / "scripts" / f"{name}.py"
+    if str(path.parent) not in sys.path:  # it may import what lies beside it
+        sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,6 @@ from atommem.eval.eval_config import EvalConfig, parse_arguments
 from atommem.eval.reporting.report_cli import main as report_main
 from atommem.policy.opening import policy_identity
 from atommem.trace_view import main as trace_main
-from tests.atommem.test_light_imports import loaded_by
 from tests.eval.toys import GONE, ToyPolicy, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c", source="musique"), make_task("d", questions=3)]
@@ -140,7 +141,8 @@ async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
 def test_help_loads_no_model_library(module: str, flag: str) -> None:
     quiet = "with suppress(SystemExit), redirect_stdout(StringIO()) as said: main(['--help'])"
     imports = f"from contextlib import *\nfrom io import StringIO\nfrom atommem.{module} import main"
-    assert "torch" not in loaded_by(f"{imports}\n{quiet}\nassert {flag!r} in said.getvalue()")
+    script = f"{imports}\n{quiet}\nassert {flag!r} in said.getvalue()\nimport sys\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def settings(policy: Path | str, *more: str) -> list[str]:
