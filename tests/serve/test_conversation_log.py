@@ -49,6 +49,7 @@ def test_operations_come_back_as_they_were_bit_for_bit(log: ConversationLog) -> 
     places = found.vectors.find(["é\u2028☃", ""], "entry")
     assert np.array_equal(found.vectors.rows[places], rows[::-1].astype(np.float16).astype(np.float32))
     assert log.load(about.id, "ann", "others/4").vectors is None
+    assert log.load(log.create("ann", {}).id, "ann", "words/4").vectors is None
 
 
 def test_who_commits_second_loses_and_nothing_of_it_is_there(log: ConversationLog) -> None:
