@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from atommem.demo.recipe import FULL, ColdStart, CopyingConfig, PolicySize, Recipe
+from atommem.demo.recipe import PolicySize, Recipe
 from atommem.demo.run import Demo
 
-RECIPE: Recipe = replace(
-    FULL, size=PolicySize(heads=2, head_width=32), copying=CopyingConfig(), cold_start=ColdStart(), updates=None
-)
+RECIPE = Recipe(size=PolicySize(heads=2, head_width=32))
 """The demo's with two heads instead of four and more of both lessons: what the figures of those benches are of."""
 
 
