@@ -13,12 +13,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, version
 from types import FrameType
 from typing import Any
 
 from atommem.command_line import close_match, one_line
 from atommem.errors import AtomMemError, ConfigError
+from atommem.plugins import registered
 
 _SUMMARIES = {
     "ask": "read a file with a policy and answer questions about it",
@@ -124,7 +125,7 @@ def _reader_is_gone() -> bool:
 
 def _commands() -> dict[str, EntryPoint]:
     """Every command by its name, ours first; nothing is imported, so that a broken one leaves the others alone."""
-    found = entry_points(group="atommem.commands")
+    found = registered("atommem.commands")
     commands = {entry.name: entry for entry in sorted(found, key=_is_ours)}  # another's cannot take our name
     order = [*_SUMMARIES, *sorted(commands)]
     return {name: commands[name] for name in sorted(commands, key=order.index)}

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+_frozen = False  # by us, in this process: to count what is frozen takes a tenth of a second
+
+
 @contextmanager
 def frozen_heap() -> Iterator[None]:
     """What is there by now is in no collection's way meanwhile.
@@ -15,14 +18,17 @@ def frozen_heap() -> Iterator[None]:
     in which no thread goes on, and Python does so whenever the objects that survive have grown by a quarter. Where
     somebody has frozen them already, nothing changes.
     """
-    if gc.get_freeze_count():
+    global _frozen
+    if _frozen or gc.get_freeze_count():
         yield
         return
     gc.collect()  # what is garbage by now would stay
     gc.freeze()
+    _frozen = True
     try:
         yield
     finally:
+        _frozen = False
         gc.unfreeze()
 
 

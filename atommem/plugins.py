@@ -6,9 +6,11 @@ Environments, methods, rules, dialects of ours are found in the same way as a us
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from atommem.errors import ConfigError
@@ -26,6 +28,9 @@ def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
         ConfigError: There is no such name, or what it names cannot be imported.
     """
     path = (ours or {}).get(name) or _registered(group).get(name) or name
+    if ":" not in path:
+        _search.cache_clear()  # a notebook may have installed it meanwhile
+        path = _registered(group).get(name) or name
     module, separator, attribute = path.partition(":")
     if not separator:
         known = names(group, ours)
@@ -51,8 +56,18 @@ def names(group: str, ours: Mapping[str, str] | None = None) -> list[str]:
     return sorted({*(ours or {}), *_registered(group)})
 
 
+def registered(group: str) -> EntryPoints:
+    """The entry points of `group`, as this process found them first: a search reads every package's files."""
+    return _search(group, tuple(sys.path))
+
+
+@cache
+def _search(group: str, path: tuple[str, ...]) -> EntryPoints:
+    return entry_points(group=group)
+
+
 def _registered(group: str) -> dict[str, str]:
-    return {entry.name: entry.value for entry in entry_points(group=group)}
+    return {entry.name: entry.value for entry in registered(group)}
 
 
 def _is_part(module: str, missing: str | None) -> bool:

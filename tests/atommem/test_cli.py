@@ -71,7 +71,7 @@ def test_a_missing_extra_is_named_and_a_missing_module_of_ours_keeps_its_traceba
 ) -> None:
     def fly(module: str) -> int:
         entry = EntryPoint("fly", f"{module}:main", "atommem.commands")
-        monkeypatch.setattr(cli, "entry_points", lambda group: [entry])
+        monkeypatch.setattr(cli, "registered", lambda group: [entry])
         return cli.main(["fly"])
 
     with pytest.raises(ModuleNotFoundError, match=r"atommem\.gone"):

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from atommem import garbage
 from atommem.garbage import frozen_heap, no_full_collection
 
 
@@ -17,9 +18,9 @@ class Node:
         self.itself = self
 
 
-def test_what_is_there_is_frozen_and_let_go_also_after_an_error(request):
-    if gc.get_freeze_count():  # by tests/conftest.py
-        request.addfinalizer(gc.freeze)
+def test_what_is_there_is_frozen_and_let_go_also_after_an_error(request, monkeypatch):
+    monkeypatch.setattr(garbage, "_frozen", False)  # tests/conftest.py has
+    request.addfinalizer(gc.freeze)
     gc.unfreeze()
     with pytest.raises(ZeroDivisionError), frozen_heap():  # noqa: PT012
         outer = gc.get_freeze_count()
@@ -28,8 +29,10 @@ def test_what_is_there_is_frozen_and_let_go_also_after_an_error(request):
         gc.collect()
         assert inside() is None, "garbage made inside is found"
         young = [[number] for number in range(1000)]  # to be frozen by nobody; other threads may free some that are
-        with frozen_heap():
-            assert abs(gc.get_freeze_count() - outer) < len(young) // 2
+        for by_us in (True, False):
+            monkeypatch.setattr(garbage, "_frozen", by_us)
+            with frozen_heap():
+                assert abs(gc.get_freeze_count() - outer) < len(young) // 2
         assert abs(gc.get_freeze_count() - outer) < len(young) // 2, "the outer freeze holds"
         1 / 0  # noqa: B018
     assert gc.get_freeze_count() == 0
