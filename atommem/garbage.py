@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 _frozen = False  # by us, in this process: to count what is frozen takes a tenth of a second
 
 
