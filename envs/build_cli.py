@@ -6,19 +6,16 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from atommem.command_line import CommandParser
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.musique import SOURCE as MUSIQUE
+from atommem.envs.benchmarks.musique import MUSIQUE
 from atommem.envs.benchmarks.overlap import AskedQuestions, read_asked
-from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS, get_benchmark
+from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.benchmarks.twowiki import SOURCE as TWOWIKI
-from atommem.envs.benchmarks.twowiki import read_twowiki
 from atommem.envs.provenance import check_out, describe_file, write_provenance
 from atommem.envs.task import Task
 from atommem.envs.task_files import check_name, save_tasks
@@ -43,11 +40,8 @@ def main(argv: Sequence[str]) -> int:
     )
     check_name(args.out)
     benchmark = get_benchmark(args.benchmark)
-    read = benchmark.read
     if args.aliases is not None:
-        if benchmark.name != TWOWIKI:
-            raise ConfigError(f"aliases is given for {benchmark.name}; only {TWOWIKI} has such a file.")
-        read = partial(read_twowiki, aliases=args.aliases)
+        benchmark = with_aliases(benchmark, args.aliases)
     folders = args.input or [Path(os.environ.get("ATOMMEM_DATA") or "data")]
     files = [file for folder in folders for file in benchmark.find(args.split, folder)]
     check_out(args.out, [*files, *args.exclude, *([args.aliases] if args.aliases is not None else [])])
@@ -58,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         for file in files:
             print(f"reading {file}", file=sys.stderr)
             rows_of[file] = 0
-            for row in read(file):
+            for row in benchmark.read(file):
                 rows_of[file] += 1
                 if not _shared(row, asked):
                     yield row

@@ -124,7 +124,7 @@ def _grade(verdict: Verdict) -> str:
 
 def _labelled(row: Row) -> Labelled:
     golds, label = row.get("golds", "answers"), row.get("label")
-    texts = row.texts("golds", golds) if isinstance(golds, list) else [row.check_text("golds", golds)]
+    texts = row.check_texts("golds", golds) if isinstance(golds, list) else [row.check_text("golds", golds)]
     if not texts:
         raise row.error("golds", "is empty")
     answer = row.get("answer")

@@ -19,9 +19,6 @@ from atommem.envs.task import Question, Task
 
 SOURCE = "memagent"
 
-# What a row has beside its context, in training and in evaluation files.
-_KEYS = ({"prompt", "reward_model"}, {"input", "answers"})
-
 
 def is_memagent(values: Mapping[str, Any]) -> bool:
     """Whether a row has the keys of a MemAgent file, of training or of evaluation."""
@@ -106,7 +103,7 @@ def _answers(row: Row, count: int, name: str, truth: Any) -> list[tuple[str, ...
         raise row.error(name, f"has answers for {len(groups)} questions, but the row asks {count}")
     answers = []
     for i, group in enumerate(groups):
-        texts = row.texts(f"{name}[{i}]" if nested else name, group)
+        texts = row.check_texts(f"{name}[{i}]" if nested else name, group)
         if not texts:
             raise row.error(name, f"has no answer for question {i + 1}")
         answers.append(tuple(dict.fromkeys(texts)))

@@ -63,7 +63,7 @@ def _questions(row: Row) -> list[tuple[str, str]]:
         # Ids of these are row numbers: they say nothing about the benchmark's questions.
         return [("", question.text) for question in parse_memagent(row).questions]
     if "questions" in row.values:
-        items = row.check_list("questions", row.get("questions"))
+        items = row.list_of("questions")
         if not all(isinstance(item, dict) for item in items):
             raise row.error("questions", "must hold objects with 'text' and 'id'")
         return [(item.get("id") or "", row.check_text("questions.text", item.get("text"))) for item in items]

@@ -13,7 +13,7 @@ from atommem.config import check_choice
 from atommem.envs.benchmarks.overlap import read_asked
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, get_web_benchmark
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.provenance import describe_file, provenance_path, write_provenance
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import check_name, save_tasks
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
     args = _parser().parse_args(argv)
-    benchmark = get_web_benchmark(args.benchmark, args.split)
+    benchmark = WEB_BENCHMARKS[args.benchmark]
     check_name(args.out)
     files = benchmark.find(args.split, args.input or Path(os.environ.get("ATOMMEM_DATA") or "data"))
     if any(made.exists() and made.samefile(file) for made in (args.out, provenance_path(args.out)) for file in files):
