@@ -72,9 +72,7 @@ class MemoryConfig:
             raise ConfigError(f"capacity is {self.capacity}: give at least 1, or leave it unset for no limit.")
         if any(capacity < 0 for capacity in self.capacities):
             raise ConfigError(f"capacities are {self.capacities}: give at least 1 each, or 0 for no limit.")
-        for name in ("scratchpad_tokens", "query_tokens", "entry_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
+        check_least(self, scratchpad_tokens=1, query_tokens=1, entry_tokens=1)
 
     def of_task(self, task_id: str) -> MemoryConfig:
         """These settings for one task: with its capacity, the same for all of its episodes in every run.
@@ -125,6 +123,20 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise ConfigError when the setting `name` has a value that is not allowed."""
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}: give one of {', '.join(allowed)}.")
+
+
+def check_least(config: object, **least: float) -> None:
+    """Raise ConfigError when a setting of `config` is smaller than it may be."""
+    for name, low in least.items():
+        if getattr(config, name) < low:
+            raise ConfigError(f"{name} is {getattr(config, name)}: give at least {low}.")
+
+
+def check_probabilities(config: object, *names: str) -> None:
+    """Raise ConfigError when a setting of `config` is no probability."""
+    for name in names:
+        if not 0 <= getattr(config, name) <= 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}: give a probability between 0 and 1.")
 
 
 def save_config(folder: str | Path, *configs: Any) -> Path:

@@ -6,11 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
 
-from atommem.command_line import CommandParser
+from atommem.command_line import CommandParser, number_range
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.musique import MUSIQUE
 from atommem.envs.benchmarks.overlap import AskedQuestions, read_asked
@@ -18,7 +19,7 @@ from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS, get_benchmark, 
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.provenance import check_out, describe_file, write_provenance
 from atommem.envs.task import Task
-from atommem.envs.task_files import check_name, save_tasks
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 
 
@@ -38,7 +39,6 @@ def main(argv: Sequence[str]) -> int:
         args.distractors,
         args.unanswerable,
     )
-    check_name(args.out)
     benchmark = get_benchmark(args.benchmark)
     if args.aliases is not None:
         benchmark = with_aliases(benchmark, args.aliases)
@@ -74,13 +74,7 @@ def main(argv: Sequence[str]) -> int:
             "command": ["atommem", "data", "build", *argv],
             "benchmark": benchmark.name,
             "split": args.split,
-            "documents": config.documents,
-            "questions": list(config.questions),
-            "n": config.n,
-            "seed": config.seed,
-            "exclude_answer_documents": config.exclude_answer_documents,
-            "distractors": config.distractors,
-            "unanswerable": config.unanswerable,
+            **asdict(config),
             "inputs": [{**describe_file(file), "rows": rows_of[file]} for file in files],
             "aliases": None if args.aliases is None else describe_file(args.aliases),
             "excluded": [{**describe_file(q.path), "shared_questions": len(q.shared)} for q in asked],
@@ -135,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA: its names count as right")
     parser.add_argument("--docs", type=int, default=200, help="documents of a task")
-    parser.add_argument("--questions", type=_range, default=(1, 1), metavar="Q or Q-Q", help="questions of a task")
+    parser.add_argument(
+        "--questions", type=number_range, default=(1, 1), metavar="Q or Q-Q", help="questions of a task"
+    )
     parser.add_argument("--n", type=int, required=True, help="tasks to build")
     parser.add_argument("--seed", type=int, default=42, help="seed of every draw")
     parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
@@ -166,11 +162,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drop_overlap", action="store_true", help="leave shared questions out instead of refusing")
     parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes")
     return parser
-
-
-def _range(text: str) -> tuple[int, int]:
-    low, _, high = text.partition("-")
-    try:
-        return int(low), int(high or low)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number or a range such as 1-10") from None

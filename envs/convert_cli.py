@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from atommem.config import check_least
 from atommem.envs.benchmarks.conversations import QUESTIONS
 from atommem.envs.benchmarks.locomo import read_locomo, read_wording
 from atommem.envs.provenance import check_out, describe_file, write_provenance
-from atommem.envs.task_files import check_name, iter_tasks, save_tasks
-from atommem.errors import ConfigError, DataError
+from atommem.envs.task_files import iter_tasks, save_tasks
+from atommem.errors import DataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +31,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         AtomMemError: A setting is wrong, or the file cannot be read or is none of these.
     """
-    check_name(args.out)
     check_out(args.out, [args.file])
     if args.wording is None and args.questions is None:
         tasks = iter_tasks(args.file)
     else:
-        if args.questions is not None and args.questions < 1:
-            raise ConfigError(f"questions is {args.questions}: give at least 1.")
+        if args.questions is not None:
+            check_least(args, questions=1)
         wording = None if args.wording is None else read_wording(args.wording)
         tasks = read_locomo(args.file, args.questions or QUESTIONS, wording)
     count = save_tasks(tasks, args.out)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from atommem.actions import ANSWER, answers_in, first
+from atommem.config import check_least
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, Turn
 from atommem.envs.scoring.answers import check_reward, score_answers
 from atommem.envs.scoring.judge import LLMJudge, make_judge
@@ -38,9 +39,7 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
         check_reward(self.reward)
         if self.reward == "judge" and self.judge_url is None:
             raise ConfigError("reward is judge: give judge_url and judge_model as well.")
-        for name, least in self.least.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least {least}.")
+        check_least(self, **self.least)
 
 
 class QAEnvironments(EnvironmentFactory):

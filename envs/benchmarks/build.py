@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
 
-from atommem.config import check_choice
+from atommem.config import check_choice, check_least
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.scoring.abstention import hint
 from atommem.envs.scoring.metrics import normalize
@@ -57,10 +57,7 @@ class BuildConfig:
         low, high = self.questions
         if not 1 <= low <= high:
             raise ConfigError(f"questions is {low}-{high}: give a range such as 1-10, from 1 up.")
-        if self.documents < 1:
-            raise ConfigError(f"documents is {self.documents}: give at least 1.")
-        if self.n < 1:
-            raise ConfigError(f"n is {self.n}: give at least 1.")
+        check_least(self, documents=1, n=1)
         check_choice("distractors", self.distractors, ("pool", "own"))
         if self.unanswerable and self.questions != (1, 1):
             raise ConfigError(

@@ -93,18 +93,7 @@ def _answers(row: Row, count: int, name: str, truth: Any) -> list[tuple[str, ...
         truth = [truth]
     row.check_list(name, truth)
     nested = bool(truth) and all(isinstance(item, list) for item in truth)
-    if nested:
-        groups = truth
-    elif count == 1:
-        groups = [truth]
-    else:
-        groups = [[item] for item in truth]
+    groups = [truth] if count == 1 and not nested else truth
     if len(groups) != count:
         raise row.error(name, f"has answers for {len(groups)} questions, but the row asks {count}")
-    answers = []
-    for i, group in enumerate(groups):
-        texts = row.check_texts(f"{name}[{i}]" if nested else name, group)
-        if not texts:
-            raise row.error(name, f"has no answer for question {i + 1}")
-        answers.append(tuple(dict.fromkeys(texts)))
-    return answers
+    return [row.check_answers(f"{name}[{i}]" if count > 1 else name, group) for i, group in enumerate(groups)]

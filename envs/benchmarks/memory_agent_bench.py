@@ -68,13 +68,7 @@ def _answers(row: Row, count: int) -> list[tuple[str, ...]]:
         given = [given]
     if len(given) != count:
         raise row.error("answers", f"has answers for {len(given)} questions, but the row asks {count}")
-    found = []
-    for i, item in enumerate(given):
-        texts = row.check_texts(f"answers[{i}]", [item] if isinstance(item, str) else item)
-        if not texts:
-            raise row.error(f"answers[{i}]", "is empty")
-        found.append(tuple(dict.fromkeys(texts)))
-    return found
+    return [row.check_answers(f"answers[{i}]", item) for i, item in enumerate(given)]
 
 
 def _of_each(metadata: Row, name: str, count: int) -> list[str]:

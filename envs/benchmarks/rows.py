@@ -118,6 +118,13 @@ class Row:
                 raise self.error(f"{name}[{i}]", f"is {shown(item)}, expected a string")
         return [item for item in value if item.strip()]
 
+    def check_answers(self, name: str, value: Any) -> tuple[str, ...]:
+        """`value` if it is an answer, or a list of at least one, which all count; each once."""
+        texts = self.check_texts(name, [value] if isinstance(value, str) else value)
+        if not texts:
+            raise self.error(name, "is empty")
+        return tuple(dict.fromkeys(texts))
+
     def check_objects(self, name: str, value: Any) -> list[Row]:
         """`value` if it is a list of objects."""
         return [self.check_object(f"{name}[{i}]", item) for i, item in enumerate(self.check_list(name, value))]

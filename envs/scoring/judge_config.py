@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from atommem.config import check_least, check_probabilities
 from atommem.errors import ConfigError
 
 PROMPT = """A question was answered. Decide whether the answer is right. The texts below are quoted: each of \
@@ -75,11 +76,8 @@ class JudgeConfig:
             raise ConfigError(
                 f"judge_url is {self.judge_url!r} and judge_model {self.judge_model!r}: give both or none."
             )
-        for name in ("judge_max_tokens", "judge_answer_characters", "judge_window"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
-        if not 0 <= self.judge_max_unreadable <= 1:
-            raise ConfigError(f"judge_max_unreadable is {self.judge_max_unreadable}: give a fraction, 0 to 1.")
+        check_least(self, judge_max_tokens=1, judge_answer_characters=1, judge_window=1)
+        check_probabilities(self, "judge_max_unreadable")
 
 
 def judge_prompt(config: JudgeConfig) -> str:

@@ -13,9 +13,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from atommem.command_line import names_of
+from atommem.config import check_probabilities
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
-from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation
 
@@ -38,9 +39,7 @@ class Faults:
     scratchpad: float = field(default=0.0, metadata={"help": "A link of the chain is not noted."})
 
     def __post_init__(self) -> None:
-        for name in ("create", "read", "update", "delete", "scratchpad"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"fault {name} is {getattr(self, name)}: give a probability between 0 and 1.")
+        check_probabilities(self, *names_of(Faults))
 
 
 @dataclass

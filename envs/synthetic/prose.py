@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from atommem.config import check_choice
 from atommem.errors import ConfigError
 
 RELATIONS = ("gave", "won", "made", "home")
@@ -198,6 +199,5 @@ def get_prose(name: str) -> Prose:
     Raises:
         ConfigError: There is none.
     """
-    if name not in _PROSES:
-        raise ConfigError(f"prose is {name!r}: give one of {', '.join(PROSES)}.")
+    check_choice("prose", name, PROSES)
     return _PROSES[name]

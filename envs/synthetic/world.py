@@ -16,6 +16,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from atommem.config import check_choice, check_least, check_probabilities
 from atommem.envs.synthetic.names import KINDS, MOST_NAMES, names_of
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
 from atommem.envs.task import Document, Question, Task
@@ -51,17 +52,12 @@ class WorldConfig:
     names: int = field(default=MOST_NAMES, metadata={"help": f"Names in use of each kind, at most {MOST_NAMES}."})
 
     def __post_init__(self) -> None:
-        if self.prose not in PROSES:
-            raise ConfigError(f"prose is {self.prose!r}: give one of {', '.join(PROSES)}.")
+        check_choice("prose", self.prose, PROSES)
         for name, (low, high), most in (("hops", self.hops, MOST_HOPS), ("questions", self.questions, MOST_NAMES)):
             if not 1 <= low <= high <= most:
                 raise ConfigError(f"{name} is {low}-{high}: give a range within 1-{most}.")
-        for name in ("early", "opening", "corrections"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give a probability between 0 and 1.")
-        for name, least in (("distractors", 0), ("facts_per_document", 1), ("filler", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least {least}.")
+        check_probabilities(self, "early", "opening", "corrections")
+        check_least(self, distractors=0, facts_per_document=1, filler=0)
         needed = 2 * (self.questions[1] + self.distractors)
         if not needed <= self.names <= MOST_NAMES:
             raise ConfigError(

@@ -14,9 +14,9 @@ from atommem.envs.benchmarks.overlap import read_asked
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
-from atommem.envs.provenance import describe_file, provenance_path, write_provenance
+from atommem.envs.provenance import check_out, describe_file, write_provenance
 from atommem.envs.task import Question, Task
-from atommem.envs.task_files import check_name, save_tasks
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 
 
@@ -42,10 +42,8 @@ def main(argv: Sequence[str]) -> int:
     """
     args = _parser().parse_args(argv)
     benchmark = WEB_BENCHMARKS[args.benchmark]
-    check_name(args.out)
     files = benchmark.find(args.split, args.input or Path(os.environ.get("ATOMMEM_DATA") or "data"))
-    if any(made.exists() and made.samefile(file) for made in (args.out, provenance_path(args.out)) for file in files):
-        raise ConfigError(f"out is {args.out}, which would overwrite the input: give another name.")
+    check_out(args.out, files)
     rows = [row for file in files for row in benchmark.read(file)]
     kept = _kept(rows, args.where, args.only)
     tasks = list(_tasks(kept, benchmark.name, args))

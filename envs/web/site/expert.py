@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from atommem.command_line import names_of
+from atommem.config import check_probabilities
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
 from atommem.envs.web.site.world import DIRECTORY, HOME, OLD, ORDERS, REGISTERS
-from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation
 
@@ -30,9 +31,7 @@ class BrowsingFaults:
     )
 
     def __post_init__(self) -> None:
-        for name in ("create", "read", "scratchpad", "wander", "obey"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"fault {name} is {getattr(self, name)}: give a probability between 0 and 1.")
+        check_probabilities(self, *names_of(BrowsingFaults))
 
 
 class BrowsingExpert:

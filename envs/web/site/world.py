@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from atommem.config import check_choice, check_least, check_probabilities
 from atommem.envs.synthetic.names import MOST_NAMES, names_of
 from atommem.envs.synthetic.prose import PROSES, Statement, get_prose
 from atommem.envs.task import Document, Question, Task
@@ -55,17 +56,12 @@ class SiteConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.prose not in PROSES:
-            raise ConfigError(f"prose is {self.prose!r}: give one of {', '.join(PROSES)}.")
+        check_choice("prose", self.prose, PROSES)
         persons = self.catalogues * self.works
         if self.hops not in (2, 3, 4):
             raise ConfigError(f"hops is {self.hops}: give 2, 3 or 4.")
-        for name, least in (("catalogues", 1), ("works", 1), ("news", 0), ("dead", 0), ("doubles", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least {least}.")
-        for name in ("moved", "injected"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give a probability between 0 and 1.")
+        check_least(self, catalogues=1, works=1, news=0, dead=0, doubles=0)
+        check_probabilities(self, "moved", "injected")
         towns = persons + self.news + self.doubles + (self.injected > 0)
         if max(self.news, self.dead) >= persons or self.doubles > persons or not towns <= self.names <= MOST_NAMES:
             raise ConfigError(
