@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from atommem.envs.web.net.cassette import LEASE_SECONDS, Budget, Cassette, Outage, RecordedCall
+from atommem.envs.web.net.cassette import LEASE_SECONDS, Budget, Cassette, RecordedCall
 from atommem.envs.web.net.provider import host_lists
 from atommem.envs.web.tools import Run, Tool, ToolResult, ToolSource
 from atommem.errors import OutageError
@@ -56,8 +56,6 @@ class Recorder:
             begun = await self._do(self._cassette.begin, call, since)
             if isinstance(begun, ToolResult):
                 return begun
-            if isinstance(begun, Outage):
-                raise OutageError(begun.message)
             if begun:
                 return await self._make(call, make)
             await asyncio.sleep(wait)
