@@ -60,14 +60,14 @@ def add_flags(parser: argparse._ActionsContainer, config: type, leave_out: Itera
             continue
         kind, default = kinds[item.name], item.default
         shown = "" if default is None or default is False else f" (default: {_shown(default)})"
-        told = {"help": f"{item.metadata['help']}{shown}".replace("%", "%%"), "default": None}
+        options: dict[str, Any] = {"help": f"{item.metadata['help']}{shown}".replace("%", "%%"), "default": None}
         if kind is bool:
-            parser.add_argument(f"--{item.name}", action="store_true", **told)
+            options["action"] = "store_true"
         elif isinstance(default, tuple):
-            parser.add_argument(f"--{item.name}", type=number_range, metavar="N or N-M", **told)
+            options |= {"type": number_range, "metavar": "N or N-M"}
         else:
-            (kind,) = {*(getattr(kind, "__args__", None) or (kind,))} - {type(None)}
-            parser.add_argument(f"--{item.name}", type=kind, **told)
+            (options["type"],) = {*(getattr(kind, "__args__", None) or (kind,))} - {type(None)}
+        parser.add_argument(f"--{item.name}", **options)
 
 
 def given_flags(args: argparse.Namespace, config: type) -> dict[str, Any]:

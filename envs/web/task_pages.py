@@ -14,8 +14,8 @@ from math import log
 from typing import Any
 
 from atommem.envs.task import Document, Task
-from atommem.envs.web.page_texts import folded, schema, snippet, words
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.envs.web.page_texts import folded, snippet, words
+from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, ToolSource, text_tool
 
 _KEPT = 256
 
@@ -30,27 +30,24 @@ class TaskPages(ToolSource):
     @property
     def tools(self) -> Sequence[Tool]:
         """The two."""
-        query = {"query": {"type": "string", "description": "Words to look for."}}
-        page = {"page": {"type": "string", "description": "The title of a page, or the number of a link shown now."}}
+        page = "The title of a page, or the number of a link shown now."
         return (
-            Tool("search", "Finds pages.", schema(query), self._search),
-            Tool("visit", "Shows a page.", schema(page), self._visit, follows="page"),
+            text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
+            text_tool("visit", "Shows a page.", "page", page, self._visit),
         )
 
-    async def _search(self, arguments: Mapping[str, Any], task: Task) -> ToolResult:
-        query = str(arguments["query"])
+    async def _search(self, query: str, task: Task) -> ToolResult:
         found = self._web(task).search(query, self.config.search_results)
         if not found:
-            return ToolResult(f"No page was found for: {query}", is_error=True)
+            raise PageError(f"No page was found for: {query}")
         text = "\n".join(f"{page.title}: {snippet(page.text, query)}" for page in found)
         return ToolResult(text, links=tuple(Link(page.title, page.title) for page in found))
 
-    async def _visit(self, arguments: Mapping[str, Any], task: Task) -> ToolResult:
-        name = str(arguments["page"])
+    async def _visit(self, name: str, task: Task) -> ToolResult:
         web = self._web(task)
         page = web.pages.get(folded(name))
         if page is None:
-            return ToolResult(f"There is no page: {name}", is_error=True)
+            raise PageError(f"There is no page: {name}")
         links = tuple(Link(title, title) for title in web.links(page))
         return ToolResult(page.text, title=page.title, links=links, origin=page.title)
 

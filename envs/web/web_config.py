@@ -2,19 +2,83 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from atommem.config import check_choice
-from atommem.envs.web.net.net_config import NetConfig
+from atommem.envs.question_answering import QAConfig
 from atommem.errors import ConfigError
 
 
 @dataclass
-class WebConfig(NetConfig):
-    """Which tools there are, how often they may be called, and how an episode is scored."""
+class WebConfig(QAConfig):
+    """Which tools there are, where they ask, what may be asked of the live web, and how an episode is scored."""
 
-    least: ClassVar = {**NetConfig.least, "max_calls": 1, "search_results": 1}
+    least: ClassVar = {
+        **QAConfig.least,
+        "tool_retries": 0,
+        "tool_requests": 1,
+        "parse_workers": 1,
+        "parse_megabytes": 256,  # its libraries need that much
+        "max_calls": 1,
+        "search_results": 1,
+    }
+
+    operational = frozenset(
+        {"search_url", "reader_url", "tool_retries", "tool_requests", "parse_workers", "private_hosts"}
+        | {"cassette", "call_budget", "cost_budget", "call_prices"}
+    )
+
+    search_url: str | None = field(
+        default=None, metadata={"help": "The server of tools searxng or retrieve (serper has its own)."}
+    )
+    reader_url: str | None = field(
+        default=None, metadata={"help": "The server of tools access (unset: search_url) or jina (unset: Jina's own)."}
+    )
+    tool_retries: int = field(default=3, metadata={"help": "How often a search engine or reader is asked again."})
+    tool_requests: int = field(default=32, metadata={"help": "Most requests in flight at a search engine or reader."})
+    allow_hosts: list[str] = field(
+        default_factory=list,
+        metadata={"help": "The only hosts (or host/path) that may be visited or found; unset: all but deny_hosts."},
+    )
+    deny_hosts: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Hosts (or host/path) that may not, beside those that publish benchmarks' answers."},
+    )
+    private_hosts: list[str] = field(
+        default_factory=list,
+        metadata={"help": "host:port of servers on private addresses that direct may visit all the same."},
+    )
+    obey_robots: bool = field(default=True, metadata={"help": "Whether direct holds to robots.txt."})
+    user_agent: str = field(default="atommem", metadata={"help": "What direct calls itself."})
+    page_megabytes: float = field(
+        default=10.0, metadata={"help": "Largest page that direct reads, as sent or unpacked."}
+    )
+    page_seconds: float = field(default=30.0, metadata={"help": "Longest time to fetch a page, redirects included."})
+    parse_seconds: float = field(default=10.0, metadata={"help": "Longest time to read the text of a page."})
+    parse_megabytes: int = field(default=1024, metadata={"help": "Address space of a process that reads pages."})
+    parse_workers: int = field(default=2, metadata={"help": "Processes that read pages."})
+
+    cassette: str | None = field(
+        default=None, metadata={"help": "A file that calls of tools are recorded on and answered from (unset: none)."}
+    )
+    cassette_mode: str = field(
+        default="live",
+        metadata={
+            "help": "live (what is not on the cassette is asked and recorded), replay (it is an outage) or frozen "
+            "(it does not exist)."
+        },
+    )
+    call_budget: int | None = field(
+        default=None, metadata={"help": "Most calls that the cassette may ever record; then the run stops."}
+    )
+    cost_budget: float | None = field(
+        default=None, metadata={"help": "Most money for them (call_prices); then the run stops."}
+    )
+    call_prices: list[str] = field(
+        default_factory=list, metadata={"help": "What a call costs: search=0.001, several with spaces."}
+    )
 
     tools: list[str] = field(
         default_factory=lambda: ["task"],
@@ -56,7 +120,20 @@ class WebConfig(NetConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("calls", self.calls, ("json", "compact"))
-        if self.tool_seconds <= 0:
-            raise ConfigError(f"tool_seconds is {self.tool_seconds}: give more than 0.")
         if not self.tools:
             raise ConfigError("tools is empty: name at least one source (task).")
+        check_choice("cassette_mode", self.cassette_mode, ("live", "replay", "frozen"))
+        limited = self.call_budget is not None or self.cost_budget is not None
+        if self.cassette is None and (limited or self.cassette_mode != "live"):
+            raise ConfigError("cassette_mode, call_budget and cost_budget are of a cassette, and cassette is unset.")
+        if not all(re.fullmatch(r"\w+=\d*\.?\d+", price) for price in self.call_prices):
+            raise ConfigError(f"call_prices is {self.call_prices}: write a tool and its price, as search=0.001.")
+        if self.cost_budget is not None and not self.call_prices:
+            raise ConfigError(f"cost_budget is {self.cost_budget:g} and no price is known: give call_prices.")
+        if not all(re.fullmatch(r".+:\d+", place) for place in self.private_hosts):
+            raise ConfigError(f"private_hosts is {self.private_hosts}: write host:port.")
+        if not (self.user_agent.isascii() and self.user_agent.isprintable() and self.user_agent.strip()):
+            raise ConfigError(f"user_agent is {self.user_agent!r}: give printable ASCII.")
+        for name in ("tool_seconds", "page_megabytes", "page_seconds", "parse_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give more than 0.")

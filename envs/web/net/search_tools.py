@@ -7,18 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from atommem.envs.web.net.provider import Provider, host_lists, observed, served
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.envs.web.net.hosts import HostRules
+from atommem.envs.web.net.provider import Provider, served
+from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, ToolSource, text_tool
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.keys import Service
 
 SERPER = "https://google.serper.dev"
-SCHEMA = {
-    "type": "object",
-    "properties": {"query": {"type": "string", "description": "Words to look for."}},
-    "required": ["query"],
-    "additionalProperties": False,
-}
 _LONGEST_QUERY = 2048
 _LONGEST_PASSAGE = 5000
 
@@ -36,14 +31,14 @@ class SearchSource(ToolSource):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._hosts = host_lists(config)
+        self._hosts = HostRules.of(config)
         self._provider = Provider(config, self.service, self._url())
         self.backend = f"{self._served()} {config.search_results}"
 
     @property
     def tools(self) -> Sequence[Tool]:
         """The one."""
-        return (Tool("search", "Searches the web.", SCHEMA, observed(self._search)),)
+        return (text_tool("search", "Searches the web.", "query", "Words to look for.", self._search),)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -61,14 +56,14 @@ class SearchSource(ToolSource):
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         """Title, address ("" where there is none) and text of the results for `query`, the best first."""
 
-    async def _search(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
-        query = str(arguments["query"])[:_LONGEST_QUERY]
+    async def _search(self, query: str, task: Any) -> ToolResult:
+        query = query[:_LONGEST_QUERY]
         if not query.strip():
-            return ToolResult("The query is empty.", is_error=True)
+            raise PageError("The query is empty.")
         found = await self._found(query)
         shown = [one for one in found if self._hosts.allows_name(one[1])][: self.config.search_results]
         if not shown:
-            return ToolResult(f"No page was found for: {query}", is_error=True)
+            raise PageError(f"No page was found for: {query}")
         lines = [" ".join(filter(None, (f"{title}:", url, text))) for title, url, text in shown]
         links = tuple(Link(title, url) for title, url, _ in shown) if all(url for _, url, _ in shown) else ()
         return ToolResult("\n".join(lines), links=links)
@@ -84,15 +79,13 @@ class Serper(SearchSource):
 
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         answer = await self._provider.post("/search", {"q": query, "num": self.config.search_results})
-        try:
+        with self._provider.reading(answer):
             found = [_result(one, "link", "snippet") for one in answer.get("organic", ())]
             # The engine's own answer, where it has one, is a result like another.
             box = answer.get("answerBox") or {}
             if box.get("link") and (text := box.get("answer") or box.get("snippet")):
                 found.insert(0, (str(box.get("title", "")), str(box["link"]), str(text)))
-            return found
-        except (KeyError, TypeError, AttributeError) as error:
-            raise self._provider.unreadable(answer) from error
+        return found
 
 
 class Searxng(SearchSource):
@@ -102,11 +95,9 @@ class Searxng(SearchSource):
 
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         answer = await self._provider.get(f"/search?{urlencode({'q': query, 'format': 'json'})}")
-        try:
+        with self._provider.reading(answer):
             found = [_result(one, "url", "content") for one in answer["results"]]
             silent = answer.get("unresponsive_engines") or ()
-        except (KeyError, TypeError, AttributeError) as error:
-            raise self._provider.unreadable(answer) from error
         if not found and silent:
             raise OutageError(f"none of the engines behind {self.config.search_url} answers: {str(silent)[:200]}.")
         return found
@@ -127,10 +118,9 @@ class Retrieve(SearchSource):
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         body = {"queries": [query], "topk": self.config.search_results, "return_scores": True}
         answer = await self._provider.post("/retrieve", body)
-        try:
-            return [_passage(one.get("document", one)) for one in answer["result"][0]]
-        except (LookupError, TypeError, AttributeError) as error:
-            raise self._provider.unreadable(answer) from error
+        with self._provider.reading(answer):
+            found = [_passage(one.get("document", one)) for one in answer["result"][0]]
+        return found
 
 
 def _result(result: Mapping[str, Any], url: str, text: str) -> tuple[str, str, str]:
