@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from atommem import plugins
 from atommem.command_line import CommandParser
-from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
+from atommem.description import TaskDescription
+from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.task import Task
-from atommem.envs.task_files import iter_tasks
+from atommem.envs.task_files import iter_tasks, load_tasks
 from atommem.untrusted import printable
 
 GROUP = "atommem.data"
@@ -88,48 +89,38 @@ def _count(text: str) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    if args.environment == DEFAULT_ENVIRONMENT:
-        for task in islice(iter_tasks(args.file), args.n):
-            print(printable(_described(task)), end="\n\n")
-        return 0
     environment = find_environment(args.environment)
-    for task in islice(environment.read_tasks(args.file), args.n):
-        print(printable(_described_by(environment, task)), end="\n\n")
+    # Of a file of ours no more is read than is shown.
+    read = iter_tasks if environment.read_tasks is load_tasks else environment.read_tasks
+    for task in islice(read(args.file), args.n):
+        print(printable(_described(task, environment.describe(task))), end="\n\n")
     return 0
 
 
-def _described_by(environment: type[EnvironmentFactory], task: Any) -> str:
-    """What the environment says of a task of its own."""
-    description = environment.describe(task)
-    lines = [f"{description.id}  ({description.source or 'no source'}: {len(description.questions)} questions)"]
+def _described(task: Any, description: TaskDescription) -> str:
+    """A task in readable lines: its questions and answers; of one of ours also its size and its gold documents."""
+    size = f"{len(description.questions)} questions"
+    shown = []
+    if isinstance(task, Task):
+        shown = [
+            f"document {number}, {document.title}: {_cut(document.text)}"
+            for number, document in enumerate(task.documents, start=1)
+            if document.gold
+        ]
+        characters = len(task.context or "") + sum(len(document.text) for document in task.documents)
+        size += f", {len(task.documents)} documents, {len(shown)} of them gold, {characters:,} characters"
+        shown += [] if task.context is None else [f"context: {_cut(task.context)}"]
+    lines = [f"{description.id}  ({description.source or 'no source'}: {size})"]
     for number, question in enumerate(description.questions, start=1):
-        lines += [f"  question {number}: {question.text}", f"    answer: {' | '.join(question.golds)}"]
-    return "\n".join(lines)
+        lines.append(f"  question {number}: {question.text}{_notes(question.attributes)}")
+        lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
+    return "\n".join([*lines, *(f"  {line}" for line in shown)])
 
 
-def _described(task: Task) -> str:
-    """A task in readable lines: its size, questions, answers, and gold documents."""
-    gold = [(number, document) for number, document in enumerate(task.documents, start=1) if document.gold]
-    characters = len(task.context or "") + sum(len(document.text) for document in task.documents)
-    lines = [
-        f"{task.id}  ({task.source or 'no source'}: {len(task.questions)} questions, {len(task.documents)} documents, "
-        f"{len(gold)} of them gold, {characters:,} characters)"
-    ]
-    for number, question in enumerate(task.questions, start=1):
-        notes = _notes(question.metadata)
-        lines.append(f"  question {number}: {question.text}{notes}")
-        lines.append(f"    answer: {' | '.join(question.answers) or 'not known'}")
-    for number, document in gold:
-        lines.append(f"  document {number}, {document.title}: {_cut(document.text)}")
-    if task.context is not None:
-        lines.append(f"  context: {_cut(task.context)}")
-    return "\n".join(lines)
-
-
-def _notes(metadata: dict[str, Any]) -> str:
-    notes = [str(metadata[name]) for name in ("type", "level") if name in metadata]
-    if "hops" in metadata:
-        notes.append(f"{metadata['hops']} hops")
+def _notes(attributes: Mapping[str, str]) -> str:
+    notes = [attributes[name] for name in ("type", "level") if name in attributes]
+    if "hops" in attributes:
+        notes.append(f"{attributes['hops']} hops")
     return f"  [{', '.join(notes)}]" if notes else ""
 
 
