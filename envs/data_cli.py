@@ -5,16 +5,25 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from atommem import plugins
-from atommem.command_line import CommandParser
+from atommem.command_line import CommandParser, add_flags, given_flags
+from atommem.config import check_least
 from atommem.description import TaskDescription
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
+from atommem.envs.benchmarks.conversations import QUESTIONS
+from atommem.envs.benchmarks.locomo import read_locomo, read_wording
+from atommem.envs.provenance import check_out, describe_file, write_provenance
+from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
-from atommem.envs.task_files import iter_tasks, load_tasks
+from atommem.envs.task_files import iter_tasks, load_tasks, save_tasks
+from atommem.errors import DataError
 from atommem.untrusted import printable
 
 GROUP = "atommem.data"
@@ -35,11 +44,11 @@ def main(argv: list[str] | None = None) -> int:
         return find_environment(environment).build(arguments)
     if argv[:1] and argv[0] in plugins.names(GROUP, _MORE):
         return int(plugins.find(GROUP, argv[0], _MORE)(argv[1:]))
-    args = _parser(argv).parse_args(argv)
+    args = _parser().parse_args(argv)
     return int(args.run(args))
 
 
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="atommem data", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     commands.add_parser(
@@ -57,20 +66,24 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     convert = commands.add_parser(
         "convert", help="write a task file of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
     )
+    convert.add_argument("file", type=Path, help="of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent")
+    convert.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
+    convert.add_argument(
+        "--wording",
+        metavar="official|FILE",
+        help="LoCoMo: ask as its authors do, in our words or in those of a YAML file (docs/data.md)",
+    )
+    convert.add_argument("--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS})")
+    convert.set_defaults(run=_convert)
     synthetic = commands.add_parser("synthetic", help="generate tasks of the synthetic world")
+    synthetic.add_argument("--n", type=int, required=True, help="Tasks to generate.")
+    synthetic.add_argument("--seed", type=int, default=42, help="Seed of every draw (default: 42).")
+    synthetic.add_argument("--out", type=Path, required=True, help="File to write: .parquet or .jsonl.")
+    add_flags(synthetic.add_argument_group("world", "What the tasks are like."), WorldConfig)
+    synthetic.set_defaults(run=_synthetic)
     told = {"from-conversations": "served conversations as tasks and traces, where their owners agree"}
     for name in plugins.names(GROUP, _MORE):
         commands.add_parser(name, help=told.get(name))
-    if argv[:1] == ["convert"]:
-        from atommem.envs import convert_cli
-
-        convert_cli.add_arguments(convert)
-        convert.set_defaults(run=convert_cli.run)
-    if argv[:1] == ["synthetic"]:
-        from atommem.envs.synthetic.synthetic_cli import add_arguments, run
-
-        add_arguments(synthetic)
-        synthetic.set_defaults(run=run)
     return parser
 
 
@@ -127,3 +140,36 @@ def _notes(attributes: Mapping[str, str]) -> str:
 def _cut(text: str, length: int = 100) -> str:
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _convert(args: argparse.Namespace) -> int:
+    """A benchmark whose rows are ready tasks, as a task file."""
+    check_out(args.out, [args.file])
+    if args.wording is None and args.questions is None:
+        tasks = iter_tasks(args.file)
+    else:
+        if args.questions is not None:
+            check_least(args, questions=1)
+        wording = None if args.wording is None else read_wording(args.wording)
+        tasks = read_locomo(args.file, args.questions or QUESTIONS, wording)
+    count = save_tasks(tasks, args.out)
+    if not count:
+        args.out.unlink()
+        raise DataError(f"{args.file}: has no rows. Get the file again, or give another one.")
+    settings = {"wording": args.wording, "questions": args.questions, "input": describe_file(args.file)}
+    beside = write_provenance(args.out, {"command": "atommem data convert", **settings})
+    print(f"{args.out}: {count} tasks; where it came from: {beside}")
+    return 0
+
+
+def _synthetic(args: argparse.Namespace) -> int:
+    """Tasks of the synthetic world."""
+    config = WorldConfig(**given_flags(args, WorldConfig))
+    check_least(args, n=1)
+    check_out(args.out, [])
+    tasks = tqdm(generate(config, args.n, args.seed), "generating", args.n, unit="task", disable=None)
+    count = save_tasks(tasks, args.out)
+    settings = {"source": "synthetic", "n": args.n, "seed": args.seed, "world": asdict(config)}
+    beside = write_provenance(args.out, settings)
+    print(f"{args.out}: {count} tasks; where they came from: {beside}")
+    return 0

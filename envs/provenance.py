@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.task_files import check_name, replacing
+from atommem.envs.task_files import check_name, write_text
 from atommem.errors import ConfigError
 
 
@@ -55,6 +55,5 @@ def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "atommem": version("atommem"),
     }
-    with replacing(beside) as temporary:
-        temporary.write_text(json.dumps(everything, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(beside, json.dumps(everything, indent=2, ensure_ascii=False) + "\n")
     return beside

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from atommem.actions import ANSWER, answers_in, first
 from atommem.config import check_least
@@ -23,9 +23,6 @@ from atommem.tokens import Tokenizer
 class QAConfig(JudgeConfig, EnvironmentConfig):
     """How much a step shows, how long a question may take, and how an episode is scored."""
 
-    least: ClassVar[dict[str, int]] = {"chunk_tokens": 1, "max_reads": 0}
-    """The smallest value of each setting that is a number."""
-
     chunk_tokens: int = field(default=4000, metadata={"help": "Tokens of a document or page that a step shows."})
     max_reads: int = field(
         default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
@@ -39,7 +36,7 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
         check_reward(self.reward)
         if self.reward == "judge" and self.judge_url is None:
             raise ConfigError("reward is judge: give judge_url and judge_model as well.")
-        check_least(self, **self.least)
+        check_least(self, chunk_tokens=1, max_reads=0)
 
 
 class QAEnvironments(EnvironmentFactory):
@@ -84,7 +81,7 @@ class QAEnvironments(EnvironmentFactory):
 
     def usage(self) -> dict[str, Any]:
         """The judge's, where there is one."""
-        return {} if self.judge is None else {"judge": self.judge.usage}
+        return {} if self.judge is None else {"judge": dict(self.judge.usage)}
 
     async def close(self) -> None:
         """Close the judge's connections."""

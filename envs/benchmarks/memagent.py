@@ -10,11 +10,10 @@ ground truth a list of q lists of answers (or of q strings); with one, the groun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from atommem.envs.benchmarks.rows import Row, read_rows
+from atommem.envs.benchmarks.rows import Row
 from atommem.envs.task import Question, Task
 
 SOURCE = "memagent"
@@ -27,18 +26,8 @@ def is_memagent(values: Mapping[str, Any]) -> bool:
     )
 
 
-def read_memagent(path: str | Path) -> Iterator[Task]:
-    """Read a MemAgent file. A task's id is ``SOURCE-ROW``, with the row's `data_source` and number (from 0).
-
-    Raises:
-        DataError: The file is not in this layout, or damaged.
-    """
-    for row in read_rows(path):
-        yield parse_memagent(row)
-
-
 def parse_memagent(row: Row) -> Task:
-    """Turn one row into a task."""
+    """Turn one row into a task, whose id is ``SOURCE-ROW``, with the row's `data_source` and number (from 0)."""
     metadata: dict[str, Any] = {}
     if "reward_model" in row.values:
         asked_name, asked = "prompt", _prompt(row)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from atommem.config import check_choice
+from atommem.config import check_choice, check_least
 from atommem.envs.question_answering import QAConfig
 from atommem.envs.questions_shown import check_modes
 
@@ -13,8 +12,6 @@ from atommem.envs.questions_shown import check_modes
 @dataclass
 class LongDocConfig(QAConfig):
     """How a document is cut, and how an episode is asked and scored."""
-
-    least: ClassVar = {**QAConfig.least, "at_once": 1}
 
     chunking: str = field(
         default="tokens", metadata={"help": "tokens: cut the joined text; documents: one chunk a document."}
@@ -42,5 +39,6 @@ class LongDocConfig(QAConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_least(self, at_once=1)
         self.questions_shown = check_modes(self.questions_shown)
         check_choice("chunking", self.chunking, ("tokens", "documents"))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from atommem.config import check_choice
+from atommem.config import check_choice, check_least
 from atommem.envs.question_answering import QAConfig
 from atommem.errors import ConfigError
 
@@ -14,16 +13,6 @@ from atommem.errors import ConfigError
 @dataclass
 class WebConfig(QAConfig):
     """Which tools there are, where they ask, what may be asked of the live web, and how an episode is scored."""
-
-    least: ClassVar = {
-        **QAConfig.least,
-        "tool_retries": 0,
-        "tool_requests": 1,
-        "parse_workers": 1,
-        "parse_megabytes": 256,  # its libraries need that much
-        "max_calls": 1,
-        "search_results": 1,
-    }
 
     operational = frozenset(
         {"search_url", "reader_url", "tool_retries", "tool_requests", "parse_workers", "private_hosts"}
@@ -119,6 +108,8 @@ class WebConfig(QAConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_least(self, tool_retries=0, tool_requests=1, max_calls=1, search_results=1)
+        check_least(self, parse_workers=1, parse_megabytes=256)  # its libraries need that much
         check_choice("calls", self.calls, ("json", "compact"))
         if not self.tools:
             raise ConfigError("tools is empty: name at least one source (task).")

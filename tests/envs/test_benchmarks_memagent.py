@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.memagent import is_memagent, read_memagent
 from atommem.envs.task import Question, Task
+from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import write_json, write_lines, write_parquet
 
@@ -35,8 +35,7 @@ def eval_row(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("write", [write_parquet, write_json, write_lines])
 def test_training_rows(tmp_path: Path, write: Callable[..., Path]) -> None:
     rows = [train_row(), train_row("Who is a potter?", ["Orla"])]
-    assert all(map(is_memagent, rows))
-    tasks = list(read_memagent(write(tmp_path / "x", rows)))
+    tasks = load_tasks(write(tmp_path / "x", rows))
     asked = (Question("Where does Bran live?", ("Port", "Harbour"), id="hotpotqa-00000-0"),)
     metadata = {"index": 7, "num_docs": 2}
     assert tasks[0] == Task("hotpotqa-00000", asked, context=CONTEXT, source="hotpotqa", metadata=metadata)
@@ -56,7 +55,7 @@ def test_training_rows(tmp_path: Path, write: Callable[..., Path]) -> None:
 def test_questions_in_a_list(
     tmp_path: Path, write: Callable[..., Path], asked: list[str], truth: list[Any], answers: list[tuple[str, ...]]
 ) -> None:
-    (task,) = read_memagent(write(tmp_path / "x", [train_row(asked, truth)]))
+    (task,) = load_tasks(write(tmp_path / "x", [train_row(asked, truth)]))
     assert [(question.text, question.answers) for question in task.questions] == list(zip(asked, answers, strict=True))
 
 
@@ -65,7 +64,7 @@ def test_evaluation_rows_and_lenient_forms(tmp_path: Path) -> None:
     bare = {"context": CONTEXT, "prompt": "Where does Bran live?", "reward_model": '{"ground_truth": "Port"}'}
     system = train_row()
     system["prompt"].insert(0, {"role": "system", "content": "Be brief."})
-    tasks = list(read_memagent(write_json(tmp_path / "eval_50.json", [eval_row(), plain, bare, system])))
+    tasks = load_tasks(write_json(tmp_path / "eval_50.json", [eval_row(), plain, bare, system]))
     asked = (Question("Where does Bran live?", ("Port",), id="memagent-00000-0"),)
     metadata = {"index": 7, "num_docs": 2}
     assert tasks[0] == Task("memagent-00000", asked, context=CONTEXT, source="memagent", metadata=metadata)
@@ -74,4 +73,4 @@ def test_evaluation_rows_and_lenient_forms(tmp_path: Path) -> None:
     assert [task.source for task in tasks] == ["memagent", "memagent", "memagent", "hotpotqa"]
     assert tasks[1].metadata == {}
     with pytest.raises(DataError, match="'prompt' has no question"):
-        list(read_memagent(write_json(tmp_path / "none.json", [train_row([], [])])))
+        load_tasks(write_json(tmp_path / "none.json", [train_row([], [])]))
