@@ -126,10 +126,11 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def check_least(config: object, **least: float) -> None:
-    """Raise ConfigError when a setting of `config` is smaller than it may be."""
+    """Raise ConfigError when a setting of `config` is smaller than it may be; one that is unset (None) is not."""
     for name, low in least.items():
-        if getattr(config, name) < low:
-            raise ConfigError(f"{name} is {getattr(config, name)}: give at least {low}.")
+        value = getattr(config, name)
+        if value is not None and value < low:
+            raise ConfigError(f"{name} is {value}: give at least {low}.")
 
 
 def check_probabilities(config: object, *names: str) -> None:

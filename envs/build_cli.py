@@ -14,7 +14,7 @@ from tqdm import tqdm
 from atommem.command_line import CommandParser, number_range
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.musique import MUSIQUE
-from atommem.envs.benchmarks.overlap import AskedQuestions, read_asked
+from atommem.envs.benchmarks.overlap import read_asked
 from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.provenance import check_out, describe_file, write_provenance
@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
             rows_of[file] = 0
             for row in benchmark.read(file):
                 rows_of[file] += 1
-                if not _shared(row, asked):
+                shared = [questions.note(row) for questions in asked]  # with each file, whatever the others say
+                if not any(shared):
                     yield row
             if not rows_of[file]:
                 raise DataError(f"{file}: has no rows. Get the file again, or give another one.")
@@ -91,16 +92,6 @@ def main(argv: Sequence[str]) -> int:
         f"and {len(pool.documents)} documents{pool.skipped_note}; where it came from: {beside}"
     )
     return 0
-
-
-def _shared(row: QARow, asked: Iterable[AskedQuestions]) -> bool:
-    """Whether an evaluation file asks the question of `row`; notes it with every file that does."""
-    found = False
-    for questions in asked:
-        if questions.has(row):
-            questions.shared.append(row)
-            found = True
-    return found
 
 
 def _counted(tasks: Iterable[Task], counts: dict[str, int]) -> Iterator[Task]:

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument(
         "file", type=Path, help="a file that build, convert or synthetic wrote, or one that convert reads"
     )
-    show.add_argument("--n", type=_count, default=3, help="how many (default: 3)")
+    show.add_argument("--n", type=int, default=3, help="how many (default: 3)")
     show.add_argument("--environment", default=DEFAULT_ENVIRONMENT, help="whose file it is (default: %(default)s)")
     show.set_defaults(run=_show)
     convert = commands.add_parser(
@@ -95,13 +95,8 @@ def _environment(argv: Sequence[str]) -> tuple[str, list[str]]:
     return named.environment, rest
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-    return int(text)
-
-
 def _show(args: argparse.Namespace) -> int:
+    check_least(args, n=0)
     environment = find_environment(args.environment)
     # Of a file of ours no more is read than is shown.
     read = iter_tasks if environment.read_tasks is load_tasks else environment.read_tasks
@@ -148,8 +143,7 @@ def _convert(args: argparse.Namespace) -> int:
     if args.wording is None and args.questions is None:
         tasks = iter_tasks(args.file)
     else:
-        if args.questions is not None:
-            check_least(args, questions=1)
+        check_least(args, questions=1)
         wording = None if args.wording is None else read_wording(args.wording)
         tasks = read_locomo(args.file, args.questions or QUESTIONS, wording)
     count = save_tasks(tasks, args.out)

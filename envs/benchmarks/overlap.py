@@ -24,6 +24,13 @@ class AskedQuestions:
         """Whether `row` asks one of them."""
         return row.id in self.ids or normalize(row.question) in self.texts
 
+    def note(self, row: QARow) -> bool:
+        """Whether `row` asks one of them, which is noted."""
+        if self.has(row):
+            self.shared.append(row)
+            return True
+        return False
+
     def check(self) -> None:
         """Raise if rows were found to share a question.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from atommem.command_line import CommandParser
-from atommem.config import check_choice
+from atommem.config import check_choice, check_least
 from atommem.envs.benchmarks.overlap import read_asked
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.benchmarks.rows import QARow
@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
     args = _parser().parse_args(argv)
+    check_least(args, n=1, questions=1)
     benchmark = WEB_BENCHMARKS[args.benchmark]
     files = benchmark.find(args.split, args.input or Path(os.environ.get("ATOMMEM_DATA") or "data"))
     check_out(args.out, files)
@@ -121,8 +122,8 @@ def _parser() -> argparse.ArgumentParser:
         "--input", type=Path, metavar="FILE_OR_FOLDER", help="(default: $ATOMMEM_DATA, or else the folder data)"
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
-    parser.add_argument("--n", type=_positive, help="tasks, drawn by the seed (default: all)")
-    parser.add_argument("--questions", type=_positive, default=1, help="questions of a task (default: 1)")
+    parser.add_argument("--n", type=int, help="tasks, drawn by the seed (default: all)")
+    parser.add_argument("--questions", type=int, default=1, help="questions of a task (default: 1)")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument(
         "--where",
@@ -140,12 +141,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--start_page", action="store_true", help="show WebWalkerQA's root page first")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
 
 
 def _condition(text: str) -> tuple[str, str]:
