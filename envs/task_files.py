@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -143,23 +144,9 @@ def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for task in tasks:
-            file.write(json.dumps(_values(task), ensure_ascii=False) + "\n")
+            file.write(_dumps(asdict(task)) + "\n")
             count += 1
     return count
-
-
-def _values(task: Task) -> dict[str, Any]:
-    """A task as a row of JSON Lines."""
-    return {
-        "id": task.id,
-        "source": task.source,
-        "questions": [
-            {"text": q.text, "answers": list(q.answers), "id": q.id, "metadata": q.metadata} for q in task.questions
-        ],
-        "documents": [{"title": d.title, "text": d.text, "gold": d.gold} for d in task.documents],
-        "context": task.context,
-        "metadata": task.metadata,
-    }
 
 
 def _save_parquet(tasks: Iterable[Task], path: Path) -> int:
@@ -211,13 +198,7 @@ def _table(pa: Any, tasks: list[Task]) -> Any:
         fields=list(schema.field("documents").type.value_type),
     )
     offsets = pa.array(accumulate((len(task.documents) for task in tasks), initial=0), pa.int32())
-    questions = [
-        [
-            {"text": q.text, "answers": list(q.answers), "id": q.id, "metadata": _dumps(q.metadata)}
-            for q in task.questions
-        ]
-        for task in tasks
-    ]
+    questions = [[{**asdict(q), "metadata": _dumps(q.metadata)} for q in task.questions] for task in tasks]
     return pa.table(
         [
             pa.array([task.id for task in tasks], pa.string()),
@@ -231,8 +212,8 @@ def _table(pa: Any, tasks: list[Task]) -> Any:
     )
 
 
-def _dumps(metadata: dict[str, Any]) -> str:
-    return json.dumps(metadata, ensure_ascii=False)
+def _dumps(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _parse(row: Row, documents: dict[Document, Document]) -> Task:
