@@ -77,7 +77,8 @@ class Row:
             if name in self.values:
                 return self.values[name]
         other = "".join(f" (or {name!r})" for name in names[1:])
-        raise self.error(names[0], f"is missing{other}; the row has {', '.join(map(repr, self.values)) or 'no fields'}")
+        holder, fields = "the object" if self.within else "the row", ", ".join(map(repr, self.values)) or "no fields"
+        raise self.error(names[0], f"is missing{other}; {holder} has {fields}")
 
     def text(self, *names: str) -> str:
         """The value of the first of `names` that the row has, which must be a string that is not blank."""
