@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from atommem.actions import ANSWER, answers_in, first
-from atommem.config import check_least
+from atommem.config import check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, Turn
 from atommem.envs.scoring.answers import check_reward, score_answers
 from atommem.envs.scoring.judge import LLMJudge, make_judge
@@ -23,13 +23,9 @@ from atommem.tokens import Tokenizer
 class QAConfig(JudgeConfig, EnvironmentConfig):
     """How much a step shows, how long a question may take, and how an episode is scored."""
 
-    chunk_tokens: int = field(default=4000, metadata={"help": "Tokens of a document or page that a step shows."})
-    max_reads: int = field(
-        default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
-    )
-    reward: str = field(
-        default="em", metadata={"help": "em, f1, judge, or gaia (its own rule): the mean over a task's questions."}
-    )
+    chunk_tokens: int = setting(4000, "Tokens of a document or page that a step shows.")
+    max_reads: int = setting(3, "Steps that a question may use before the step that must answer it.")
+    reward: str = setting("em", "em, f1, judge, or gaia (its own rule): the mean over a task's questions.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from atommem.config import check_choice, check_least, check_probabilities
+from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.envs.synthetic.names import KINDS, MOST_NAMES, names_of
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
 from atommem.envs.task import Document, Question, Task
@@ -29,27 +29,20 @@ MOST_HOPS = len(RELATIONS)
 class WorldConfig:
     """The knobs of the synthetic world. Rates are probabilities; pairs are inclusive ranges."""
 
-    prose: str = field(default="plain", metadata={"help": "plain (English) or compact (few words, for tiny policies)."})
-    hops: tuple[int, int] = field(default=(2, 2), metadata={"help": "Links from what is asked to the answer, 1 to 4."})
-    questions: tuple[int, int] = field(default=(1, 1), metadata={"help": "Questions per task, each with its chain."})
-    distractors: int = field(default=4, metadata={"help": "Chains that no question asks about."})
-    early: float = field(
-        default=0.5, metadata={"help": "Chance that a fact comes before the one that shows that it matters."}
+    prose: str = setting("plain", "plain (English) or compact (few words, for tiny policies).")
+    hops: tuple[int, int] = setting((2, 2), "Links from what is asked to the answer, 1 to 4.")
+    questions: tuple[int, int] = setting((1, 1), "Questions per task, each with its chain.")
+    distractors: int = setting(4, "Chains that no question asks about.")
+    early: float = setting(0.5, "Chance that a fact comes before the one that shows that it matters.")
+    opening: float = setting(0.0, "Chance that the first link of a chain stands at the very beginning.")
+    corrections: float = setting(0.3, "Chance that a home is corrected later.")
+    errata: bool = setting(False, "Corrections stand together at the end instead of anywhere after their fact.")
+    capacity: int | None = setting(
+        None, "Never more facts than this may matter at a time; others are withdrawn before."
     )
-    opening: float = field(
-        default=0.0, metadata={"help": "Chance that the first link of a chain stands at the very beginning."}
-    )
-    corrections: float = field(default=0.3, metadata={"help": "Chance that a home is corrected later."})
-    errata: bool = field(
-        default=False, metadata={"help": "Corrections stand together at the end instead of anywhere after their fact."}
-    )
-    capacity: int | None = field(
-        default=None,
-        metadata={"help": "Never more facts than this may matter at a time; others are withdrawn before."},
-    )
-    facts_per_document: int = field(default=2, metadata={"help": "Statements in one document."})
-    filler: int = field(default=0, metadata={"help": "Sentences per document that say nothing."})
-    names: int = field(default=MOST_NAMES, metadata={"help": f"Names in use of each kind, at most {MOST_NAMES}."})
+    facts_per_document: int = setting(2, "Statements in one document.")
+    filler: int = setting(0, "Sentences per document that say nothing.")
+    names: int = setting(MOST_NAMES, f"Names in use of each kind, at most {MOST_NAMES}.")
 
     def __post_init__(self) -> None:
         check_choice("prose", self.prose, PROSES)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from atommem.config import check_choice, check_least
+from atommem.config import check_choice, check_least, setting
 from atommem.envs.question_answering import QAConfig
 from atommem.errors import ConfigError
 
@@ -19,92 +19,65 @@ class WebConfig(QAConfig):
         | {"cassette", "call_budget", "cost_budget", "call_prices"}
     )
 
-    search_url: str | None = field(
-        default=None, metadata={"help": "The server of tools searxng or retrieve (serper has its own)."}
+    search_url: str | None = setting(None, "The server of tools searxng or retrieve (serper has its own).")
+    reader_url: str | None = setting(
+        None, "The server of tools access (unset: search_url) or jina (unset: Jina's own)."
     )
-    reader_url: str | None = field(
-        default=None, metadata={"help": "The server of tools access (unset: search_url) or jina (unset: Jina's own)."}
+    tool_retries: int = setting(3, "How often a search engine or reader is asked again.")
+    tool_requests: int = setting(32, "Most requests in flight at a search engine or reader.")
+    allow_hosts: list[str] = setting(
+        [], "The only hosts (or host/path) that may be visited or found; unset: all but deny_hosts."
     )
-    tool_retries: int = field(default=3, metadata={"help": "How often a search engine or reader is asked again."})
-    tool_requests: int = field(default=32, metadata={"help": "Most requests in flight at a search engine or reader."})
-    allow_hosts: list[str] = field(
-        default_factory=list,
-        metadata={"help": "The only hosts (or host/path) that may be visited or found; unset: all but deny_hosts."},
+    deny_hosts: list[str] = setting(
+        [], "Hosts (or host/path) that may not, beside those that publish benchmarks' answers."
     )
-    deny_hosts: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Hosts (or host/path) that may not, beside those that publish benchmarks' answers."},
+    private_hosts: list[str] = setting(
+        [], "host:port of servers on private addresses that direct may visit all the same."
     )
-    private_hosts: list[str] = field(
-        default_factory=list,
-        metadata={"help": "host:port of servers on private addresses that direct may visit all the same."},
-    )
-    obey_robots: bool = field(default=True, metadata={"help": "Whether direct holds to robots.txt."})
-    user_agent: str = field(default="atommem", metadata={"help": "What direct calls itself."})
-    page_megabytes: float = field(
-        default=10.0, metadata={"help": "Largest page that direct reads, as sent or unpacked."}
-    )
-    page_seconds: float = field(default=30.0, metadata={"help": "Longest time to fetch a page, redirects included."})
-    parse_seconds: float = field(default=10.0, metadata={"help": "Longest time to read the text of a page."})
-    parse_megabytes: int = field(default=1024, metadata={"help": "Address space of a process that reads pages."})
-    parse_workers: int = field(default=2, metadata={"help": "Processes that read pages."})
+    obey_robots: bool = setting(True, "Whether direct holds to robots.txt.")
+    user_agent: str = setting("atommem", "What direct calls itself.")
+    page_megabytes: float = setting(10.0, "Largest page that direct reads, as sent or unpacked.")
+    page_seconds: float = setting(30.0, "Longest time to fetch a page, redirects included.")
+    parse_seconds: float = setting(10.0, "Longest time to read the text of a page.")
+    parse_megabytes: int = setting(1024, "Address space of a process that reads pages.")
+    parse_workers: int = setting(2, "Processes that read pages.")
 
-    cassette: str | None = field(
-        default=None, metadata={"help": "A file that calls of tools are recorded on and answered from (unset: none)."}
+    cassette: str | None = setting(None, "A file that calls of tools are recorded on and answered from (unset: none).")
+    cassette_mode: str = setting(
+        "live",
+        "live (what is not on the cassette is asked and recorded), replay (it is an outage) or frozen "
+        "(it does not exist).",
     )
-    cassette_mode: str = field(
-        default="live",
-        metadata={
-            "help": "live (what is not on the cassette is asked and recorded), replay (it is an outage) or frozen "
-            "(it does not exist)."
-        },
-    )
-    call_budget: int | None = field(
-        default=None, metadata={"help": "Most calls that the cassette may ever record; then the run stops."}
-    )
-    cost_budget: float | None = field(
-        default=None, metadata={"help": "Most money for them (call_prices); then the run stops."}
-    )
-    call_prices: list[str] = field(
-        default_factory=list, metadata={"help": "What a call costs: search=0.001, several with spaces."}
-    )
+    call_budget: int | None = setting(None, "Most calls that the cassette may ever record; then the run stops.")
+    cost_budget: float | None = setting(None, "Most money for them (call_prices); then the run stops.")
+    call_prices: list[str] = setting([], "What a call costs: search=0.001, several with spaces.")
 
-    tools: list[str] = field(
-        default_factory=lambda: ["task"],
-        metadata={
-            "help": "Where tools come from: task (the documents of each task are its web); corpus (a folder of "
-            "`atommem corpus build`); search engines serper, searxng, retrieve (search_url); readers direct, jina, "
-            "access (reader_url); mcp (mcp_servers); or package.module:name of a typed function or a ToolSource. "
-            "Several with spaces."
-        },
+    tools: list[str] = setting(
+        ["task"],
+        "Where tools come from: task (the documents of each task are its web); corpus (a folder of "
+        "`atommem corpus build`); search engines serper, searxng, retrieve (search_url); readers direct, jina, "
+        "access (reader_url); mcp (mcp_servers); or package.module:name of a typed function or a ToolSource. "
+        "Several with spaces.",
     )
-    mcp_servers: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "URLs or command lines of MCP servers, whose tools are all offered (tools: mcp); ${NAME} in them "
-            "is a variable of the environment, for keys."
-        },
+    mcp_servers: list[str] = setting(
+        [],
+        "URLs or command lines of MCP servers, whose tools are all offered (tools: mcp); ${NAME} in them "
+        "is a variable of the environment, for keys.",
     )
-    corpus: str | None = field(default=None, metadata={"help": "Folder of the corpus (tools: corpus)."})
-    corpus_search: str | None = field(
-        default=None, metadata={"help": "lexical, dense or hybrid; unset is hybrid for a corpus with vectors."}
+    corpus: str | None = setting(None, "Folder of the corpus (tools: corpus).")
+    corpus_search: str | None = setting(None, "lexical, dense or hybrid; unset is hybrid for a corpus with vectors.")
+    corpus_embedder: str | None = setting(
+        None, "Where the model of the corpus's vectors lies here, if not where it was built."
     )
-    corpus_embedder: str | None = field(
-        default=None, metadata={"help": "Where the model of the corpus's vectors lies here, if not where it was built."}
+    tool_seconds: float = setting(120.0, "Longest time of a call, seconds.")
+    calls: str = setting(
+        "json",
+        'How a call is written: json (<tool_call>{"name": ..., "arguments": ...}</tool_call>) or compact '
+        "(<tool_call>visit 3</tool_call>).",
     )
-    tool_seconds: float = field(default=120.0, metadata={"help": "Longest time of a call, seconds."})
-    calls: str = field(
-        default="json",
-        metadata={
-            "help": 'How a call is written: json (<tool_call>{"name": ..., "arguments": ...}</tool_call>) or compact '
-            "(<tool_call>visit 3</tool_call>)."
-        },
-    )
-    max_calls: int = field(default=40, metadata={"help": "Calls in an episode; then it must answer."})
-    search_results: int = field(default=5, metadata={"help": "Pages that a search shows."})
-    max_reads: int = field(
-        default=0, metadata={"help": "Where several questions are asked: steps before one must be answered."}
-    )
+    max_calls: int = setting(40, "Calls in an episode; then it must answer.")
+    search_results: int = setting(5, "Pages that a search shows.")
+    max_reads: int = setting(0, "Where several questions are asked: steps before one must be answered.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
