@@ -24,7 +24,7 @@ from atommem.envs.web.net.cassette import Budget, Cassette, RecordedCall
 from atommem.envs.web.net.freeze import freeze
 from atommem.envs.web.net.recording import Recorder
 from atommem.envs.web.sources import make_sources
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.envs.web.web_cli import main
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
@@ -49,16 +49,14 @@ class Engine(ToolSource):
     def tools(self) -> list[Tool]:
         """One."""
 
-        async def run(arguments: Any, task: Any) -> ToolResult:
-            query = arguments["query"]
+        async def run(query: str, task: Any) -> ToolResult:
             MADE.append(query)
             await asyncio.sleep(0.05)
             if query == "gone":
                 raise OutageError("the engine is gone")
             return ToolResult(f"found {query}", is_error=query == "nothing", origin=f"https://{query}.test/")
 
-        schema = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-        return [Tool("search", "Finds.", schema, run)]
+        return [text_tool("search", "Finds.", "query", "Words.", run)]
 
 
 ENGINE = "tests.envs.web.net.test_cassette:Engine"
