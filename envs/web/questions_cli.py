@@ -64,13 +64,11 @@ def main(argv: Sequence[str]) -> int:
             "counts": {"tasks": len(tasks), "questions": asked},
         },
     )
-    secret = sum(not row.answers for row in kept)
-    notes = f", {secret} of them without a known answer" if secret else ""
-    notes += "".join(
-        f"; {count} need a file that no tool here opens: leave them out with --where file_name="
-        for count in [sum(bool(row.metadata.get("file_name")) for row in kept)]
-        if count
-    )
+    notes = ""
+    if secret := sum(not row.answers for row in kept):
+        notes += f", {secret} of them without a known answer"
+    if with_file := sum(bool(row.metadata.get("file_name")) for row in kept):
+        notes += f"; {with_file} need a file that no tool here opens: leave them out with --where file_name="
     print(f"{args.out}: {len(tasks)} tasks with {asked} of {len(rows)} questions{notes}; where from: {beside}")
     return 0
 

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from tqdm import tqdm
@@ -15,7 +16,7 @@ from atommem.command_line import CommandParser, add_flags, check_writable, given
 from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
-from atommem.envs.web.corpus.corpus_input import Page, benchmark_pages, read_pages
+from atommem.envs.web.corpus.corpus_input import benchmark_pages, read_pages
 from atommem.errors import ConfigError
 from atommem.untrusted import printable
 
@@ -70,15 +71,11 @@ def _parser() -> argparse.ArgumentParser:
 def _build(args: argparse.Namespace) -> int:
     check_writable("out", args.out, folder=True)
     embedder = None if args.embedder is None else EmbedderConfig(**given_flags(args, EmbedderConfig))
-    pages = tqdm(_pages(args.input, args.benchmark), "adding", unit="page", disable=None)
+    read = read_pages if args.benchmark is None else partial(benchmark_pages, args.benchmark)
+    pages = tqdm(chain.from_iterable(map(read, args.input)), "adding", unit="page", disable=None)
     done = build_corpus(pages, args.out, embedder, args.passage_characters)
     print(f"{args.out}: {done['added']} pages added; {done['pages']} pages in {done['passages']} passages.")
     return 0
-
-
-def _pages(files: Iterable[Path], benchmark: str | None) -> Iterator[Page]:
-    for file in files:
-        yield from read_pages(file) if benchmark is None else benchmark_pages(benchmark, file)
 
 
 def _corpus(args: argparse.Namespace) -> Corpus:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote_plus
 
-from atommem.envs.web.tools import PageError
+from atommem.envs.web.net.hosts import HostRules
+from atommem.envs.web.tools import PageError, ToolSource
 from atommem.envs.web.web_config import WebConfig
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.client import RefusedError, ServerClient
@@ -79,6 +80,19 @@ class Provider:
                 f"{self._client.base_url} refuses {self.service} requests ({error}): check "
                 f"{key_variable(self.service)}, the account and the URL."
             ) from error
+
+
+class ProviderSource(ToolSource):
+    """Tools of one provider: what may not be visited is neither asked for nor shown."""
+
+    def __init__(self, config: Any, service: Service, base_url: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(config)
+        self._hosts = HostRules.of(config)
+        self._provider = Provider(config, service, base_url, headers)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._provider.close()
 
 
 def served(config: WebConfig, service: Service, url: str) -> str:

@@ -13,7 +13,7 @@ from atommem.envs.web.net.extraction import Extraction
 from atommem.envs.web.net.fetcher import Fetched, Fetcher, Limits, parsed_address
 from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, public, resolve
 from atommem.envs.web.net.hosts import HostRules
-from atommem.envs.web.net.provider import Provider, served
+from atommem.envs.web.net.provider import ProviderSource, served
 from atommem.envs.web.net.robots import Robots
 from atommem.envs.web.tools import LONGEST_TEXT, Link, PageError, Tool, ToolResult, ToolSource, text_tool
 from atommem.errors import ConfigError, OutageError
@@ -103,26 +103,13 @@ class Direct(ReaderSource):
         raise PageError(f"{page.url} is {kind}, not a text.")
 
 
-class ServedReader(ReaderSource):
-    """A provider reads the pages: what may not be visited is neither asked for nor shown."""
-
-    def __init__(self, config: Any, provider: Provider) -> None:
-        super().__init__(config)
-        self._provider = provider
-        self._hosts = HostRules.of(config)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._provider.close()
-
-
-class Jina(ServedReader):
+class Jina(ProviderSource, ReaderSource):
     """Jina Reader (``POST /`` with ``url``; JSON with ``data``: title, url, content, links)."""
 
     def __init__(self, config: Any) -> None:
         url = config.reader_url or JINA
         headers = {"Accept": "application/json", "X-With-Links-Summary": "true", "X-Retain-Images": "none"}
-        super().__init__(config, Provider(config, "jina", url, headers))
+        super().__init__(config, "jina", url, headers)
         self.backend = f"jina {url}"
 
     async def _read(self, url: str) -> ToolResult:
@@ -157,14 +144,14 @@ class Jina(ServedReader):
         return True
 
 
-class Access(ServedReader):
+class Access(ProviderSource, ReaderSource):
     """Pages of a server with ASearcher's protocol (``POST /access`` with ``urls``)."""
 
     def __init__(self, config: Any) -> None:
         url = config.reader_url or config.search_url
         if not url:
             raise ConfigError("tools name access, and neither reader_url nor search_url is set: give its server's URL.")
-        super().__init__(config, Provider(config, "access", url))
+        super().__init__(config, "access", url)
         self.backend = served(config, "access", url)
 
     async def _read(self, url: str) -> ToolResult:

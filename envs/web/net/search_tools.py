@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from atommem.envs.web.net.hosts import HostRules
-from atommem.envs.web.net.provider import Provider, served
-from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, ToolSource, text_tool
+from atommem.envs.web.net.provider import ProviderSource, served
+from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, text_tool
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.keys import Service
 
@@ -18,7 +17,7 @@ _LONGEST_QUERY = 2048
 _LONGEST_PASSAGE = 5000
 
 
-class SearchSource(ToolSource):
+class SearchSource(ProviderSource):
     """One tool, ``search``: numbered results with title, address and what they say of the query.
 
     Results of hosts that may not be visited are left out: what they say is as good as a visit.
@@ -30,27 +29,22 @@ class SearchSource(ToolSource):
     service: Service
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self._hosts = HostRules.of(config)
-        self._provider = Provider(config, self.service, self._url())
-        self.backend = f"{self._served()} {config.search_results}"
+        url = self._url(config)
+        super().__init__(config, self.service, url)
+        self.backend = f"{self._served(url)} {config.search_results}"
 
     @property
     def tools(self) -> Sequence[Tool]:
         """The one."""
         return (text_tool("search", "Searches the web.", "query", "Words to look for.", self._search),)
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._provider.close()
-
-    def _url(self) -> str:
-        if not self.config.search_url:
+    def _url(self, config: Any) -> str:
+        if not config.search_url:
             raise ConfigError(f"tools name {self.service}, and search_url is unset: give its server's URL.")
-        return str(self.config.search_url)
+        return str(config.search_url)
 
-    def _served(self) -> str:
-        return f"{self.service} {self._url()}"
+    def _served(self, url: str) -> str:
+        return f"{self.service} {url}"
 
     @abstractmethod
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
@@ -74,8 +68,8 @@ class Serper(SearchSource):
 
     service = "serper"
 
-    def _url(self) -> str:
-        return self.config.search_url or SERPER
+    def _url(self, config: Any) -> str:
+        return config.search_url or SERPER
 
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         answer = await self._provider.post("/search", {"q": query, "num": self.config.search_results})
@@ -112,8 +106,8 @@ class Retrieve(SearchSource):
 
     service = "retrieve"
 
-    def _served(self) -> str:
-        return served(self.config, self.service, self._url())
+    def _served(self, url: str) -> str:
+        return served(self.config, self.service, url)
 
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         body = {"queries": [query], "topk": self.config.search_results, "return_scores": True}
