@@ -242,11 +242,6 @@ class EvalResult:
         """Exact match: the mean over all questions of the episodes that did not fail, and whose prompts fit; or NaN."""
         return self.mean("em")
 
-    @property
-    def f1(self) -> float:
-        """Token F1, likewise."""
-        return self.mean("f1")
-
     def mean(self, metric: str) -> float:
         """Any score, likewise."""
         scores = [score for record in self.records for score in record.scores(metric)]

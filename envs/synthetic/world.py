@@ -97,7 +97,7 @@ def make_task(config: WorldConfig, seed: int, index: int) -> Task:
     rng = random.Random(f"{seed}:{index}")
     prose = get_prose(config.prose)
     chains = _chains(config, rng)
-    documents = [_document(prose, statements, config, rng) for statements in _documents(config, chains, rng)]
+    documents = [(_text(prose, statements, config, rng), statements) for statements in _documents(config, chains, rng)]
     asked = [chain for chain in chains if chain.asked]
     needed = {fact for chain in asked for fact in [*chain.facts, chain.correction] if fact is not None}
     return Task(
@@ -126,13 +126,11 @@ def _question(prose: Prose, chain: _Chain, identifier: str) -> Question:
     )
 
 
-def _document(
-    prose: Prose, statements: list[Statement], config: WorldConfig, rng: random.Random
-) -> tuple[str, list[Statement]]:
+def _text(prose: Prose, statements: list[Statement], config: WorldConfig, rng: random.Random) -> str:
     sentences = [prose.sentence(statement, rng) for statement in statements]
     for _ in range(config.filler):
         sentences.insert(rng.randint(0, len(sentences)), rng.choice(prose.filler))
-    return " ".join(sentences), statements
+    return " ".join(sentences)
 
 
 def _chains(config: WorldConfig, rng: random.Random) -> list[_Chain]:
