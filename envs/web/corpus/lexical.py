@@ -93,13 +93,7 @@ class LexicalIndex:
         if not terms:
             return []
         wanted = [tantivy.Query.term_query(self._schema, "text", term, "freq") for term in terms]
-        searcher = self._searcher()
-        any_of_them = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in wanted])
-        hits: Sequence[Any] = searcher.search(any_of_them, count, count=False).hits
-        numbers = searcher.fast_field_values("number", [place for _, place in hits])
-        # Ties in the order in which pages came, however the index has sorted its segments.
-        ranked = [(int(number or 0), float(score)) for number, (score, _) in zip(numbers, hits, strict=True)]
-        return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
+        return self._hits(tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in wanted]), count)
 
     def last(self) -> int:
         """The greatest number in the index; 0 where it is empty."""
@@ -107,6 +101,14 @@ class LexicalIndex:
 
         hits = self._searcher().search(tantivy.Query.all_query(), 1, count=False, order_by_field="number").hits
         return int(hits[0][0]) if hits else 0
+
+    def _hits(self, query: tantivy.Query, count: int) -> Ranked:
+        searcher = self._searcher()
+        hits: Sequence[Any] = searcher.search(query, count, count=False).hits
+        numbers = searcher.fast_field_values("number", [place for _, place in hits])
+        # Ties in the order in which pages came, however the index has sorted its segments.
+        ranked = [(int(number or 0), float(score)) for number, (score, _) in zip(numbers, hits, strict=True)]
+        return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
 
     def _searcher(self) -> tantivy.Searcher:
         """Of what this process or another has written last."""
