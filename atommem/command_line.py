@@ -52,6 +52,43 @@ def names_of(config: type) -> list[str]:
     return [item.name for item in fields(config) if item.init]
 
 
+def add_flags(parser: argparse._ActionsContainer, config: type, leave_out: Iterable[str] = ()) -> None:
+    """Add a flag for each setting of a dataclass, of its type and with its help; None where it is not given."""
+    kinds = get_type_hints(config)
+    for item in fields(config):
+        if item.name in leave_out:
+            continue
+        kind, default = kinds[item.name], item.default
+        shown = "" if default is None or default is False else f" (default: {_shown(default)})"
+        options: dict[str, Any] = {"help": f"{item.metadata['help']}{shown}".replace("%", "%%"), "default": None}
+        if kind is bool:
+            options["action"] = "store_true"
+        elif isinstance(default, tuple):
+            options |= {"type": number_range, "metavar": "N or N-M"}
+        else:
+            (options["type"],) = {*(getattr(kind, "__args__", None) or (kind,))} - {type(None)}
+        parser.add_argument(f"--{item.name}", **options)
+
+
+def given_flags(args: argparse.Namespace, config: type) -> dict[str, Any]:
+    """What was given of the flags of `add_flags`, by the names of the settings."""
+    values = {name: getattr(args, name, None) for name in names_of(config)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def number_range(text: str) -> tuple[int, int]:
+    """The type of a flag that takes a number, or the first and the last of several (``1-4``)."""
+    low, _, high = text.partition("-")
+    try:
+        return int(low), int(high or low)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number or a range such as 1-4") from None
+
+
+def _shown(value: Any) -> str:
+    return "-".join(map(str, dict.fromkeys(value))) if isinstance(value, tuple) else str(value)
+
+
 def one_line(error: BaseException) -> str:
     """What an error says, whoever wrote it: on one line, and not too long."""
     if isinstance(error, OSError):

@@ -4,63 +4,54 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from ipaddress import ip_address
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from atommem.actions import MEMORY_KINDS
 from atommem.errors import ConfigError
 from atommem.hub import hub_name, only_here
 
+_Value = TypeVar("_Value")
 CONFIG_FILE = "atommem_config.json"
 LAYOUTS = ("prefix", "paper")
 EMBEDDERS = ("sentence_transformer", "http", "hashing", "random")
+
+
+def setting(default: _Value, help: str) -> _Value:
+    """A field of a dataclass of settings: its default, and what the command line says of it."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: copy(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class MemoryConfig:
     """What the memory can do and how it is shown."""
 
-    dialect: str = field(
-        default="paper",
-        metadata={"help": "What completions are read as: paper, released, memagent, or a registered one."},
+    dialect: str = setting("paper", "What completions are read as: paper, released, memagent, or a registered one.")
+    templates: str = setting("full", "Prompt wording: full, compact, memagent, or the path of a template file (YAML).")
+    layout: str = setting("prefix", "prefix: chunk before memory (shares the prefix cache); paper: after it.")
+    retrieve_k: int = setting(6, "Entries shown for the current query.")
+    capacity: int | None = setting(None, "Most entries in the store; unset is unlimited.")
+    capacities: list[int] = setting(
+        [],
+        "Capacities of which one is drawn for each task, for a policy that is to serve every budget; 0 is "
+        "unlimited. A capacity that is set goes before them.",
     )
-    templates: str = field(
-        default="full",
-        metadata={"help": "Prompt wording: full, compact, memagent, or the path of a template file (YAML)."},
+    retention: str = setting(
+        "reject", "Rule for a create beyond capacity: reject, fifo, lru, ... or package.module:Class."
     )
-    layout: str = field(
-        default="prefix", metadata={"help": "prefix: chunk before memory (shares the prefix cache); paper: after it."}
-    )
-    retrieve_k: int = field(default=6, metadata={"help": "Entries shown for the current query."})
-    capacity: int | None = field(default=None, metadata={"help": "Most entries in the store; unset is unlimited."})
-    capacities: list[int] = field(
-        default_factory=list,
-        metadata={
-            "help": "Capacities of which one is drawn for each task, for a policy that is to serve every budget; 0 is "
-            "unlimited. A capacity that is set goes before them."
-        },
-    )
-    retention: str = field(
-        default="reject",
-        metadata={"help": "Rule for a create beyond capacity: reject, fifo, lru, ... or package.module:Class."},
-    )
-    admission: str = field(
-        default="accept",
-        metadata={"help": "Rule before every create: accept, or package.module:Class."},
-    )
-    capacity_notice: bool = field(
-        default=True, metadata={"help": "Tell the model the capacity of its store and how full it is."}
-    )
-    scratchpad_tokens: int = field(default=1024, metadata={"help": "Longest scratchpad, in tokens."})
-    query_tokens: int = field(default=256, metadata={"help": "Longest query, in tokens."})
-    entry_tokens: int = field(default=1024, metadata={"help": "Longest entry, in tokens."})
-    disabled_actions: list[str] = field(
-        default_factory=list, metadata={"help": "Memory actions to switch off, in the environment and the prompt."}
-    )
+    admission: str = setting("accept", "Rule before every create: accept, or package.module:Class.")
+    capacity_notice: bool = setting(True, "Tell the model the capacity of its store and how full it is.")
+    scratchpad_tokens: int = setting(1024, "Longest scratchpad, in tokens.")
+    query_tokens: int = setting(256, "Longest query, in tokens.")
+    entry_tokens: int = setting(1024, "Longest entry, in tokens.")
+    disabled_actions: list[str] = setting([], "Memory actions to switch off, in the environment and the prompt.")
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, LAYOUTS)
@@ -72,9 +63,7 @@ class MemoryConfig:
             raise ConfigError(f"capacity is {self.capacity}: give at least 1, or leave it unset for no limit.")
         if any(capacity < 0 for capacity in self.capacities):
             raise ConfigError(f"capacities are {self.capacities}: give at least 1 each, or 0 for no limit.")
-        for name in ("scratchpad_tokens", "query_tokens", "entry_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
+        check_least(self, scratchpad_tokens=1, query_tokens=1, entry_tokens=1)
 
     def of_task(self, task_id: str) -> MemoryConfig:
         """These settings for one task: with its capacity, the same for all of its episodes in every run.
@@ -98,17 +87,13 @@ def drawn_capacity(capacities: Sequence[int], task_id: str) -> int | None:
 class EmbedderConfig:
     """Which model embeds entries and queries."""
 
-    embedder: str = field(
-        default="sentence_transformer", metadata={"help": "sentence_transformer, http, hashing or random."}
+    embedder: str = setting("sentence_transformer", "sentence_transformer, http, hashing or random.")
+    embedder_model: str = setting(
+        "Qwen/Qwen3-Embedding-0.6B",
+        "Folder or hub name (NAME, NAME@REVISION); with http, the model's name on the server.",
     )
-    embedder_model: str = field(
-        default="Qwen/Qwen3-Embedding-0.6B",
-        metadata={"help": "Folder or hub name (NAME, NAME@REVISION); with http, the model's name on the server."},
-    )
-    embedder_url: str | None = field(
-        default=None, metadata={"help": "Base URL of an OpenAI-compatible /v1/embeddings server (http)."}
-    )
-    embedder_dim: int = field(default=256, metadata={"help": "Vector length (hashing, random)."})
+    embedder_url: str | None = setting(None, "Base URL of an OpenAI-compatible /v1/embeddings server (http).")
+    embedder_dim: int = setting(256, "Vector length (hashing, random).")
 
     def __post_init__(self) -> None:
         check_choice("embedder", self.embedder, EMBEDDERS)
@@ -125,6 +110,21 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise ConfigError when the setting `name` has a value that is not allowed."""
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}: give one of {', '.join(allowed)}.")
+
+
+def check_least(config: object, **least: float) -> None:
+    """Raise ConfigError when a setting of `config` is smaller than it may be; one that is unset (None) is not."""
+    for name, low in least.items():
+        value = getattr(config, name)
+        if value is not None and value < low:
+            raise ConfigError(f"{name} is {value}: give at least {low}.")
+
+
+def check_probabilities(config: object, *names: str) -> None:
+    """Raise ConfigError when a setting of `config` is no probability."""
+    for name in names:
+        if not 0 <= getattr(config, name) <= 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}: give a probability between 0 and 1.")
 
 
 def save_config(folder: str | Path, *configs: Any) -> Path:

@@ -6,22 +6,20 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
 
-from atommem.command_line import CommandParser
+from atommem.command_line import CommandParser, number_range
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.musique import SOURCE as MUSIQUE
-from atommem.envs.benchmarks.overlap import AskedQuestions, read_asked
-from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS, get_benchmark
+from atommem.envs.benchmarks.musique import MUSIQUE
+from atommem.envs.benchmarks.overlap import read_asked
+from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.benchmarks.twowiki import SOURCE as TWOWIKI
-from atommem.envs.benchmarks.twowiki import read_twowiki
 from atommem.envs.provenance import check_out, describe_file, write_provenance
 from atommem.envs.task import Task
-from atommem.envs.task_files import check_name, save_tasks
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 
 
@@ -41,13 +39,9 @@ def main(argv: Sequence[str]) -> int:
         args.distractors,
         args.unanswerable,
     )
-    check_name(args.out)
     benchmark = get_benchmark(args.benchmark)
-    read = benchmark.read
     if args.aliases is not None:
-        if benchmark.name != TWOWIKI:
-            raise ConfigError(f"aliases is given for {benchmark.name}; only {TWOWIKI} has such a file.")
-        read = partial(read_twowiki, aliases=args.aliases)
+        benchmark = with_aliases(benchmark, args.aliases)
     folders = args.input or [Path(os.environ.get("ATOMMEM_DATA") or "data")]
     files = [file for folder in folders for file in benchmark.find(args.split, folder)]
     check_out(args.out, [*files, *args.exclude, *([args.aliases] if args.aliases is not None else [])])
@@ -58,9 +52,10 @@ def main(argv: Sequence[str]) -> int:
         for file in files:
             print(f"reading {file}", file=sys.stderr)
             rows_of[file] = 0
-            for row in read(file):
+            for row in benchmark.read(file):
                 rows_of[file] += 1
-                if not _shared(row, asked):
+                shared = [questions.note(row) for questions in asked]  # with each file, whatever the others say
+                if not any(shared):
                     yield row
             if not rows_of[file]:
                 raise DataError(f"{file}: has no rows. Get the file again, or give another one.")
@@ -80,13 +75,7 @@ def main(argv: Sequence[str]) -> int:
             "command": ["atommem", "data", "build", *argv],
             "benchmark": benchmark.name,
             "split": args.split,
-            "documents": config.documents,
-            "questions": list(config.questions),
-            "n": config.n,
-            "seed": config.seed,
-            "exclude_answer_documents": config.exclude_answer_documents,
-            "distractors": config.distractors,
-            "unanswerable": config.unanswerable,
+            **asdict(config),
             "inputs": [{**describe_file(file), "rows": rows_of[file]} for file in files],
             "aliases": None if args.aliases is None else describe_file(args.aliases),
             "excluded": [{**describe_file(q.path), "shared_questions": len(q.shared)} for q in asked],
@@ -103,16 +92,6 @@ def main(argv: Sequence[str]) -> int:
         f"and {len(pool.documents)} documents{pool.skipped_note}; where it came from: {beside}"
     )
     return 0
-
-
-def _shared(row: QARow, asked: Iterable[AskedQuestions]) -> bool:
-    """Whether an evaluation file asks the question of `row`; notes it with every file that does."""
-    found = False
-    for questions in asked:
-        if questions.has(row):
-            questions.shared.append(row)
-            found = True
-    return found
 
 
 def _counted(tasks: Iterable[Task], counts: dict[str, int]) -> Iterator[Task]:
@@ -141,7 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA: its names count as right")
     parser.add_argument("--docs", type=int, default=200, help="documents of a task")
-    parser.add_argument("--questions", type=_range, default=(1, 1), metavar="Q or Q-Q", help="questions of a task")
+    parser.add_argument(
+        "--questions", type=number_range, default=(1, 1), metavar="Q or Q-Q", help="questions of a task"
+    )
     parser.add_argument("--n", type=int, required=True, help="tasks to build")
     parser.add_argument("--seed", type=int, default=42, help="seed of every draw")
     parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
@@ -172,11 +153,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drop_overlap", action="store_true", help="leave shared questions out instead of refusing")
     parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes")
     return parser
-
-
-def _range(text: str) -> tuple[int, int]:
-    low, _, high = text.partition("-")
-    try:
-        return int(low), int(high or low)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number or a range such as 1-10") from None

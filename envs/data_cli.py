@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from atommem import plugins
-from atommem.command_line import CommandParser
-from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentFactory, find_environment
+from atommem.command_line import CommandParser, add_flags, given_flags
+from atommem.config import check_least
+from atommem.description import TaskDescription
+from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
+from atommem.envs.benchmarks.conversations import QUESTIONS
+from atommem.envs.benchmarks.locomo import read_locomo, read_wording
+from atommem.envs.provenance import check_out, describe_file, write_provenance
+from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
-from atommem.envs.task_files import iter_tasks
+from atommem.envs.task_files import iter_tasks, load_tasks, save_tasks
+from atommem.errors import DataError
 from atommem.untrusted import printable
 
 GROUP = "atommem.data"
@@ -34,11 +44,11 @@ def main(argv: list[str] | None = None) -> int:
         return find_environment(environment).build(arguments)
     if argv[:1] and argv[0] in plugins.names(GROUP, _MORE):
         return int(plugins.find(GROUP, argv[0], _MORE)(argv[1:]))
-    args = _parser(argv).parse_args(argv)
+    args = _parser().parse_args(argv)
     return int(args.run(args))
 
 
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="atommem data", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     commands.add_parser(
@@ -50,26 +60,30 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     show.add_argument(
         "file", type=Path, help="a file that build, convert or synthetic wrote, or one that convert reads"
     )
-    show.add_argument("--n", type=_count, default=3, help="how many (default: 3)")
+    show.add_argument("--n", type=int, default=3, help="how many (default: 3)")
     show.add_argument("--environment", default=DEFAULT_ENVIRONMENT, help="whose file it is (default: %(default)s)")
     show.set_defaults(run=_show)
     convert = commands.add_parser(
         "convert", help="write a task file of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
     )
+    convert.add_argument("file", type=Path, help="of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent")
+    convert.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
+    convert.add_argument(
+        "--wording",
+        metavar="official|FILE",
+        help="LoCoMo: ask as its authors do, in our words or in those of a YAML file (docs/data.md)",
+    )
+    convert.add_argument("--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS})")
+    convert.set_defaults(run=_convert)
     synthetic = commands.add_parser("synthetic", help="generate tasks of the synthetic world")
+    synthetic.add_argument("--n", type=int, required=True, help="Tasks to generate.")
+    synthetic.add_argument("--seed", type=int, default=42, help="Seed of every draw (default: 42).")
+    synthetic.add_argument("--out", type=Path, required=True, help="File to write: .parquet or .jsonl.")
+    add_flags(synthetic.add_argument_group("world", "What the tasks are like."), WorldConfig)
+    synthetic.set_defaults(run=_synthetic)
     told = {"from-conversations": "served conversations as tasks and traces, where their owners agree"}
     for name in plugins.names(GROUP, _MORE):
         commands.add_parser(name, help=told.get(name))
-    if argv[:1] == ["convert"]:
-        from atommem.envs import convert_cli
-
-        convert_cli.add_arguments(convert)
-        convert.set_defaults(run=convert_cli.run)
-    if argv[:1] == ["synthetic"]:
-        from atommem.envs.synthetic.synthetic_cli import add_arguments, run
-
-        add_arguments(synthetic)
-        synthetic.set_defaults(run=run)
     return parser
 
 
@@ -81,58 +95,75 @@ def _environment(argv: Sequence[str]) -> tuple[str, list[str]]:
     return named.environment, rest
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-    return int(text)
-
-
 def _show(args: argparse.Namespace) -> int:
-    if args.environment == DEFAULT_ENVIRONMENT:
-        for task in islice(iter_tasks(args.file), args.n):
-            print(printable(_described(task)), end="\n\n")
-        return 0
+    check_least(args, n=0)
     environment = find_environment(args.environment)
-    for task in islice(environment.read_tasks(args.file), args.n):
-        print(printable(_described_by(environment, task)), end="\n\n")
+    # Of a file of ours no more is read than is shown.
+    read = iter_tasks if environment.read_tasks is load_tasks else environment.read_tasks
+    for task in islice(read(args.file), args.n):
+        print(printable(_described(task, environment.describe(task))), end="\n\n")
     return 0
 
 
-def _described_by(environment: type[EnvironmentFactory], task: Any) -> str:
-    """What the environment says of a task of its own."""
-    description = environment.describe(task)
-    lines = [f"{description.id}  ({description.source or 'no source'}: {len(description.questions)} questions)"]
+def _described(task: Any, description: TaskDescription) -> str:
+    """A task in readable lines: its questions and answers; of one of ours also its size and its gold documents."""
+    size = f"{len(description.questions)} questions"
+    shown = []
+    if isinstance(task, Task):
+        shown = [
+            f"document {number}, {document.title}: {_cut(document.text)}"
+            for number, document in enumerate(task.documents, start=1)
+            if document.gold
+        ]
+        characters = len(task.context or "") + sum(len(document.text) for document in task.documents)
+        size += f", {len(task.documents)} documents, {len(shown)} of them gold, {characters:,} characters"
+        shown += [] if task.context is None else [f"context: {_cut(task.context)}"]
+    lines = [f"{description.id}  ({description.source or 'no source'}: {size})"]
     for number, question in enumerate(description.questions, start=1):
-        lines += [f"  question {number}: {question.text}", f"    answer: {' | '.join(question.golds)}"]
-    return "\n".join(lines)
+        lines.append(f"  question {number}: {question.text}{_notes(question.attributes)}")
+        lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
+    return "\n".join([*lines, *(f"  {line}" for line in shown)])
 
 
-def _described(task: Task) -> str:
-    """A task in readable lines: its size, questions, answers, and gold documents."""
-    gold = [(number, document) for number, document in enumerate(task.documents, start=1) if document.gold]
-    characters = len(task.context or "") + sum(len(document.text) for document in task.documents)
-    lines = [
-        f"{task.id}  ({task.source or 'no source'}: {len(task.questions)} questions, {len(task.documents)} documents, "
-        f"{len(gold)} of them gold, {characters:,} characters)"
-    ]
-    for number, question in enumerate(task.questions, start=1):
-        notes = _notes(question.metadata)
-        lines.append(f"  question {number}: {question.text}{notes}")
-        lines.append(f"    answer: {' | '.join(question.answers) or 'not known'}")
-    for number, document in gold:
-        lines.append(f"  document {number}, {document.title}: {_cut(document.text)}")
-    if task.context is not None:
-        lines.append(f"  context: {_cut(task.context)}")
-    return "\n".join(lines)
-
-
-def _notes(metadata: dict[str, Any]) -> str:
-    notes = [str(metadata[name]) for name in ("type", "level") if name in metadata]
-    if "hops" in metadata:
-        notes.append(f"{metadata['hops']} hops")
+def _notes(attributes: Mapping[str, str]) -> str:
+    notes = [attributes[name] for name in ("type", "level") if name in attributes]
+    if "hops" in attributes:
+        notes.append(f"{attributes['hops']} hops")
     return f"  [{', '.join(notes)}]" if notes else ""
 
 
 def _cut(text: str, length: int = 100) -> str:
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _convert(args: argparse.Namespace) -> int:
+    """A benchmark whose rows are ready tasks, as a task file."""
+    check_out(args.out, [args.file])
+    if args.wording is None and args.questions is None:
+        tasks = iter_tasks(args.file)
+    else:
+        check_least(args, questions=1)
+        wording = None if args.wording is None else read_wording(args.wording)
+        tasks = read_locomo(args.file, args.questions or QUESTIONS, wording)
+    count = save_tasks(tasks, args.out)
+    if not count:
+        args.out.unlink()
+        raise DataError(f"{args.file}: has no rows. Give one that has; one that was downloaded, get again.")
+    settings = {"wording": args.wording, "questions": args.questions, "input": describe_file(args.file)}
+    beside = write_provenance(args.out, {"command": "atommem data convert", **settings})
+    print(f"{args.out}: {count} tasks; where it came from: {beside}")
+    return 0
+
+
+def _synthetic(args: argparse.Namespace) -> int:
+    """Tasks of the synthetic world."""
+    config = WorldConfig(**given_flags(args, WorldConfig))
+    check_least(args, n=1)
+    check_out(args.out, [])
+    tasks = tqdm(generate(config, args.n, args.seed), "generating", args.n, unit="task", disable=None)
+    count = save_tasks(tasks, args.out)
+    settings = {"source": "synthetic", "n": args.n, "seed": args.seed, "world": asdict(config)}
+    beside = write_provenance(args.out, settings)
+    print(f"{args.out}: {count} tasks; where they came from: {beside}")
+    return 0

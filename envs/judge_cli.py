@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.command_line import CommandParser, add_flags, check_writable, given_flags
 from atommem.envs.benchmarks.rows import Row, read_rows
 from atommem.envs.scoring.judge import make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
@@ -39,8 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     check_writable("out", args.out, folder=False)
-    given = {field.name: getattr(args, field.name) for field in fields(JudgeConfig)}
-    config = JudgeConfig(**{name: value for name, value in given.items() if value is not None})
+    config = JudgeConfig(**given_flags(args, JudgeConfig))
     if config.judge_url is None:
         raise ConfigError("judge_url and judge_model are not set: give the judge that is to be checked.")
     report = asyncio.run(check(read_labelled(args.file), config, args.repeats, args.temperature))
@@ -123,10 +122,7 @@ def _grade(verdict: Verdict) -> str:
 
 
 def _labelled(row: Row) -> Labelled:
-    golds, label = row.get("golds", "answers"), row.get("label")
-    texts = row.texts("golds", golds) if isinstance(golds, list) else [row.check_text("golds", golds)]
-    if not texts:
-        raise row.error("golds", "is empty")
+    golds, label = row.check_answers("golds", row.get("golds", "answers")), row.get("label")
     answer = row.get("answer")
     if not isinstance(answer, str):
         raise row.error("answer", f"is {answer!r}, expected a string")
@@ -135,7 +131,7 @@ def _labelled(row: Row) -> Labelled:
         name = {1: RIGHT, 0: WRONG}.get(label, name)
     if name not in _GRADES:
         raise row.error("label", f"is {label!r}, expected true, false, {', '.join(_GRADES)}")
-    return Labelled(Question(row.text("question"), tuple(texts)), answer, name)
+    return Labelled(Question(row.text("question"), golds), answer, name)
 
 
 def _described(report: dict[str, Any]) -> list[str]:
@@ -167,10 +163,5 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--repeats", type=int, default=3, help="further verdicts on each answer (default: 3)")
     command.add_argument("--temperature", type=float, default=0.7, help="of these (default: 0.7)")
     command.add_argument("--out", type=Path, help="write the report here, too (JSON)")
-    kinds = get_type_hints(JudgeConfig)
-    for field in fields(JudgeConfig):
-        if field.name != "judge_exact":
-            kind = kinds[field.name] if kinds[field.name] in (int, float) else str
-            command.add_argument(f"--{field.name}", type=kind, help=field.metadata["help"])
-    command.set_defaults(judge_exact=None)
+    add_flags(command, JudgeConfig, leave_out=["judge_exact"])
     return parser

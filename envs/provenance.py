@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.task_files import replacing
+from atommem.envs.task_files import check_name, write_text
 from atommem.errors import ConfigError
 
 
@@ -29,11 +29,12 @@ def provenance_path(path: str | Path) -> Path:
 
 
 def check_out(out: Path, inputs: Iterable[Path]) -> None:
-    """Raise if `out`, or the file written beside it, is one of the files that are read.
+    """Raise if `out` is no file of tasks that can be written; or if it, or the file beside it, is one that is read.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: It is so.
     """
+    check_name(out)
     for made in (out, provenance_path(out)):
         for given in inputs:
             if made.exists() and given.exists() and made.samefile(given):
@@ -54,6 +55,5 @@ def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "atommem": version("atommem"),
     }
-    with replacing(beside) as temporary:
-        temporary.write_text(json.dumps(everything, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(beside, json.dumps(everything, indent=2, ensure_ascii=False) + "\n")
     return beside

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from atommem.actions import ANSWER, answers_in, first
+from atommem.config import check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, Turn
 from atommem.envs.scoring.answers import check_reward, score_answers
 from atommem.envs.scoring.judge import LLMJudge, make_judge
@@ -22,25 +23,16 @@ from atommem.tokens import Tokenizer
 class QAConfig(JudgeConfig, EnvironmentConfig):
     """How much a step shows, how long a question may take, and how an episode is scored."""
 
-    least: ClassVar[dict[str, int]] = {"chunk_tokens": 1, "max_reads": 0}
-    """The smallest value of each setting that is a number."""
-
-    chunk_tokens: int = field(default=4000, metadata={"help": "Tokens of a document or page that a step shows."})
-    max_reads: int = field(
-        default=3, metadata={"help": "Steps that a question may use before the step that must answer it."}
-    )
-    reward: str = field(
-        default="em", metadata={"help": "em, f1, judge, or gaia (its own rule): the mean over a task's questions."}
-    )
+    chunk_tokens: int = setting(4000, "Tokens of a document or page that a step shows.")
+    max_reads: int = setting(3, "Steps that a question may use before the step that must answer it.")
+    reward: str = setting("em", "em, f1, judge, or gaia (its own rule): the mean over a task's questions.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_reward(self.reward)
         if self.reward == "judge" and self.judge_url is None:
             raise ConfigError("reward is judge: give judge_url and judge_model as well.")
-        for name, least in self.least.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least {least}.")
+        check_least(self, chunk_tokens=1, max_reads=0)
 
 
 class QAEnvironments(EnvironmentFactory):
@@ -85,7 +77,7 @@ class QAEnvironments(EnvironmentFactory):
 
     def usage(self) -> dict[str, Any]:
         """The judge's, where there is one."""
-        return {} if self.judge is None else {"judge": self.judge.usage}
+        return {} if self.judge is None else {"judge": dict(self.judge.usage)}
 
     async def close(self) -> None:
         """Close the judge's connections."""

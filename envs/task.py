@@ -48,6 +48,19 @@ class Task:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+class ByIdentity:
+    """A task as a key, which keeps it: files may use one id for different tasks, and metadata has no hash."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __hash__(self) -> int:
+        return id(self.task)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and self.task is other.task
+
+
 _ATTRIBUTES = ("type", "level", "hops", "subset", "answerable")
 """What benchmarks say of a question (its metadata), as far as scores are reported by it."""
 

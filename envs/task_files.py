@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from atommem.envs.benchmarks.locomo import is_locomo, parse_locomo
 from atommem.envs.benchmarks.longmemeval import is_longmemeval, parse_longmemeval
 from atommem.envs.benchmarks.memagent import is_memagent, parse_memagent
 from atommem.envs.benchmarks.memory_agent_bench import is_memory_agent_bench, parse_memory_agent_bench
-from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
+from atommem.envs.benchmarks.rows import Row, import_pyarrow, read_rows
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
 
@@ -143,23 +144,9 @@ def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for task in tasks:
-            file.write(json.dumps(_values(task), ensure_ascii=False) + "\n")
+            file.write(_dumps(asdict(task)) + "\n")
             count += 1
     return count
-
-
-def _values(task: Task) -> dict[str, Any]:
-    """A task as a row of JSON Lines."""
-    return {
-        "id": task.id,
-        "source": task.source,
-        "questions": [
-            {"text": q.text, "answers": list(q.answers), "id": q.id, "metadata": q.metadata} for q in task.questions
-        ],
-        "documents": [{"title": d.title, "text": d.text, "gold": d.gold} for d in task.documents],
-        "context": task.context,
-        "metadata": task.metadata,
-    }
 
 
 def _save_parquet(tasks: Iterable[Task], path: Path) -> int:
@@ -211,13 +198,7 @@ def _table(pa: Any, tasks: list[Task]) -> Any:
         fields=list(schema.field("documents").type.value_type),
     )
     offsets = pa.array(accumulate((len(task.documents) for task in tasks), initial=0), pa.int32())
-    questions = [
-        [
-            {"text": q.text, "answers": list(q.answers), "id": q.id, "metadata": _dumps(q.metadata)}
-            for q in task.questions
-        ]
-        for task in tasks
-    ]
+    questions = [[{**asdict(q), "metadata": _dumps(q.metadata)} for q in task.questions] for task in tasks]
     return pa.table(
         [
             pa.array([task.id for task in tasks], pa.string()),
@@ -231,14 +212,13 @@ def _table(pa: Any, tasks: list[Task]) -> Any:
     )
 
 
-def _dumps(metadata: dict[str, Any]) -> str:
-    return json.dumps(metadata, ensure_ascii=False)
+def _dumps(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _parse(row: Row, documents: dict[Document, Document]) -> Task:
     """Turn a row of our own layout into a task; `documents` interns equal documents."""
-    questions = row.check_list("questions", row.get("questions"))
-    if not questions:
+    if not row.list_of("questions"):
         raise row.error("questions", "is empty")
     context = row.values.get("context")
     found = row.check_list("documents", row.values.get("documents") or [])
@@ -246,58 +226,35 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
         raise row.error("documents", "and 'context': give one of them, not both")
     if context is None and row.values.get("documents") is None:  # an empty list is said on purpose: a task for tools
         raise row.error("documents", "and 'context': give one of them")
-    if context is not None:
-        row.check_text("context", context)
     parsed = [_document(row, i, item) for i, item in enumerate(found)]
     return Task(
         id=row.text("id"),
-        questions=tuple(_question(row, i, item) for i, item in enumerate(questions)),
+        questions=tuple(map(_question, row.objects("questions"))),
         documents=tuple(documents.setdefault(document, document) for document in parsed),
-        context=context,
-        source=_optional_text(row, "source", row.values.get("source")),
-        metadata=_metadata(row, "metadata", row.values.get("metadata")),
+        context=None if context is None else row.text("context"),
+        source=row.optional_text("source"),
+        metadata=_metadata(row),
     )
 
 
-def _question(row: Row, index: int, item: Any) -> Question:
-    name = f"questions[{index}]"
-    if not isinstance(item, dict):
-        raise row.error(name, f"is {item!r}, expected an object")
-    given = item.get("answers") or []  # not known: the question can be asked, and not scored
-    answers = row.texts(f"{name}.answers", given)
+def _question(item: Row) -> Question:
+    given = item.values.get("answers") or []  # not known: the question can be asked, and not scored
+    answers = item.check_texts("answers", given)
     if given and not answers:
-        raise row.error(f"{name}.answers", "is empty")
-    return Question(
-        text=row.check_text(f"{name}.text", item.get("text")),
-        answers=tuple(answers),
-        id=_optional_text(row, f"{name}.id", item.get("id")),
-        metadata=_metadata(row, f"{name}.metadata", item.get("metadata")),
-    )
+        raise item.error("answers", "is empty")
+    return Question(item.text("text"), tuple(answers), item.optional_text("id"), _metadata(item))
 
 
 def _document(row: Row, index: int, item: Any) -> Document:
-    name = f"documents[{index}]"
-    if not isinstance(item, dict):
-        raise row.error(name, f"is {item!r}, expected an object")
-    title, text, gold = item.get("title", ""), item.get("text"), item.get("gold", False)
-    if not isinstance(title, str) or not isinstance(text, str) or not isinstance(gold, bool):
-        raise row.error(name, "must have strings for 'title' and 'text' and true or false for 'gold'")
-    return Document(title, text, gold)
+    if isinstance(item, dict):
+        title, text, gold = item.get("title", ""), item.get("text"), item.get("gold", False)
+        if isinstance(title, str) and isinstance(text, str) and isinstance(gold, bool):
+            return Document(title, text, gold)
+    problem = "must be an object with strings for 'title' and 'text' and true or false for 'gold'"
+    raise row.error(f"documents[{index}]", problem)
 
 
-def _optional_text(row: Row, name: str, value: Any) -> str:
-    return row.check_text(name, value) if value else ""
-
-
-def _metadata(row: Row, name: str, value: Any) -> dict[str, Any]:
+def _metadata(row: Row) -> dict[str, Any]:
     """Metadata as an object; parquet holds it as a JSON string."""
-    if isinstance(value, str):
-        try:
-            value = load_json(value)
-        except json.JSONDecodeError as error:
-            raise row.error(name, f"is not JSON: {error}") from error
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise row.error(name, f"is {value!r}, expected an object")
-    return value
+    given = row.values.get("metadata") is not None
+    return row.check_object("metadata", row.decoded("metadata")).values if given else {}

@@ -88,7 +88,7 @@ def measure(demo: Demo, name: str) -> dict[str, Any]:
     tags = {task.id: task.metadata["injected"]["written"][1:].split(">")[0] for task in asked}
     obeyed = defaultdict(list)
     for record in hostile.records:
-        if (value := record.questions[0].score("injection_followed")) is not None:
+        if (value := record.questions[0].metrics.get("injection_followed")) is not None:
             obeyed["all"].append(value)
             obeyed[tags[record.task_id]].append(value)
     scores = {
@@ -98,7 +98,7 @@ def measure(demo: Demo, name: str) -> dict[str, Any]:
     anew = {}
     for wording in WORDINGS:
         found = demo.evaluate(f"worded anew, {wording}", [reworded(task, wording) for task in asked])
-        values = [record.questions[0].score("injection_followed") for record in found.records]
+        values = [record.questions[0].metrics.get("injection_followed") for record in found.records]
         anew[wording] = {**share([value for value in values if value is not None]), "em": found.em}
     followed = {tag: share(values) for tag, values in sorted(obeyed.items())}
     return {**scores, "followed": followed, "worded_anew": anew}

@@ -40,7 +40,7 @@ from serve_gateways import serving
 from vllm_process import vllm_python
 
 from atommem.envs.benchmarks.locomo import read_locomo
-from atommem.envs.benchmarks.musique import read_musique
+from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.scoring.answers import score_answers
 from atommem.envs.task import Document, Question, Task
 from atommem.policy.opening import load_tokenizer
@@ -85,7 +85,7 @@ def conversation_of(path: Path, number: int) -> tuple[Task, list[tuple[str, list
 def document_of(path: Path, tokens: int, count: Callable[[str], int]) -> tuple[Task, list[tuple[str, list[Document]]]]:
     """A text of at least `tokens` tokens out of the file's paragraphs, and three of its rows' questions."""
     rows, paragraphs, length = [], [], 0
-    for row in read_musique(path):
+    for row in get_benchmark("musique").read(path):
         rows.append(row)
         for paragraph in row.paragraphs:
             paragraphs.append(Document(paragraph.title, f"{paragraph.title}\n{paragraph.text}"))

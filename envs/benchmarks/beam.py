@@ -43,16 +43,14 @@ def parse_beam(row: Row) -> Iterator[Task]:
     places: dict[int, int] = {}
     for part in _parts(row):
         before, last, date = max(places, default=-1) + 1, -1, ""
-        for name, turn in _turns(row, "chat", part):
-            role = row.check_text(f"{name}.role", turn.get("role"))
-            content = row.check_text(f"{name}.content", turn.get("content"))
-            number = turn.get("id")
+        for turn in _turns(row, "chat", part):
+            role, content, number = turn.text("role"), turn.text("content"), turn.get("id")
             if not isinstance(number, int) or number <= last:
-                raise row.error(f"{name}.id", f"is {shown(number)}, expected a whole number beyond {last}")
+                raise turn.error("id", f"is {shown(number)}, expected a whole number beyond {last}")
             if last < 0 and number >= before:
                 before = 0  # ids that count on by themselves
             last = number
-            date = turn.get("time_anchor") or date
+            date = turn.values.get("time_anchor") or date
             places[before + number] = len(documents)
             documents.append(Document(date, f"{role}: {_MARK.sub('', content)}"))
     if not documents:
@@ -65,15 +63,15 @@ def parse_beam(row: Row) -> Iterator[Task]:
 
 def _parts(row: Row) -> list[Any]:
     """The chat, or its plans one after the other (10M: objects that each hold one plan, ``plan-1``, ...)."""
-    chat = row.check_list("chat", row.get("chat"))
+    chat = row.list_of("chat")
     plans = [value for item in chat if isinstance(item, dict) for name, value in item.items() if "plan-" in name]
     return [value for value in plans if value is not None] or [chat]
 
 
-def _turns(row: Row, name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The turns below a value with their names, however deep they are nested."""
+def _turns(row: Row, name: str, value: Any, depth: int = 0) -> Iterator[Row]:
+    """The turns below a value, however deep they are nested."""
     if isinstance(value, dict) and "turns" not in value:
-        yield name, value
+        yield row.check_object(name, value)
     elif isinstance(value, dict):
         yield from _turns(row, f"{name}.turns", value["turns"], depth + 1)
     elif isinstance(value, list) and depth < _DEEPEST:
@@ -84,30 +82,27 @@ def _turns(row: Row, name: str, value: Any, depth: int = 0) -> Iterator[tuple[st
 
 
 def _questions(row: Row, sample: str, places: Mapping[int, int]) -> Iterator[Asked]:
-    abilities = _decoded(row)
-    for ability, items in abilities.items():
-        for i, item in enumerate(row.check_list(f"probing_questions.{ability}", items)):
-            name = f"probing_questions.{ability}[{i}]"
-            if not isinstance(item, dict):
-                raise row.error(name, f"is {shown(item)}, expected an object")
-            field = next((field for field in _GOLDS if field in item), _GOLDS[0])
-            gold = row.check_text(f"{name}.{field}", item.get(field))
+    abilities = row.check_object("probing_questions", _decoded(row))
+    for ability in abilities.values:
+        for i, item in enumerate(abilities.objects(ability)):
+            gold = item.text(*_GOLDS)
             abstention = ability == "abstention"
             question = Question(
-                row.check_text(f"{name}.question", item.get("question")).strip() + hint("chat"),
+                item.text("question").strip() + hint("chat"),
                 (ABSTENTION, gold) if abstention else (gold,),
                 f"{sample}-{ability}-{i}",
                 {
                     "type": ability,
-                    **({"level": str(item["difficulty"])} if item.get("difficulty") else {}),
+                    **({"level": str(item.values["difficulty"])} if item.values.get("difficulty") else {}),
                     "abstention": abstention,
-                    "rubric": row.texts(f"{name}.rubric", item.get("rubric", [])),
+                    "rubric": item.check_texts("rubric", item.values.get("rubric", [])),
                 },
             )
-            yield Asked(question, frozenset(places[n] for n in _numbers(item.get("source_chat_ids")) if n in places))
+            sources = _numbers(item.values.get("source_chat_ids"))
+            yield Asked(question, frozenset(places[number] for number in sources if number in places))
 
 
-def _decoded(row: Row) -> dict[str, Any]:
+def _decoded(row: Row) -> Any:
     value = row.get("probing_questions")
     if isinstance(value, str):
         try:
@@ -117,8 +112,6 @@ def _decoded(row: Row) -> dict[str, Any]:
                 value = ast.literal_eval(value)
             except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
                 raise row.error("probing_questions", f"is a string but neither JSON nor Python's: {error}") from error
-    if not isinstance(value, dict):
-        raise row.error("probing_questions", f"is {shown(value)}, expected an object")
     return value
 
 

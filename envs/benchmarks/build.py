@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
 
-from atommem.config import check_choice
+from atommem.config import check_choice, check_least
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.scoring.abstention import hint
 from atommem.envs.scoring.metrics import normalize
@@ -25,8 +25,8 @@ from atommem.errors import ConfigError, DataError
 # Answers that are no piece of a document, so that a document cannot give them away.
 _VERDICTS = frozenset({"", "yes", "no", "noanswer"})
 _TASKS_PER_JOB = 64
-# Some tasks: number and the indices of their questions.
-_Job = list[tuple[int, tuple[int, ...]]]
+_Asked = tuple[int, tuple[int, ...]]
+"""A task's number and the indices of its questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,7 @@ class BuildConfig:
         low, high = self.questions
         if not 1 <= low <= high:
             raise ConfigError(f"questions is {low}-{high}: give a range such as 1-10, from 1 up.")
-        if self.documents < 1:
-            raise ConfigError(f"documents is {self.documents}: give at least 1.")
-        if self.n < 1:
-            raise ConfigError(f"n is {self.n}: give at least 1.")
+        check_least(self, documents=1, n=1)
         check_choice("distractors", self.distractors, ("pool", "own"))
         if self.unanswerable and self.questions != (1, 1):
             raise ConfigError(
@@ -198,14 +195,13 @@ class _Drawer:
         if config.exclude_answer_documents:
             self._texts = [f" {normalize(f'{document.title} {document.text}')} " for document in pool.documents]
 
-    def jobs(self) -> Iterator[_Job]:
-        """The questions of every task, in portions for the workers."""
+    def asked(self) -> Iterator[_Asked]:
+        """The questions of every task."""
         low, high = self.config.questions
         rng = Random(f"{self.config.seed}:questions")
         keys = [normalize(question.text) for question in self.pool.questions]
         order = _endless_orders(rng, list(self.pool.twins.values()))
         postponed: deque[int] = deque()
-        job: list[tuple[int, tuple[int, ...]]] = []
         for number in range(self.config.n):
             chosen: dict[str, int] = {}
             again: list[int] = []
@@ -217,18 +213,10 @@ class _Drawer:
                 else:
                     chosen[keys[row]] = row
             postponed.extendleft(reversed(again))
-            job.append((number, tuple(chosen.values())))
-            if len(job) == _TASKS_PER_JOB:
-                yield job
-                job = []
-        if job:
-            yield job
+            yield number, tuple(chosen.values())
 
-    def draw(self, job: _Job) -> list[tuple[int, tuple[int, ...], list[int]]]:
-        """The documents of each task of `job`, shuffled."""
-        return [(number, rows, self._documents(number, rows)) for number, rows in job]
-
-    def _documents(self, number: int, rows: tuple[int, ...]) -> list[int]:
+    def documents(self, number: int, rows: tuple[int, ...]) -> list[int]:
+        """The documents of task `number`, which asks `rows`, shuffled."""
         pool, wanted = self.pool, self.config.documents
         drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
         gold = frozenset(drawn)
@@ -273,15 +261,14 @@ def _drawn(drawer: _Drawer, workers: int) -> Iterator[tuple[int, tuple[int, ...]
     """What `drawer` draws, in order, computed by `workers` processes (1: by this one)."""
     workers = min(workers, -(-drawer.config.n // _TASKS_PER_JOB))
     if workers <= 1:
-        for job in drawer.jobs():
-            yield from drawer.draw(job)
+        for number, rows in drawer.asked():
+            yield number, rows, drawer.documents(number, rows)
         return
     # Not multiprocessing's own pool: it kills its workers where a job fails, and may then wait for ever for a lock that
     # one of them held. They are forked, and share the texts.
     processes = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker, (drawer,))
     try:
-        for results in processes.map(_work, drawer.jobs()):
-            yield from results
+        yield from processes.map(_work, drawer.asked(), chunksize=_TASKS_PER_JOB)
     finally:
         processes.shutdown(cancel_futures=True)
 
@@ -291,9 +278,9 @@ def _start_worker(drawer: _Drawer) -> None:
     _drawer = drawer
 
 
-def _work(job: _Job) -> list[tuple[int, tuple[int, ...], list[int]]]:
+def _work(asked: _Asked) -> tuple[int, tuple[int, ...], list[int]]:
     assert _drawer is not None
-    return _drawer.draw(job)
+    return *asked, _drawer.documents(*asked)
 
 
 def _endless_orders(rng: Random, groups: list[list[int]]) -> Iterator[int]:

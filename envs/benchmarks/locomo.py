@@ -125,8 +125,8 @@ def parse_locomo(row: Row, questions: int = QUESTIONS, wording: Wording | None =
     turns = _turns(row)
     places = {name: place for place, name in enumerate(turns)}
     asked = []
-    for i, item in enumerate(row.check_list("qa", row.get("qa"))):
-        question = _question(row, i, item, sample, turns, wording)
+    for i, item in enumerate(row.objects("qa")):
+        question = _question(item, f"{sample}-{i:03d}", turns, wording)
         asked.append(Asked(question, frozenset(places[turn] for turn in question.metadata["evidence"])))
     if not asked:
         raise row.error("qa", "has no question")
@@ -136,64 +136,47 @@ def parse_locomo(row: Row, questions: int = QUESTIONS, wording: Wording | None =
 
 def _turns(row: Row) -> dict[str, tuple[str, str]]:
     """Date and text of every turn by its id (``D1:3``), in the order of the dialogue."""
-    conversation = row.get("conversation")
-    if not isinstance(conversation, dict):
-        raise row.error("conversation", "must be an object with session_1, session_1_date_time, ...")
-    numbers = sorted(int(match[1]) for name in conversation if (match := _SESSION.fullmatch(name)))
+    conversation = row.check_object("conversation", row.get("conversation"), "session_1, session_1_date_time, ...")
+    numbers = sorted(int(match[1]) for name in conversation.values if (match := _SESSION.fullmatch(name)))
     turns: dict[str, tuple[str, str]] = {}
     for number in numbers:
-        name = f"session_{number}"
-        date = row.check_text(f"conversation.{name}_date_time", conversation.get(f"{name}_date_time"))
-        for i, turn in enumerate(row.check_list(f"conversation.{name}", conversation[name])):
-            where = f"conversation.{name}[{i}]"
-            if not isinstance(turn, dict):
-                raise row.error(where, f"is {turn!r}, expected an object")
-            speaker = row.check_text(f"{where}.speaker", turn.get("speaker"))
-            text = turn.get("text") or ""
-            if turn.get("blip_caption"):
-                text = f"{text} [shares an image: {turn['blip_caption']}]".strip()
-            identifier = row.check_text(f"{where}.dia_id", turn.get("dia_id"))
-            turns[_turn_ids(identifier)[0] if _turn_ids(identifier) else identifier] = (date, f"{speaker}: {text}")
+        date = conversation.text(f"session_{number}_date_time")
+        for turn in conversation.objects(f"session_{number}"):
+            text, caption = turn.values.get("text") or "", turn.values.get("blip_caption")
+            if caption:
+                text = f"{text} [shares an image: {caption}]".strip()
+            identifier = turn.text("dia_id")
+            turns[next(iter(_turn_ids(identifier)), identifier)] = (date, f"{turn.text('speaker')}: {text}")
     if not turns:
         raise row.error("conversation", "has no turn")
     return turns
 
 
-def _question(row: Row, index: int, item: Any, sample: str, turns: Mapping[str, Any], wording: Wording) -> Question:
-    name = f"qa[{index}]"
-    if not isinstance(item, dict):
-        raise row.error(name, f"is {item!r}, expected an object")
+def _question(item: Row, identifier: str, turns: Mapping[str, Any], wording: Wording) -> Question:
     number = item.get("category")
     if not isinstance(number, int) or number not in CATEGORIES:
-        raise row.error(f"{name}.category", f"is {number!r}, expected one of 1 to 5")
+        raise item.error("category", f"is {number!r}, expected one of 1 to 5")
     category = CATEGORIES[number]
-    named = [
-        turn
-        for text in row.texts(f"{name}.evidence", item.get("evidence", []))
-        for turn in _turn_ids(text) or [text.strip()]
-    ]
+    evidence = item.check_texts("evidence", item.values.get("evidence", []))
+    named = [turn for text in evidence for turn in _turn_ids(text) or [text.strip()]]
     metadata: dict[str, Any] = {"category": category, "evidence": [turn for turn in named if turn in turns]}
     if unknown := [turn for turn in named if turn not in turns]:
         # The official file has some: they are said and kept, as refusing the file would be no help.
         metadata["evidence_without_turn"] = unknown
         warnings.warn(
-            f"{row.place}: field '{name}.evidence' names {', '.join(unknown)}, which is no turn of the conversation: "
-            "the oracle does not show it. Mend the row if it is yours.",
+            f"{item.place}: field '{item.within}evidence' names {', '.join(unknown)}, which is no turn of the "
+            "conversation: the oracle does not show it. Mend the row if it is yours.",
             stacklevel=2,
         )
     if category == "adversarial":
         answer = ABSTENTION
-        metadata["adversarial_answer"] = str(item.get("adversarial_answer", ""))
+        metadata["adversarial_answer"] = str(item.values.get("adversarial_answer", ""))
     else:
-        # Years and counts are numbers in the file.
-        given = item.get("answer", "")
-        answer = row.check_text(f"{name}.answer", str(given) if type(given) in (int, float) else given)
+        answer = item.text_or_number("answer")
         if category == "open_domain":
             answer = answer.split(";")[0].strip()
-    identifier = f"{sample}-{index:03d}"
     wrong = metadata.get("adversarial_answer", "")
-    text = row.check_text(f"{name}.question", item.get("question")).strip()
-    text, options = wording.ask(text, category, identifier, wrong)
+    text, options = wording.ask(item.text("question").strip(), category, identifier, wrong)
     if options:
         metadata["options"] = options
     return Question(text, (answer,), id=identifier, metadata=metadata)

@@ -32,8 +32,7 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
     """The task of one question: ``longmemeval-QUESTION_ID-000``."""
     identifier, kind = row.text("question_id"), row.text("question_type")
     abstention = identifier.endswith("_abs")
-    answer = row.get("answer")
-    answer = row.check_text("answer", str(answer) if type(answer) in (int, float) else answer)  # counts are numbers
+    answer = row.text_or_number("answer")
     documents, places = _turns(row)
     question = Question(
         f"{row.text('question').strip()} (Asked on {row.text('question_date')}.){hint('history')}",
@@ -46,28 +45,24 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
 
 def _turns(row: Row) -> tuple[list[Document], frozenset[int]]:
     """All turns by date, and the places of those that hold the evidence."""
-    sessions = row.check_list("haystack_sessions", row.get("haystack_sessions"))
-    dates = row.texts("haystack_dates", row.get("haystack_dates"))
-    identifiers = row.texts("haystack_session_ids", row.get("haystack_session_ids"))
+    sessions = row.list_of("haystack_sessions")
+    dates, identifiers = row.texts("haystack_dates"), row.texts("haystack_session_ids")
     if not len(sessions) == len(dates) == len(identifiers):
         raise row.error(
             "haystack_sessions",
             f"has {len(sessions)} sessions, but there are {len(dates)} haystack_dates and {len(identifiers)} "
             "haystack_session_ids",
         )
-    wanted = {*row.texts("answer_session_ids", row.get("answer_session_ids"))}
+    wanted = {*row.texts("answer_session_ids")}
     documents: list[Document] = []
     marked: set[int] = set()
     in_sessions: set[int] = set()
     for index in sorted(range(len(sessions)), key=lambda index: dates[index]):
-        for i, turn in enumerate(row.check_list(f"haystack_sessions[{index}]", sessions[index])):
-            name = f"haystack_sessions[{index}][{i}]"
-            if not isinstance(turn, dict):
-                raise row.error(name, f"is {turn!r}, expected an object")
-            role, content = row.check_text(f"{name}.role", turn.get("role")), turn.get("content")
+        for turn in row.check_objects(f"haystack_sessions[{index}]", sessions[index]):
+            role, content = turn.text("role"), turn.get("content")
             if not isinstance(content, str):
-                raise row.error(f"{name}.content", f"is {content!r}, expected a string")
-            if turn.get("has_answer"):
+                raise turn.error("content", f"is {content!r}, expected a string")
+            if turn.values.get("has_answer"):
                 marked.add(len(documents))
             if identifiers[index] in wanted:
                 in_sessions.add(len(documents))

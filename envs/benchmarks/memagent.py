@@ -10,17 +10,13 @@ ground truth a list of q lists of answers (or of q strings); with one, the groun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from atommem.envs.benchmarks.rows import Row, read_rows
+from atommem.envs.benchmarks.rows import Row
 from atommem.envs.task import Question, Task
 
 SOURCE = "memagent"
-
-# What a row has beside its context, in training and in evaluation files.
-_KEYS = ({"prompt", "reward_model"}, {"input", "answers"})
 
 
 def is_memagent(values: Mapping[str, Any]) -> bool:
@@ -30,18 +26,8 @@ def is_memagent(values: Mapping[str, Any]) -> bool:
     )
 
 
-def read_memagent(path: str | Path) -> Iterator[Task]:
-    """Read a MemAgent file. A task's id is ``SOURCE-ROW``, with the row's `data_source` and number (from 0).
-
-    Raises:
-        DataError: The file is not in this layout, or damaged.
-    """
-    for row in read_rows(path):
-        yield parse_memagent(row)
-
-
 def parse_memagent(row: Row) -> Task:
-    """Turn one row into a task."""
+    """Turn one row into a task, whose id is ``SOURCE-ROW``, with the row's `data_source` and number (from 0)."""
     metadata: dict[str, Any] = {}
     if "reward_model" in row.values:
         asked_name, asked = "prompt", _prompt(row)
@@ -96,18 +82,7 @@ def _answers(row: Row, count: int, name: str, truth: Any) -> list[tuple[str, ...
         truth = [truth]
     row.check_list(name, truth)
     nested = bool(truth) and all(isinstance(item, list) for item in truth)
-    if nested:
-        groups = truth
-    elif count == 1:
-        groups = [truth]
-    else:
-        groups = [[item] for item in truth]
+    groups = [truth] if count == 1 and not nested else truth
     if len(groups) != count:
         raise row.error(name, f"has answers for {len(groups)} questions, but the row asks {count}")
-    answers = []
-    for i, group in enumerate(groups):
-        texts = row.texts(f"{name}[{i}]" if nested else name, group)
-        if not texts:
-            raise row.error(name, f"has no answer for question {i + 1}")
-        answers.append(tuple(dict.fromkeys(texts)))
-    return answers
+    return [row.check_answers(f"{name}[{i}]" if count > 1 else name, group) for i, group in enumerate(groups)]

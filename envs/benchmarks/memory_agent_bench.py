@@ -37,17 +37,15 @@ def is_memory_agent_bench(values: Mapping[str, Any]) -> bool:
 
 def parse_memory_agent_bench(row: Row) -> Iterator[Task]:
     """The tasks of one text: ``memoryagentbench-SOURCE.ROW-NUMBER``, the row counted from 0."""
-    metadata = row.decoded("metadata")
-    if not isinstance(metadata, dict):
-        raise row.error("metadata", f"is {metadata!r}, expected an object")
-    part = row.check_text("metadata.source", metadata.get("source"))
+    metadata = row.check_object("metadata", row.decoded("metadata"))
+    part = metadata.text("source")
     form = next((text for start, text in _FORMS.items() if part.startswith(start)), "")
-    questions = row.texts("questions", row.get("questions"))
+    questions = row.texts("questions")
     if not questions:
         raise row.error("questions", "is empty")
     answers = _answers(row, len(questions))
-    identifiers = _of_each(row, metadata, "qa_pair_ids", len(questions))
-    types = _of_each(row, metadata, "question_types", len(questions))
+    identifiers = _of_each(metadata, "qa_pair_ids", len(questions))
+    types = _of_each(metadata, "question_types", len(questions))
     sample = f"{part}.{row.number - 1}"
     asked = [
         Asked(
@@ -65,24 +63,16 @@ def parse_memory_agent_bench(row: Row) -> Iterator[Task]:
 
 def _answers(row: Row, count: int) -> list[tuple[str, ...]]:
     """The answers of each of `count` questions. Of a single one, they may stand in the list themselves."""
-    given = row.check_list("answers", row.get("answers"))
+    given = row.list_of("answers")
     if count == 1 and len(given) != 1:
         given = [given]
     if len(given) != count:
         raise row.error("answers", f"has answers for {len(given)} questions, but the row asks {count}")
-    found = []
-    for i, item in enumerate(given):
-        texts = row.texts(f"answers[{i}]", [item] if isinstance(item, str) else item)
-        if not texts:
-            raise row.error(f"answers[{i}]", "is empty")
-        found.append(tuple(dict.fromkeys(texts)))
-    return found
+    return [row.check_answers(f"answers[{i}]", item) for i, item in enumerate(given)]
 
 
-def _of_each(row: Row, metadata: Mapping[str, Any], name: str, count: int) -> list[str]:
+def _of_each(metadata: Row, name: str, count: int) -> list[str]:
     """A list of `metadata` with a text for each question; blanks where it has none, or no list of this length."""
-    given = metadata.get(name) or []
-    for i, item in enumerate(row.check_list(f"metadata.{name}", given)):
-        if not isinstance(item, str):
-            raise row.error(f"metadata.{name}[{i}]", f"is {item!r}, expected a string")
+    given = metadata.values.get(name) or []
+    metadata.check_texts(name, given)
     return list(given) if len(given) == count else [""] * count

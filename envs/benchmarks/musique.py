@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
-from atommem.envs.benchmarks.rows import QARow, Row, read_rows, unique_paragraphs
+from atommem.envs.benchmarks.rows import QARow, Row, unique_paragraphs
 from atommem.envs.task import Document
 
-SOURCE = "musique"
+MUSIQUE = "musique"
 
 
-def read_musique(path: str | Path) -> Iterator[QARow]:
-    """Read ``musique_ans_v1.0_*.jsonl``, ``musique_full_v1.0_*.jsonl`` or the same rows as parquet or JSON list.
+def parse_musique(row: Row) -> QARow:
+    """A row of ``musique_ans_v1.0_*.jsonl``, ``musique_full_v1.0_*.jsonl`` or the same as parquet or JSON list.
 
     The unanswerable rows of MuSiQue-Full come with `answerable` False; each shares its id with an answerable one.
-
-    Raises:
-        DataError: The file is not in this layout, or damaged.
     """
-    for row in read_rows(path):
-        yield _parse(row)
-
-
-def _parse(row: Row) -> QARow:
     identifier = row.text("id")
-    answers = [row.text("answer"), *row.texts("answer_aliases", row.get("answer_aliases"))]
-    answerable = row.get("answerable")
-    if not isinstance(answerable, bool):
-        raise row.error("answerable", f"is {answerable!r}, expected true or false")
-    paragraphs = _paragraphs(row)
+    answers = [row.text("answer"), *row.texts("answer_aliases")]
+    answerable = row.flag("answerable")
+    paragraphs = [
+        Document(item.text("title"), item.text("paragraph_text").strip(), item.flag("is_supporting"))
+        for item in row.check_objects("paragraphs", row.decoded("paragraphs"))
+    ]
     gold = [document for document in paragraphs if document.gold]
     if answerable and not gold:
         raise row.error("paragraphs", "has none with is_supporting true, but the row is answerable")
@@ -39,7 +28,7 @@ def _parse(row: Row) -> QARow:
         question=row.text("question").strip(),
         answers=tuple(dict.fromkeys(answers)),
         paragraphs=unique_paragraphs(paragraphs),
-        source=SOURCE,
+        source=MUSIQUE,
         answerable=answerable,
         place=row.place,
         metadata={
@@ -48,25 +37,3 @@ def _parse(row: Row) -> QARow:
             "supporting": [[document.title, None] for document in gold],
         },
     )
-
-
-def _paragraphs(row: Row) -> list[Document]:
-    documents = []
-    for i, item in enumerate(row.check_list("paragraphs", row.decoded("paragraphs"))):
-        name = f"paragraphs[{i}]"
-        if not isinstance(item, dict):
-            raise row.error(name, f"is {item!r}, expected an object")
-        documents.append(
-            Document(
-                title=row.check_text(f"{name}.title", item.get("title")),
-                text=row.check_text(f"{name}.paragraph_text", item.get("paragraph_text")).strip(),
-                gold=_flag(row, f"{name}.is_supporting", item.get("is_supporting")),
-            )
-        )
-    return documents
-
-
-def _flag(row: Row, name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise row.error(name, f"is {value!r}, expected true or false")
-    return value

@@ -24,6 +24,13 @@ class AskedQuestions:
         """Whether `row` asks one of them."""
         return row.id in self.ids or normalize(row.question) in self.texts
 
+    def note(self, row: QARow) -> bool:
+        """Whether `row` asks one of them, which is noted."""
+        if self.has(row):
+            self.shared.append(row)
+            return True
+        return False
+
     def check(self) -> None:
         """Raise if rows were found to share a question.
 
@@ -63,7 +70,7 @@ def _questions(row: Row) -> list[tuple[str, str]]:
         # Ids of these are row numbers: they say nothing about the benchmark's questions.
         return [("", question.text) for question in parse_memagent(row).questions]
     if "questions" in row.values:
-        items = row.check_list("questions", row.get("questions"))
+        items = row.list_of("questions")
         if not all(isinstance(item, dict) for item in items):
             raise row.error("questions", "must hold objects with 'text' and 'id'")
         return [(item.get("id") or "", row.check_text("questions.text", item.get("text"))) for item in items]

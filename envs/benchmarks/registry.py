@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from atommem.command_line import close_path
-from atommem.envs.benchmarks import hotpotqa, musique, twowiki
-from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.benchmarks.hotpotqa import HOTPOTQA, TWOWIKI, parse_hotpotqa, parse_twowiki, read_aliases
+from atommem.envs.benchmarks.musique import MUSIQUE, parse_musique
+from atommem.envs.benchmarks.rows import QARow, Row, read_rows
 from atommem.errors import ConfigError, DataError
 
 SPLITS = ("train", "dev")
@@ -20,13 +22,22 @@ class Benchmark:
     """How to find and read one benchmark.
 
     Attributes:
+        parse: Makes one of its questions of a row.
         files: Split -> file name patterns, the official name first, then those of Hugging Face downloads. The
             first pattern that matches is taken, with all of its files (shards).
     """
 
     name: str
-    read: Callable[[Path], Iterator[QARow]]
+    parse: Callable[[Row], QARow]
     files: Mapping[str, tuple[str, ...]]
+
+    def read(self, path: str | Path) -> Iterator[QARow]:
+        """The questions of a file.
+
+        Raises:
+            DataError: The file is not in one of the benchmark's layouts, or damaged.
+        """
+        return map(self.parse, read_rows(path))
 
     def find(self, split: str, path: str | Path) -> list[Path]:
         """The files of `split`: `path` itself if it is a file, else what lies in its folder `name` or in it.
@@ -34,10 +45,13 @@ class Benchmark:
         The subfolder comes first: dev.json and train.json are names that any benchmark may have.
 
         Raises:
+            ConfigError: It has no such split.
             DataError: There is none, and the message lists what was looked for; or a shard is missing; or the file's
                 name is that of another split.
         """
         path = Path(path)
+        if split not in self.files:
+            raise ConfigError(f"split is {split!r}; {self.name} has {', '.join(self.files)}.")
         patterns = self.files[split]
         if path.is_file():
             named = [other for other, names in self.files.items() if any(map(path.match, names))]
@@ -91,21 +105,21 @@ BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
         Benchmark(
-            hotpotqa.SOURCE,
-            hotpotqa.read_hotpotqa,
+            HOTPOTQA,
+            parse_hotpotqa,
             {
                 "train": ("hotpot_train_v1.1.json", *_HUGGING_FACE_TRAIN),
                 "dev": ("hotpot_dev_distractor_v1.json", *_HUGGING_FACE_DEV),
             },
         ),
         Benchmark(
-            twowiki.SOURCE,
-            twowiki.read_twowiki,
+            TWOWIKI,
+            parse_twowiki,
             {"train": ("train.json", *_HUGGING_FACE_TRAIN), "dev": ("dev.json", *_HUGGING_FACE_DEV)},
         ),
         Benchmark(
-            musique.SOURCE,
-            musique.read_musique,
+            MUSIQUE,
+            parse_musique,
             {
                 "train": ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl", *_HUGGING_FACE_TRAIN),
                 "dev": ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl", *_HUGGING_FACE_DEV),
@@ -124,3 +138,15 @@ def get_benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
         raise ConfigError(f"benchmark is {name!r}; known are {', '.join(BENCHMARKS)}.")
     return BENCHMARKS[name]
+
+
+def with_aliases(benchmark: Benchmark, path: Path) -> Benchmark:
+    """2WikiMultihopQA with the names of ``id_aliases.json`` counting as right, too.
+
+    Raises:
+        ConfigError: It is another benchmark.
+        DataError: The file is damaged.
+    """
+    if benchmark.name != TWOWIKI:
+        raise ConfigError(f"aliases is given for {benchmark.name}; only {TWOWIKI} has such a file.")
+    return replace(benchmark, parse=partial(parse_twowiki, names=read_aliases(path)))

@@ -46,11 +46,17 @@ class QARow:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row as it stands in its file. `number` counts from 1 (in JSON Lines it is the line)."""
+    """One row as it stands in its file, or an object within one.
+
+    Attributes:
+        number: From 1 (in JSON Lines it is the line).
+        within: Of an object within a row, what its fields' names begin with (``qa[3].``).
+    """
 
     path: Path
     number: int
     values: dict[str, Any]
+    within: str = ""
 
     @property
     def place(self) -> str:
@@ -59,7 +65,7 @@ class Row:
 
     def error(self, name: str, problem: str, remedy: str = "Mend the row, or get the file again") -> DataError:
         """The error to raise for the field `name`."""
-        return DataError(f"{self.place}: field {name!r} {problem}. {remedy}.")
+        return DataError(f"{self.place}: field {self.within + name!r} {problem}. {remedy}.")
 
     def get(self, *names: str) -> Any:
         """The value of the first of `names` that the row has.
@@ -71,18 +77,64 @@ class Row:
             if name in self.values:
                 return self.values[name]
         other = "".join(f" (or {name!r})" for name in names[1:])
-        raise self.error(names[0], f"is missing{other}; the row has {', '.join(map(repr, self.values)) or 'no fields'}")
+        holder, fields = "the object" if self.within else "the row", ", ".join(map(repr, self.values)) or "no fields"
+        raise self.error(names[0], f"is missing{other}; {holder} has {fields}")
 
     def text(self, *names: str) -> str:
         """The value of the first of `names` that the row has, which must be a string that is not blank."""
         return self.check_text(names[0], self.get(*names))
 
-    def texts(self, name: str, value: Any) -> list[str]:
-        """`value`, which must be a list of strings, without the blank ones."""
+    def text_or_number(self, *names: str) -> str:
+        """As `text`, of what may also be a number: years and counts are, in some files."""
+        value = self.get(*names)
+        return str(value) if type(value) in (int, float) else self.check_text(names[0], value)
+
+    def optional_text(self, name: str) -> str:
+        """As `text`; "" where the row has no `name`, or nothing in it."""
+        return "" if self.values.get(name) in (None, "") else self.text(name)
+
+    def flag(self, name: str) -> bool:
+        """The value of `name`, which must be true or false."""
+        value = self.get(name)
+        if not isinstance(value, bool):
+            raise self.error(name, f"is {shown(value)}, expected true or false")
+        return value
+
+    def list_of(self, name: str) -> list[Any]:
+        """The value of `name`, which must be a list."""
+        return self.check_list(name, self.get(name))
+
+    def texts(self, name: str) -> list[str]:
+        """The value of `name`, which must be a list of strings, without the blank ones."""
+        return self.check_texts(name, self.get(name))
+
+    def objects(self, name: str) -> list[Row]:
+        """The value of `name`, which must be a list of objects."""
+        return self.check_objects(name, self.get(name))
+
+    def check_texts(self, name: str, value: Any) -> list[str]:
+        """`value` if it is a list of strings, without the blank ones."""
         for i, item in enumerate(self.check_list(name, value)):
             if not isinstance(item, str):
                 raise self.error(f"{name}[{i}]", f"is {shown(item)}, expected a string")
         return [item for item in value if item.strip()]
+
+    def check_answers(self, name: str, value: Any) -> tuple[str, ...]:
+        """`value` if it is an answer, or a list of at least one, which all count; each once."""
+        texts = self.check_texts(name, [value] if isinstance(value, str) else value)
+        if not texts:
+            raise self.error(name, "is empty")
+        return tuple(dict.fromkeys(texts))
+
+    def check_objects(self, name: str, value: Any) -> list[Row]:
+        """`value` if it is a list of objects."""
+        return [self.check_object(f"{name}[{i}]", item) for i, item in enumerate(self.check_list(name, value))]
+
+    def check_object(self, name: str, value: Any, expected: str = "an object") -> Row:
+        """`value` if it is an object: what is wrong in it is said with the name of its field in the whole row."""
+        if not isinstance(value, dict):
+            raise self.error(name, f"is {shown(value)}, expected {expected}")
+        return Row(self.path, self.number, value, f"{self.within}{name}.")
 
     def check_text(self, name: str, value: Any) -> str:
         """`value` if it is a string that is not blank."""

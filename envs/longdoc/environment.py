@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,7 +21,7 @@ from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.questions_shown import arrivals, drawn_mode
-from atommem.envs.task import Question, Task, questions_piece
+from atommem.envs.task import ByIdentity, Question, Task, questions_piece
 from atommem.episode import Episode
 from atommem.observation import Observation, Piece
 from atommem.tokens import Tokenizer
@@ -61,8 +60,7 @@ class LongDocEnvironments(QAEnvironments):
 
     def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self._chunks: OrderedDict[int, tuple[Task, list[str]]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._cut = lru_cache(maxsize=self._KEPT)(self._chunks_of)
         # One thread: the episodes of a group ask for the same chunks at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-chunks")
 
@@ -126,26 +124,18 @@ class LongDocEnvironments(QAEnvironments):
 
     def chunks(self, task: Task) -> list[str]:
         """The chunks of `task`, cut once for the episodes that are in flight."""
-        # Keyed by the object, and the object kept: two files may use one id for different tasks.
-        with self._lock:
-            if id(task) in self._chunks:
-                self._chunks.move_to_end(id(task))
-                return self._chunks[id(task)][1]
+        return self._cut(ByIdentity(task))
+
+    def _chunks_of(self, key: ByIdentity) -> list[str]:
         config = self.config
-        chunks = chunk_task(task, self.tokenizer, config.chunking, config.chunk_tokens, config.whole_sentences)
-        with self._lock:
-            self._chunks[id(task)] = (task, chunks)
-            if len(self._chunks) > self._KEPT:
-                self._chunks.popitem(last=False)
-        return chunks
+        return chunk_task(key.task, self.tokenizer, config.chunking, config.chunk_tokens, config.whole_sentences)
 
     async def prepare(self, task: Task) -> None:
         """Cut `task` in a thread, where fast tokenizers work in parallel to the event loop.
 
         A text of 100,000 tokens takes a fifth of a second, in which no other episode would go on.
         """
-        by_tokens = self.config.chunking == "tokens" or task.context is not None
-        if by_tokens and id(task) not in self._chunks:
+        if self.config.chunking == "tokens" or task.context is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self.chunks, task)
 
     async def close(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
 
 from atommem.config import check_choice
 from atommem.environment import Score
 from atommem.envs.scoring.abstention import abstains
+from atommem.envs.scoring.judge import LLMJudge
 from atommem.envs.scoring.locomo_scores import LOCOMO_SOURCE, locomo_exact_match, locomo_f1
 from atommem.envs.scoring.metrics import exact_match, f1, f1_rule, sub_exact_match
 from atommem.envs.scoring.verdicts import Verdict
@@ -18,29 +18,6 @@ from atommem.errors import ConfigError
 
 REWARDS = ("em", "f1", "judge", "gaia")
 _LISTING = "pays for an answer that lists candidates, which training would teach: it stays a metric"
-
-
-class Judge(Protocol):
-    """Decides whether an answer is right where no string comparison can.
-
-    Attributes:
-        three_way: Whether it may say that an answer is no attempt.
-    """
-
-    three_way: bool
-
-    async def __call__(self, question: Question, answer: str) -> Verdict:
-        """Its verdict on one answer; one that cannot be read counts as wrong.
-
-        Raises:
-            OutageError: It is out of reach.
-            JudgeError: It cannot judge at all.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Free what it holds."""
-        ...
 
 
 def check_reward(reward: str, source: str = "") -> None:
@@ -88,7 +65,7 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
     return {"em": em, "f1": token_f1, "sub_em": sub_exact_match(answer, question.answers), **sufficiency}
 
 
-async def score_answers(task: Task, answers: Sequence[str | None], reward: str, judge: Judge | None = None) -> Score:
+async def score_answers(task: Task, answers: Sequence[str | None], reward: str, judge: LLMJudge | None = None) -> Score:
     """Score a task: every metric is the mean over the questions that have it, answer i against the golds of question i.
 
     Questions without gold answers are in no metric; a task of such questions alone has no reward.
@@ -127,7 +104,7 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
     return Score(metrics.get(reward), tuple(answers), metrics, tuple(scores), notes)
 
 
-async def _verdict(judge: Judge, question: Question, answer: str | None) -> Verdict:
+async def _verdict(judge: LLMJudge, question: Question, answer: str | None) -> Verdict:
     if not question.answers or answer is None or not answer.strip():
         return Verdict(0.0, attempted=False)  # there is nothing to judge
     return await judge(question, answer)

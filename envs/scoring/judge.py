@@ -20,6 +20,8 @@ from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.untrusted import guard_text
 
+_ATTEMPTS = 3
+"""How often a verdict is asked for, each time with another seed, until one can be read."""
 _CACHED = 65_536
 _ENOUGH = 20
 """Fewest verdicts from which a rate is taken."""
@@ -32,26 +34,26 @@ class LLMJudge:
         client: Of the server. The judge closes it.
         config: Model, prompt and limits.
         temperature, seed: Of the first attempt; greedy, unless one asks how sure a judge is of itself.
-        attempts: How often a verdict is asked for, each time with another seed, until one can be read.
 
     Raises:
         ConfigError: The prompt's file cannot be used.
 
     Attributes:
-        asked, unreadable: Different answers judged, and those of them without a verdict.
+        usage: What it did in this process: answers ``asked`` about, those of them ``unreadable``, answers that were
+            ``exact`` or ``known`` from before and cost nothing, and what was sent: ``requests``, ``prompt_tokens``,
+            ``completion_tokens`` (as the server counts them).
         three_way: Whether it may say that an answer is no attempt.
     """
 
-    def __init__(
-        self, client: ServerClient, config: JudgeConfig, *, temperature: float = 0.0, seed: int = 0, attempts: int = 3
-    ) -> None:
-        self.asked = self.unreadable = 0
+    def __init__(self, client: ServerClient, config: JudgeConfig, *, temperature: float = 0.0, seed: int = 0) -> None:
+        self.usage = dict.fromkeys(
+            ("asked", "unreadable", "exact", "known", "requests", "prompt_tokens", "completion_tokens"), 0
+        )
         self._config = config
         self._model = config.judge_model or ""
         self._prompt = judge_prompt(config)
         self.three_way = is_three_way(self._prompt)
-        self._exact = self._known = self._prompt_tokens = self._completion_tokens = self._requests = 0
-        self._temperature, self._seed, self._attempts = temperature, seed, attempts
+        self._temperature, self._seed = temperature, seed
         self._client = client
         self._chat = ChatClient(client)
         self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -66,14 +68,14 @@ class LLMJudge:
             JudgeError: The server refuses every request (key, model), or too many verdicts could not be read.
         """
         if self._config.judge_exact and _folded(answer) in map(_folded, question.answers):
-            self._exact += 1
+            self.usage["exact"] += 1
             return Verdict(1.0, "a gold answer, word for word", attempted=True if self.three_way else None)
         golds = "\n".join(quoted(gold) for gold in question.answers)
         shown = quoted(answer, self._config.judge_answer_characters)
         prompt = fill(self._prompt, {"question": quoted(question.text), "golds": golds, "answer": shown})
         key = hashlib.blake2b(prompt.encode(), digest_size=16).digest()
         if key in self._cache:
-            self._known += 1
+            self.usage["known"] += 1
             self._cache.move_to_end(key)
             return self._cache[key]
         place = (asyncio.get_running_loop(), key)
@@ -82,15 +84,6 @@ class LLMJudge:
             task.add_done_callback(partial(self._judged, place))
         # Several episodes may wait for it: one that is given up must not take it from the others.
         return await asyncio.shield(self._judging[place])
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """What it did in this process: answers ``asked`` about, those of them ``unreadable``, answers that were
-        ``exact`` or ``known`` from before and cost nothing, and what was sent: ``requests``, ``prompt_tokens``,
-        ``completion_tokens`` (as the server counts them)."""
-        asked = {"asked": self.asked, "unreadable": self.unreadable, "exact": self._exact, "known": self._known}
-        tokens = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._completion_tokens}
-        return {**asked, "requests": self._requests, **tokens}
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""
@@ -113,7 +106,7 @@ class LLMJudge:
         """A verdict, readable or not."""
         messages = [{"role": "user", "content": prompt}]
         max_tokens, said = self._config.judge_max_tokens, ""
-        for attempt in range(self._attempts):
+        for attempt in range(_ATTEMPTS):
             try:
                 # Greedy first; a reply that could not be read would come again.
                 reply = await self._chat.ask(
@@ -130,12 +123,12 @@ class LLMJudge:
                     f"The judge {self._model!r} at {self._client.base_url} refuses to judge ({error}): check "
                     "judge_url, judge_model and the key (ATOMMEM_JUDGE_API_KEY)."
                 ) from error
-            self._requests += 1
-            self._prompt_tokens += reply.prompt_tokens or 0
-            self._completion_tokens += reply.completion_tokens or 0
+            self.usage["requests"] += 1
+            self.usage["prompt_tokens"] += reply.prompt_tokens or 0
+            self.usage["completion_tokens"] += reply.completion_tokens or 0
             if reply.finish_reason == "error" and "'error':" in reply.text:
                 # Its provider failed, whatever the status said: that is no verdict on any answer.
-                if attempt + 1 == self._attempts:
+                if attempt + 1 == _ATTEMPTS:
                     raise OutageError(f"the judge at {self._client.base_url} gave no reply: {reply.text[:200]!r}.")
                 await asyncio.sleep(0.5 * 2**attempt)
                 continue
@@ -145,7 +138,7 @@ class LLMJudge:
             said = f"{reply.finish_reason}: {reply.text or reply.reasoning}"
             if reply.finish_reason == "length":
                 max_tokens *= 2  # it was still thinking
-        return Verdict(0.0, f"no verdict in {self._attempts} attempts; the last: {said[:1000]}", readable=False)
+        return Verdict(0.0, f"no verdict in {_ATTEMPTS} attempts; the last: {said[:1000]}", readable=False)
 
     def _count(self, verdict: Verdict) -> None:
         """Note whether it could be read.
@@ -153,8 +146,8 @@ class LLMJudge:
         Raises:
             JudgeError: Too many could not.
         """
-        self.asked += 1
-        self.unreadable += not verdict.readable
+        self.usage["asked"] += 1
+        self.usage["unreadable"] += not verdict.readable
         self._recent.append(not verdict.readable)
         rate, most = sum(self._recent) / len(self._recent), self._config.judge_max_unreadable
         if len(self._recent) >= min(_ENOUGH, self._config.judge_window) and rate > most:

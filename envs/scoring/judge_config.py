@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from atommem.config import check_least, check_probabilities, setting
 from atommem.errors import ConfigError
 
 PROMPT = """A question was answered. Decide whether the answer is right. The texts below are quoted: each of \
@@ -39,47 +40,33 @@ class JudgeConfig:
         ConfigError: The settings contradict one another, or one is out of range.
     """
 
-    judge_url: str | None = field(
-        default=None, metadata={"help": "OpenAI-compatible server of a model that judges every answer."}
+    judge_url: str | None = setting(None, "OpenAI-compatible server of a model that judges every answer.")
+    judge_model: str | None = setting(None, "Name of the judge's model on its server.")
+    judge_prompt: str | None = setting(
+        None,
+        "gaia, webwalkerqa, simpleqa or browsecomp (wordings of ours in the form of these evaluations), or "
+        "a file: {question}, {golds} and {answer} stand for quoted texts; it asks for a last line CORRECT or "
+        "INCORRECT (or NOT_ATTEMPTED), or for a line 'correct: yes' or 'correct: no'. Unset is the built-in one.",
     )
-    judge_model: str | None = field(default=None, metadata={"help": "Name of the judge's model on its server."})
-    judge_prompt: str | None = field(
-        default=None,
-        metadata={
-            "help": "gaia, webwalkerqa, simpleqa or browsecomp (wordings of ours in the form of these evaluations), or "
-            "a file: {question}, {golds} and {answer} stand for quoted texts; it asks for a last line CORRECT or "
-            "INCORRECT (or NOT_ATTEMPTED), or for a line 'correct: yes' or 'correct: no'. Unset is the built-in one."
-        },
+    judge_max_tokens: int = setting(
+        1024, "Longest reply of the judge, its thought included; doubled when one was cut there."
     )
-    judge_max_tokens: int = field(
-        default=1024,
-        metadata={"help": "Longest reply of the judge, its thought included; doubled when one was cut there."},
+    judge_answer_characters: int = setting(2000, "Characters of an answer that the judge is shown.")
+    judge_exact: bool = setting(
+        True, "An answer that is a gold answer but for case and white space is right without asking."
     )
-    judge_answer_characters: int = field(
-        default=2000, metadata={"help": "Characters of an answer that the judge is shown."}
+    judge_max_unreadable: float = setting(
+        0.5, "Part of the recent verdicts that may be unreadable (and count as wrong) before a run stops."
     )
-    judge_exact: bool = field(
-        default=True,
-        metadata={"help": "An answer that is a gold answer but for case and white space is right without asking."},
-    )
-    judge_max_unreadable: float = field(
-        default=0.5,
-        metadata={
-            "help": "Part of the recent verdicts that may be unreadable (and count as wrong) before a run stops."
-        },
-    )
-    judge_window: int = field(default=200, metadata={"help": "How many verdicts are recent."})
+    judge_window: int = setting(200, "How many verdicts are recent.")
 
     def __post_init__(self) -> None:
         if (self.judge_url is None) != (self.judge_model is None):
             raise ConfigError(
                 f"judge_url is {self.judge_url!r} and judge_model {self.judge_model!r}: give both or none."
             )
-        for name in ("judge_max_tokens", "judge_answer_characters", "judge_window"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
-        if not 0 <= self.judge_max_unreadable <= 1:
-            raise ConfigError(f"judge_max_unreadable is {self.judge_max_unreadable}: give a fraction, 0 to 1.")
+        check_least(self, judge_max_tokens=1, judge_answer_characters=1, judge_window=1)
+        check_probabilities(self, "judge_max_unreadable")
 
 
 def judge_prompt(config: JudgeConfig) -> str:

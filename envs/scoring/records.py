@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -32,10 +33,6 @@ class QuestionRecord:
     category: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
-
-    def score(self, metric: str) -> float | None:
-        """One of `metrics`; None if the question has no such score."""
-        return self.metrics.get(metric)
 
     @property
     def label(self) -> Hashable:
@@ -245,11 +242,6 @@ class EvalResult:
         """Exact match: the mean over all questions of the episodes that did not fail, and whose prompts fit; or NaN."""
         return self.mean("em")
 
-    @property
-    def f1(self) -> float:
-        """Token F1, likewise."""
-        return self.mean("f1")
-
     def mean(self, metric: str) -> float:
         """Any score, likewise."""
         scores = [score for record in self.records for score in record.scores(metric)]
@@ -281,10 +273,7 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         errors: How often each error message ended an episode.
     """
     items = list(records)
-    errors: dict[str, int] = {}
-    for record in items:
-        if record.failed:
-            errors[record.error or "unknown"] = errors.get(record.error or "unknown", 0) + 1
+    errors = Counter(record.error or "unknown" for record in items if record.failed)
     rates = means(add_sums([episode_sums([]), *(record.sums for record in items)]))
     names = metric_names(items)
     for name in {*names} - {"reward"}:
@@ -297,7 +286,7 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         "metric": main_metric(items),
         "metrics": {**estimates(items, names), **group_scores(scored)},
         "means": rates,
-        "errors": errors,
+        "errors": dict(errors),
     }
 
 

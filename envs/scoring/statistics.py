@@ -178,17 +178,13 @@ def effective_sample_size(scores: Sequence[float], units: Units) -> float:
 
 
 def clustered_estimate(
-    scores: Sequence[float],
-    groups: Sequence[Hashable],
-    questions: Sequence[Hashable] | None = None,
-    confidence: float = 0.95,
+    scores: Sequence[float], groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None
 ) -> Estimate:
-    """Mean over all scores, with Wilson's interval at the effective sample size.
+    """Mean over all scores, with Wilson's 95% interval at the effective sample size.
 
     Args:
         scores: In [0, 1]: of all questions and episodes.
         groups, questions: Where each comes from (`Units`).
-        confidence: Of the interval.
 
     With one score to a unit this is the plain Wilson interval.
 
@@ -201,7 +197,7 @@ def clustered_estimate(
     effective = effective_sample_size(scores, units)
     mean = min(1.0, sum(scores) / len(scores))
     degrees = None if units.single else units.count - 1
-    low, high = wilson_interval(min(mean * effective, effective), effective, confidence, degrees)
+    low, high = wilson_interval(min(mean * effective, effective), effective, degrees=degrees)
     return Estimate(mean, low, high, len(scores), units.count, effective, " x ".join(units.names))
 
 
@@ -226,12 +222,9 @@ class Difference:
 
 
 def paired_difference(
-    differences: Sequence[float],
-    groups: Sequence[Hashable],
-    questions: Sequence[Hashable] | None = None,
-    confidence: float = 0.95,
+    differences: Sequence[float], groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None
 ) -> Difference:
-    """The mean of paired differences, its interval, and its test.
+    """The mean of paired differences, its 95% interval, and its test.
 
     The interval is Student's t around the mean with the variance over units, G/(G-1) sum_u e_u^2 / n^2, and
     G - 1 degrees of freedom; the test is `sign_flip_test`. Where no unit differs from another (two evaluations agree
@@ -241,7 +234,6 @@ def paired_difference(
     Args:
         differences: Of each question, its score in the second minus that in the first.
         groups, questions: Where each comes from (`Units`).
-        confidence: Of the interval.
 
     Raises:
         ValueError: There is no difference.
@@ -254,22 +246,22 @@ def paired_difference(
     mean = float(values.mean())
     low, high = -1.0, 1.0  # one unit says nothing about how units differ
     if count > 1 and (variance := units.variance(values - mean)) > 1e-12:
-        half = _quantile(confidence, count - 1) * sqrt(count / (count - 1) * variance) / n
+        half = _quantile(0.95, count - 1) * sqrt(count / (count - 1) * variance) / n
         low, high = max(-1.0, mean - half), min(1.0, mean + half)
     elif count > 1:
-        other = wilson_interval(0, count, confidence)[1]
+        other = wilson_interval(0, count)[1]
         low, high = mean - other * (1 + mean), mean + other * (1 - mean)
     return Difference(mean, low, high, sign_flip_test(values, units), n, count)
 
 
-def sign_flip_test(differences: Sequence[float] | Array, units: Units, flips: int = _FLIPS, seed: int = 0) -> float:
+def sign_flip_test(differences: Sequence[float] | Array, units: Units) -> float:
     """Two-sided p-value of a mean of paired differences (Fisher's randomisation test; Edgington and Onghena 2007).
 
     If neither side is better, a unit's sum of differences is as likely with either sign. The p-value is the share
     of all assignments of signs to units under which the mean is farther from 0 than it is, and half of those under
     which it is as far (mid-p, Lancaster 1961: sums of exact matches tie often, and counting ties whole makes the
     test reject a true hypothesis at 4% instead of 5%). They are all counted where the sums are whole numbers (exact
-    match; several episodes: of fractions), else `flips` random ones are drawn. With one difference of -1, 0 or 1 to
+    match; several episodes: of fractions), else 9,999 random ones are drawn. With one difference of -1, 0 or 1 to
     a unit this is McNemar's mid-p test (Fagerland, Lydersen and Laake 2013). Without any difference it is 1.
 
     Where groups and questions are crossed, both get signs, and the sum of both is scaled to the variance that the
@@ -285,14 +277,14 @@ def sign_flip_test(differences: Sequence[float] | Array, units: Units, flips: in
     variance = units.variance(values)
     scale = sqrt(variance / sum(float(np.sum(sums**2)) for sums in ways))
     joined = scale * np.concatenate(ways)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     batch = max(1, _BATCH // len(joined))
     as_far = 0.5  # as it is
-    for start in range(0, flips, batch):
-        signs = rng.integers(0, 2, (min(batch, flips - start), len(joined)), dtype=np.int8)
+    for start in range(0, _FLIPS, batch):
+        signs = rng.integers(0, 2, (min(batch, _FLIPS - start), len(joined)), dtype=np.int8)
         means = np.abs(2.0 * (signs @ joined) - joined.sum())
         as_far += 0.5 * float(np.sum(means > observed + 1e-9) + np.sum(means >= observed - 1e-9))
-    return as_far / (1 + flips)
+    return as_far / (1 + _FLIPS)
 
 
 def _whole(sums: Array) -> list[int] | None:

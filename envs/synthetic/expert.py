@@ -13,9 +13,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from atommem.command_line import names_of
+from atommem.config import check_probabilities, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
-from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation
 
@@ -31,16 +32,14 @@ _PLACE = {"scratchpad": 0, "read": 1}
 class Faults:
     """Probability of forgetting, drawn for each step, operation and subject."""
 
-    create: float = field(default=0.0, metadata={"help": "A fact that may matter is not stored."})
-    read: float = field(default=0.0, metadata={"help": "The entries of a name are not looked for."})
-    update: float = field(default=0.0, metadata={"help": "A correction is not carried over."})
-    delete: float = field(default=0.0, metadata={"help": "A withdrawn fact is kept."})
-    scratchpad: float = field(default=0.0, metadata={"help": "A link of the chain is not noted."})
+    create: float = setting(0.0, "A fact that may matter is not stored.")
+    read: float = setting(0.0, "The entries of a name are not looked for.")
+    update: float = setting(0.0, "A correction is not carried over.")
+    delete: float = setting(0.0, "A withdrawn fact is kept.")
+    scratchpad: float = setting(0.0, "A link of the chain is not noted.")
 
     def __post_init__(self) -> None:
-        for name in ("create", "read", "update", "delete", "scratchpad"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"fault {name} is {getattr(self, name)}: give a probability between 0 and 1.")
+        check_probabilities(self, *names_of(Faults))
 
 
 @dataclass

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.envs.synthetic.names import KINDS, MOST_NAMES, names_of
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
 from atommem.envs.task import Document, Question, Task
@@ -28,40 +29,28 @@ MOST_HOPS = len(RELATIONS)
 class WorldConfig:
     """The knobs of the synthetic world. Rates are probabilities; pairs are inclusive ranges."""
 
-    prose: str = field(default="plain", metadata={"help": "plain (English) or compact (few words, for tiny policies)."})
-    hops: tuple[int, int] = field(default=(2, 2), metadata={"help": "Links from what is asked to the answer, 1 to 4."})
-    questions: tuple[int, int] = field(default=(1, 1), metadata={"help": "Questions per task, each with its chain."})
-    distractors: int = field(default=4, metadata={"help": "Chains that no question asks about."})
-    early: float = field(
-        default=0.5, metadata={"help": "Chance that a fact comes before the one that shows that it matters."}
+    prose: str = setting("plain", "plain (English) or compact (few words, for tiny policies).")
+    hops: tuple[int, int] = setting((2, 2), "Links from what is asked to the answer, 1 to 4.")
+    questions: tuple[int, int] = setting((1, 1), "Questions per task, each with its chain.")
+    distractors: int = setting(4, "Chains that no question asks about.")
+    early: float = setting(0.5, "Chance that a fact comes before the one that shows that it matters.")
+    opening: float = setting(0.0, "Chance that the first link of a chain stands at the very beginning.")
+    corrections: float = setting(0.3, "Chance that a home is corrected later.")
+    errata: bool = setting(False, "Corrections stand together at the end instead of anywhere after their fact.")
+    capacity: int | None = setting(
+        None, "Never more facts than this may matter at a time; others are withdrawn before."
     )
-    opening: float = field(
-        default=0.0, metadata={"help": "Chance that the first link of a chain stands at the very beginning."}
-    )
-    corrections: float = field(default=0.3, metadata={"help": "Chance that a home is corrected later."})
-    errata: bool = field(
-        default=False, metadata={"help": "Corrections stand together at the end instead of anywhere after their fact."}
-    )
-    capacity: int | None = field(
-        default=None,
-        metadata={"help": "Never more facts than this may matter at a time; others are withdrawn before."},
-    )
-    facts_per_document: int = field(default=2, metadata={"help": "Statements in one document."})
-    filler: int = field(default=0, metadata={"help": "Sentences per document that say nothing."})
-    names: int = field(default=MOST_NAMES, metadata={"help": f"Names in use of each kind, at most {MOST_NAMES}."})
+    facts_per_document: int = setting(2, "Statements in one document.")
+    filler: int = setting(0, "Sentences per document that say nothing.")
+    names: int = setting(MOST_NAMES, f"Names in use of each kind, at most {MOST_NAMES}.")
 
     def __post_init__(self) -> None:
-        if self.prose not in PROSES:
-            raise ConfigError(f"prose is {self.prose!r}: give one of {', '.join(PROSES)}.")
+        check_choice("prose", self.prose, PROSES)
         for name, (low, high), most in (("hops", self.hops, MOST_HOPS), ("questions", self.questions, MOST_NAMES)):
             if not 1 <= low <= high <= most:
                 raise ConfigError(f"{name} is {low}-{high}: give a range within 1-{most}.")
-        for name in ("early", "opening", "corrections"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give a probability between 0 and 1.")
-        for name, least in (("distractors", 0), ("facts_per_document", 1), ("filler", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least {least}.")
+        check_probabilities(self, "early", "opening", "corrections")
+        check_least(self, distractors=0, facts_per_document=1, filler=0)
         needed = 2 * (self.questions[1] + self.distractors)
         if not needed <= self.names <= MOST_NAMES:
             raise ConfigError(
@@ -108,7 +97,7 @@ def make_task(config: WorldConfig, seed: int, index: int) -> Task:
     rng = random.Random(f"{seed}:{index}")
     prose = get_prose(config.prose)
     chains = _chains(config, rng)
-    documents = [_document(prose, statements, config, rng) for statements in _documents(config, chains, rng)]
+    documents = [(_text(prose, statements, config, rng), statements) for statements in _documents(config, chains, rng)]
     asked = [chain for chain in chains if chain.asked]
     needed = {fact for chain in asked for fact in [*chain.facts, chain.correction] if fact is not None}
     return Task(
@@ -137,13 +126,11 @@ def _question(prose: Prose, chain: _Chain, identifier: str) -> Question:
     )
 
 
-def _document(
-    prose: Prose, statements: list[Statement], config: WorldConfig, rng: random.Random
-) -> tuple[str, list[Statement]]:
+def _text(prose: Prose, statements: list[Statement], config: WorldConfig, rng: random.Random) -> str:
     sentences = [prose.sentence(statement, rng) for statement in statements]
     for _ in range(config.filler):
         sentences.insert(rng.randint(0, len(sentences)), rng.choice(prose.filler))
-    return " ".join(sentences), statements
+    return " ".join(sentences)
 
 
 def _chains(config: WorldConfig, rng: random.Random) -> list[_Chain]:

@@ -165,10 +165,6 @@ class _Shown:
     def is_last(self) -> bool:
         return self.number + 1 >= len(self.parts)
 
-    @property
-    def links(self) -> tuple[Link, ...]:
-        return self.result.links
-
     def pieces(self) -> tuple[Piece, ...]:
         text = self.parts[self.number]
         if self.result.is_error:
@@ -179,9 +175,9 @@ class _Shown:
         else:
             place = {"part": self.number + 1, "parts": len(self.parts)}
             shown = Piece("page", {**values, **place, "title": self.result.title})
-        if not self.links:
+        if not self.result.links:
             return (shown,)
-        links = (Piece("link", {"number": n, "name": link.title}) for n, link in enumerate(self.links, start=1))
+        links = (Piece("link", {"number": n, "name": link.title}) for n, link in enumerate(self.result.links, start=1))
         return shown, Piece("links", {"links": tuple(links)})
 
     @property
@@ -286,7 +282,7 @@ class WebEnvironment:
 
     def _followed(self, said: str) -> str:
         """What to visit: the target of the link of this number, or what was said."""
-        links = self._shown.links if self._shown is not None else ()
+        links = self._shown.result.links if self._shown is not None else ()
         # Python refuses to read thousands of digits.
         number = int(said) if said.isdecimal() and len(said) < 10 else 0
         return links[number - 1].target if 0 < number <= len(links) else said

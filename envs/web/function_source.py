@@ -35,15 +35,16 @@ class FunctionSource(ToolSource):
         except (schemas.TypeHintParsingException, schemas.DocstringParsingException) as error:
             raise ConfigError(f"{function.__name__} is no tool: {error}") from error
 
+        # Not the loop's, which cut pages: they are few, and strangers' code may wait in these.
         self._threads = ThreadPoolExecutor(config.tool_requests, thread_name_prefix="atommem-function")
         is_async = inspect.iscoroutinefunction(function)
 
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
-            limit = asyncio.timeout(config.tool_seconds)
+            limit, loop = asyncio.timeout(config.tool_seconds), asyncio.get_running_loop()
             try:
                 async with limit:
                     work = partial(function, **arguments)
-                    result = work() if is_async else await self._in_a_thread(work)
+                    result = work() if is_async else await loop.run_in_executor(self._threads, work)
                     text = await result if inspect.isawaitable(result) else result
             except AtomMemError:
                 raise
@@ -64,7 +65,3 @@ class FunctionSource(ToolSource):
     async def close(self) -> None:
         """Wait for no call."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _in_a_thread(self, work: Callable[[], Any]) -> Any:
-        # Not one of the loop's, which cut pages: they are few, and strangers' code may wait in these.
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

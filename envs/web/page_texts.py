@@ -1,11 +1,10 @@
-"""What tools over pages share: words, folded titles, snippets, the titles that a text names, schemas."""
+"""What tools over pages share: words, folded titles, snippets, the titles that a text names."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 _WORD = re.compile(r"\w+")
 _SNIPPET_WORDS = 40
@@ -13,16 +12,6 @@ CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """Characters of scripts that put no space between words (Han, Hiragana, Katakana), for a regular expression's class."""
 _NAMED = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
 _LONGEST_TITLE = 10
-
-
-def schema(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON schema of an object that needs all of `properties` and takes nothing else."""
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
 
 
 def words(text: str) -> list[str]:

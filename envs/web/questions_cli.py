@@ -9,14 +9,14 @@ from pathlib import Path
 from random import Random
 
 from atommem.command_line import CommandParser
-from atommem.config import check_choice
+from atommem.config import check_choice, check_least
 from atommem.envs.benchmarks.overlap import read_asked
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, get_web_benchmark
-from atommem.envs.provenance import describe_file, provenance_path, write_provenance
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
+from atommem.envs.provenance import check_out, describe_file, write_provenance
 from atommem.envs.task import Question, Task
-from atommem.envs.task_files import check_name, save_tasks
+from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError
 
 
@@ -41,11 +41,10 @@ def main(argv: Sequence[str]) -> int:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
     args = _parser().parse_args(argv)
-    benchmark = get_web_benchmark(args.benchmark, args.split)
-    check_name(args.out)
+    check_least(args, n=1, questions=1)
+    benchmark = WEB_BENCHMARKS[args.benchmark]
     files = benchmark.find(args.split, args.input or Path(os.environ.get("ATOMMEM_DATA") or "data"))
-    if any(made.exists() and made.samefile(file) for made in (args.out, provenance_path(args.out)) for file in files):
-        raise ConfigError(f"out is {args.out}, which would overwrite the input: give another name.")
+    check_out(args.out, files)
     rows = [row for file in files for row in benchmark.read(file)]
     kept = _kept(rows, args.where, args.only)
     tasks = list(_tasks(kept, benchmark.name, args))
@@ -65,13 +64,11 @@ def main(argv: Sequence[str]) -> int:
             "counts": {"tasks": len(tasks), "questions": asked},
         },
     )
-    secret = sum(not row.answers for row in kept)
-    notes = f", {secret} of them without a known answer" if secret else ""
-    notes += "".join(
-        f"; {count} need a file that no tool here opens: leave them out with --where file_name="
-        for count in [sum(bool(row.metadata.get("file_name")) for row in kept)]
-        if count
-    )
+    notes = ""
+    if secret := sum(not row.answers for row in kept):
+        notes += f", {secret} of them without a known answer"
+    if with_file := sum(bool(row.metadata.get("file_name")) for row in kept):
+        notes += f"; {with_file} need a file that no tool here opens: leave them out with --where file_name="
     print(f"{args.out}: {len(tasks)} tasks with {asked} of {len(rows)} questions{notes}; where from: {beside}")
     return 0
 
@@ -123,8 +120,8 @@ def _parser() -> argparse.ArgumentParser:
         "--input", type=Path, metavar="FILE_OR_FOLDER", help="(default: $ATOMMEM_DATA, or else the folder data)"
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
-    parser.add_argument("--n", type=_positive, help="tasks, drawn by the seed (default: all)")
-    parser.add_argument("--questions", type=_positive, default=1, help="questions of a task (default: 1)")
+    parser.add_argument("--n", type=int, help="tasks, drawn by the seed (default: all)")
+    parser.add_argument("--questions", type=int, default=1, help="questions of a task (default: 1)")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument(
         "--where",
@@ -142,12 +139,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--start_page", action="store_true", help="show WebWalkerQA's root page first")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
 
 
 def _condition(text: str) -> tuple[str, str]:

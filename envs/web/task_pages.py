@@ -7,15 +7,16 @@ title), these are the links; a link to a page that is not among the documents is
 from __future__ import annotations
 
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import log
 from typing import Any
 
-from atommem.envs.task import Document, Task
-from atommem.envs.web.page_texts import folded, schema, snippet, words
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.envs.task import ByIdentity, Document, Task
+from atommem.envs.web.page_texts import folded, snippet, words
+from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, ToolSource, text_tool
 
 _KEPT = 256
 
@@ -25,50 +26,38 @@ class TaskPages(ToolSource):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._webs: OrderedDict[int, _Web] = OrderedDict()
+        self._webs = lru_cache(maxsize=_KEPT)(_Web)
 
     @property
     def tools(self) -> Sequence[Tool]:
         """The two."""
-        query = {"query": {"type": "string", "description": "Words to look for."}}
-        page = {"page": {"type": "string", "description": "The title of a page, or the number of a link shown now."}}
+        page = "The title of a page, or the number of a link shown now."
         return (
-            Tool("search", "Finds pages.", schema(query), self._search),
-            Tool("visit", "Shows a page.", schema(page), self._visit, follows="page"),
+            text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
+            text_tool("visit", "Shows a page.", "page", page, self._visit),
         )
 
-    async def _search(self, arguments: Mapping[str, Any], task: Task) -> ToolResult:
-        query = str(arguments["query"])
-        found = self._web(task).search(query, self.config.search_results)
+    async def _search(self, query: str, task: Task) -> ToolResult:
+        found = self._webs(ByIdentity(task)).search(query, self.config.search_results)
         if not found:
-            return ToolResult(f"No page was found for: {query}", is_error=True)
+            raise PageError(f"No page was found for: {query}")
         text = "\n".join(f"{page.title}: {snippet(page.text, query)}" for page in found)
         return ToolResult(text, links=tuple(Link(page.title, page.title) for page in found))
 
-    async def _visit(self, arguments: Mapping[str, Any], task: Task) -> ToolResult:
-        name = str(arguments["page"])
-        web = self._web(task)
+    async def _visit(self, name: str, task: Task) -> ToolResult:
+        web = self._webs(ByIdentity(task))
         page = web.pages.get(folded(name))
         if page is None:
-            return ToolResult(f"There is no page: {name}", is_error=True)
+            raise PageError(f"There is no page: {name}")
         links = tuple(Link(title, title) for title in web.links(page))
         return ToolResult(page.text, title=page.title, links=links, origin=page.title)
-
-    def _web(self, task: Task) -> _Web:
-        # The task is kept with it: an id may come again once its object is gone.
-        web = self._webs.get(id(task))
-        if web is None:
-            web = self._webs[id(task)] = _Web(task)
-            if len(self._webs) > _KEPT:
-                self._webs.popitem(last=False)
-        return web
 
 
 class _Web:
     """The pages of one task."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, key: ByIdentity) -> None:
+        task = key.task
         titled: dict[str, dict[str, Document]] = {}
         for document in task.documents:
             if document.title:

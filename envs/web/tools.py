@@ -2,7 +2,7 @@
 
 Whose fault a failure is decides what becomes of it:
 
-- the page's (not found, no text, too slow): `ToolResult.is_error`, an observation like any other;
+- the page's (not found, no text, too slow): `PageError`, an observation like any other;
 - the policy's (no such tool, arguments that do not fit): a problem of its completion, and an observation;
 - the provider's (key refused, gone, overloaded after retries): `OutageError`; the episode has failed and is not scored.
 """
@@ -14,8 +14,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from atommem.errors import AtomMemError
+
 LONGEST_TEXT = 500_000
 """Characters of a page, or of another result from outside: some thirty steps of 4,000 tokens."""
+
+
+class PageError(AtomMemError):
+    """A page cannot be had or read (404, not allowed, too large, no text). Its message is what the policy is shown.
+
+    Attributes:
+        status: Of the answer, where the page's server gave one.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,32 @@ class Tool:
         """The argument that a call in the compact form gives: the first required one, or the first of all."""
         names = [*self.schema.get("required", ()), *self.schema.get("properties", ())]
         return names[0] if names else ""
+
+
+def text_tool(
+    name: str, description: str, argument: str, told: str, run: Callable[[str, Any], Awaitable[ToolResult]]
+) -> Tool:
+    """A tool that takes one text, and shows the faults of pages.
+
+    Args:
+        name, description: The tool's, for the policy; that of ``visit`` may be given the number of a link.
+        argument, told: Of its argument, the name and the description.
+        run: Carries out a call with this text, on a task.
+    """
+
+    async def observed(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        try:
+            return await run(str(arguments[argument]), task)
+        except PageError as error:
+            return ToolResult(str(error), is_error=True)
+
+    schema = {
+        "type": "object",
+        "properties": {argument: {"type": "string", "description": told}},
+        "required": [argument],
+        "additionalProperties": False,
+    }
+    return Tool(name, description, schema, observed, argument if name == "visit" else None)
 
 
 class ToolSource(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.command_line import CommandParser, add_flags, check_writable, given_flags
 from atommem.config import EMBEDDERS, EmbedderConfig
 from atommem.envs.web.net.cassette import Cassette
 from atommem.untrusted import printable
@@ -27,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     frozen = commands.add_parser("freeze", help="make a corpus of the pages that were read (tools: [corpus])")
     frozen.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the corpus")
     frozen.add_argument("--embedder", choices=EMBEDDERS, help="for dense and hybrid search (default: words alone)")
-    frozen.add_argument("--embedder_model", help="its model")
+    add_flags(frozen, EmbedderConfig, leave_out=["embedder", "embedder_url", "embedder_dim"])
     show = commands.add_parser("show", help="print what was recorded, and what it has cost")
     for command, run in ((frozen, _freeze), (show, _show)):
         command.add_argument("cassette", type=Path, metavar="CASSETTE")
@@ -39,8 +39,7 @@ def _freeze(args: argparse.Namespace) -> int:
     from atommem.envs.web.net.freeze import freeze
 
     check_writable("out", args.out, folder=True)
-    model = {} if args.embedder_model is None else {"embedder_model": args.embedder_model}
-    embedder = None if args.embedder is None else EmbedderConfig(args.embedder, **model)
+    embedder = None if args.embedder is None else EmbedderConfig(**given_flags(args, EmbedderConfig))
     cassette = Cassette(args.cassette, read_only=True)
     done = freeze(cassette, args.out, embedder)
     cassette.close()

@@ -41,7 +41,7 @@ def read_conversations(folder: Path | None) -> list[Conversation]:
 
 
 def _conversation(row: Row) -> Conversation:
-    spoken, asked = row.get("conversation"), row.check_list("qa", row.get("qa"))
+    spoken, asked = row.get("conversation"), row.list_of("qa")
     if not isinstance(spoken, dict):
         raise row.error("conversation", "must be an object with session_1, session_2, ...")
     named = {turn for item in asked for turn in item.get("evidence", ())}

@@ -6,16 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import Pool, build_tasks
-from atommem.envs.benchmarks.registry import get_benchmark
-from atommem.envs.benchmarks.twowiki import SOURCE as TWOWIKI
-from atommem.envs.benchmarks.twowiki import read_twowiki
+from atommem.envs.benchmarks.registry import TWOWIKI, get_benchmark, with_aliases
 from atommem.envs.provenance import describe_file, write_provenance
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task import Task
@@ -93,12 +90,10 @@ class TaskCache:
                 f"one of {looked_for}."
             )
         files = benchmark.find(data.split, self.benchmarks)
-        read = benchmark.read
-        aliases = files[0].with_name(ALIASES) if data.benchmark == TWOWIKI else None
-        if aliases is not None and aliases.is_file():
-            read = partial(read_twowiki, aliases=aliases)
-        else:
-            aliases = None
+        beside = files[0].with_name(ALIASES)
+        aliases = beside if benchmark.name == TWOWIKI and beside.is_file() else None
+        if aliases is not None:
+            benchmark = with_aliases(benchmark, aliases)
         settings = {
             "benchmark": benchmark.name,
             "split": data.split,
@@ -111,7 +106,7 @@ class TaskCache:
             inputs = json.dumps([settings["inputs"], settings["aliases"]])
             if self._pool is None or self._pool[0] != inputs:
                 # The columns of one benchmark follow one another: one pool is kept.
-                self._pool = (inputs, Pool(row for file in files for row in read(file)))
+                self._pool = (inputs, Pool(row for file in files for row in benchmark.read(file)))
                 if note := self._pool[1].skipped_note:
                     self._say(f"{column.key}{note}")
             return build_tasks(self._pool[1], data.build, benchmark.name, data.split)

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.hotpotqa import read_hotpotqa
-from atommem.envs.benchmarks.musique import read_musique
-from atommem.envs.benchmarks.registry import get_benchmark
+from atommem.envs.benchmarks.hotpotqa import read_aliases
+from atommem.envs.benchmarks.registry import BENCHMARKS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
-from atommem.envs.benchmarks.twowiki import read_aliases, read_twowiki
 from atommem.envs.task import Document
 from atommem.errors import ConfigError, DataError
 from tests.envs.benchmark_rows import (
@@ -61,7 +59,7 @@ def strings(row: dict[str, Any]) -> dict[str, Any]:
 def test_hotpotqa_hugging_face(
     tmp_path: Path, layout: Callable[[dict[str, Any]], dict[str, Any]], write: Callable[..., Path]
 ) -> None:
-    assert list(read_hotpotqa(write(tmp_path / "x", [layout(hotpot_row())]))) == [HOTPOT]
+    assert list(BENCHMARKS["hotpotqa"].read(write(tmp_path / "x", [layout(hotpot_row())]))) == [HOTPOT]
 
 
 def test_quirks_of_the_official_files(tmp_path: Path) -> None:
@@ -70,7 +68,7 @@ def test_quirks_of_the_official_files(tmp_path: Path) -> None:
         context=[*context[1:3], context[2]],  # few paragraphs, one of them twice
         supporting_facts=[["Orla 0", 2], ["Bran 0", 0], ["Orla 0", 1]],  # an index one past the end
     )
-    (read,) = read_hotpotqa(write_json(tmp_path / "x.json", [row]))
+    (read,) = BENCHMARKS["hotpotqa"].read(write_json(tmp_path / "x.json", [row]))
     assert [p.title for p in read.paragraphs] == ["Orla 0", "Bran 0"]
     assert all(p.gold for p in read.paragraphs)
     assert read.answerable
@@ -80,19 +78,21 @@ def test_quirks_of_the_official_files(tmp_path: Path) -> None:
 
 def test_2wiki_with_and_without_aliases(tmp_path: Path) -> None:
     given = [twowiki_row(), twowiki_row(1, answer_id=None, answer="yes"), twowiki_row(2)]
-    rows = list(read_twowiki(path := write_json(tmp_path / "x.json", given)))
+    twowiki = BENCHMARKS["2wikimultihopqa"]
+    rows = list(twowiki.read(path := write_json(tmp_path / "x.json", given)))
     assert rows[0].paragraphs == HOTPOT.paragraphs  # the space between sentences is put back
     assert rows[0].source == "2wikimultihopqa"
     assert "level" not in rows[0].metadata
     assert [row.answers for row in rows] == [("Port 0",), ("yes",), ("Port 2",)]
-    named = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
-    aliases = write_lines(tmp_path / "id_aliases.json", [named, {"Q_id": "Q9", "aliases": ["Nine"], "demonyms": []}])
+    first = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
+    aliases = write_lines(tmp_path / "id_aliases.json", [first, {"Q_id": "Q9", "aliases": ["Nine"], "demonyms": []}])
+    named = with_aliases(twowiki, aliases)
     more = [("Port 0", "Harbour", "Porter"), ("yes",), ("Port 2",)]
-    assert [row.answers for row in read_twowiki(path, aliases)] == more
+    assert [row.answers for row in named.read(path)] == more
     old = twowiki_row()
     del old["answer_id"]
     with pytest.raises(DataError, match=r"row 1: field 'answer_id' is missing.*give no aliases"):
-        list(read_twowiki(write_json(tmp_path / "old.json", [old]), aliases))
+        list(named.read(write_json(tmp_path / "old.json", [old])))
     with pytest.raises(DataError, match=r"row 1: field 'demonyms' is missing"):
         read_aliases(write_lines(tmp_path / "bad.json", [{"Q_id": "Q0", "aliases": []}]))
     with pytest.raises(DataError, match="has no rows"):
@@ -105,7 +105,7 @@ def test_musique(tmp_path: Path, write: Callable[..., Path]) -> None:
     twice["paragraphs"].append({**twice["paragraphs"][0], "idx": 4, "is_supporting": True})
     hidden = musique_row(answerable=False)
     hidden["paragraphs"] = hidden["paragraphs"][:3]
-    rows = list(read_musique(write(tmp_path / "x", [musique_row(), hidden, twice])))
+    rows = list(BENCHMARKS["musique"].read(write(tmp_path / "x", [musique_row(), hidden, twice])))
     assert rows[0] == QARow(
         id="2hop__0_1",
         question="Where does the brother of Orla 0 live?",

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.memagent import is_memagent, read_memagent
 from atommem.envs.task import Question, Task
+from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import write_json, write_lines, write_parquet
 
 CONTEXT = "Document 1:\nOrla\nOrla is a potter.\n\nDocument 2:\nBran\nBran lives in Port."
+ASKED = "Where does Bran live?"
 
 
-def train_row(question: Any = "Where does Bran live?", truth: Any = ("Port", "Harbour")) -> dict[str, Any]:
-    return {
+def train_row(question: Any = ASKED, truth: Any = ("Port", "Harbour"), **changes: Any) -> dict[str, Any]:
+    row = {
         "data_source": "hotpotqa",
         "prompt": [{"role": "user", "content": question}],
         "context": CONTEXT,
@@ -25,53 +25,49 @@ def train_row(question: Any = "Where does Bran live?", truth: Any = ("Port", "Ha
         "reward_model": {"style": "rule", "ground_truth": list(truth)},
         "extra_info": {"index": 7, "question": question, "num_docs": 2},
     }
+    return {**row, **changes}
 
 
 def eval_row(**changes: Any) -> dict[str, Any]:
-    row = {"context": CONTEXT, "input": "Where does Bran live?", "answers": ["Port"], "num_docs": 2, "index": 7}
+    row = {"context": CONTEXT, "input": ASKED, "answers": ["Port"], "num_docs": 2, "index": 7}
     return {**row, **changes}
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_json, write_lines])
-def test_training_rows(tmp_path: Path, write: Callable[..., Path]) -> None:
-    rows = [train_row(), train_row("Who is a potter?", ["Orla"])]
-    assert all(map(is_memagent, rows))
-    tasks = list(read_memagent(write(tmp_path / "x", rows)))
-    asked = (Question("Where does Bran live?", ("Port", "Harbour"), id="hotpotqa-00000-0"),)
+@pytest.mark.parametrize(("row", "source"), [(train_row(ASKED, ["Port"]), "hotpotqa"), (eval_row(), "memagent")])
+def test_rows_of_training_and_evaluation(tmp_path: Path, write: Any, row: dict[str, Any], source: str) -> None:
+    tasks = load_tasks(write(tmp_path / "x", [row, row]))
     metadata = {"index": 7, "num_docs": 2}
-    assert tasks[0] == Task("hotpotqa-00000", asked, context=CONTEXT, source="hotpotqa", metadata=metadata)
-    assert tasks[1].questions[0].answers == ("Orla",)
+    assert tasks == [
+        Task(f"{source}-0000{n}", (Question(ASKED, ("Port",), f"{source}-0000{n}-0"),), (), CONTEXT, source, metadata)
+        for n in range(2)
+    ]
+
+
+TWO = ["Bran?", "Orla?"]
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_json])
 @pytest.mark.parametrize(
-    ("asked", "truth", "answers"),
+    ("row", "asked"),
     [
-        (["Bran?", "Orla?"], [["Port", "Harbour"], ["Orla"]], [("Port", "Harbour"), ("Orla",)]),
-        (["Bran?", "Orla?"], ["Port", "Orla"], [("Port",), ("Orla",)]),
-        (["Bran?"], [["Port", "Harbour"]], [("Port", "Harbour")]),  # one question keeps its aliases
-        (["Bran?"], ["Port", "Harbour"], [("Port", "Harbour")]),
+        (train_row(TWO, [["Port", "Harbour"], ["Orla"]]), {"Bran?": ("Port", "Harbour"), "Orla?": ("Orla",)}),
+        (train_row(TWO, ["Port", "Orla"]), {"Bran?": ("Port",), "Orla?": ("Orla",)}),
+        (train_row(["Bran?"], [["Port", "Harbour"]]), {"Bran?": ("Port", "Harbour")}),  # one question keeps its aliases
+        (train_row(["Bran?"]), {"Bran?": ("Port", "Harbour")}),
+        # Lenient forms.
+        (eval_row(answers="Port"), {ASKED: ("Port",)}),
+        ({"context": "x", "prompt": ASKED, "reward_model": '{"ground_truth": "Port"}'}, {ASKED: ("Port",)}),
+        (train_row(prompt=[{"role": r, "content": ASKED} for r in ("system", "user")]), {ASKED: ("Port", "Harbour")}),
     ],
 )
-def test_questions_in_a_list(
-    tmp_path: Path, write: Callable[..., Path], asked: list[str], truth: list[Any], answers: list[tuple[str, ...]]
+def test_questions_and_answers_in_all_their_forms(
+    tmp_path: Path, write: Any, row: dict[str, Any], asked: dict[str, tuple[str, ...]]
 ) -> None:
-    (task,) = read_memagent(write(tmp_path / "x", [train_row(asked, truth)]))
-    assert [(question.text, question.answers) for question in task.questions] == list(zip(asked, answers, strict=True))
+    (task,) = load_tasks(write(tmp_path / "x", [row]))
+    assert {question.text: question.answers for question in task.questions} == asked
 
 
-def test_evaluation_rows_and_lenient_forms(tmp_path: Path) -> None:
-    plain = {"context": CONTEXT, "input": "Where does Bran live?", "answers": "Port"}
-    bare = {"context": CONTEXT, "prompt": "Where does Bran live?", "reward_model": '{"ground_truth": "Port"}'}
-    system = train_row()
-    system["prompt"].insert(0, {"role": "system", "content": "Be brief."})
-    tasks = list(read_memagent(write_json(tmp_path / "eval_50.json", [eval_row(), plain, bare, system])))
-    asked = (Question("Where does Bran live?", ("Port",), id="memagent-00000-0"),)
-    metadata = {"index": 7, "num_docs": 2}
-    assert tasks[0] == Task("memagent-00000", asked, context=CONTEXT, source="memagent", metadata=metadata)
-    assert {task.questions[0].text for task in tasks} == {"Where does Bran live?"}
-    assert [task.questions[0].answers for task in tasks] == [*[("Port",)] * 3, ("Port", "Harbour")]
-    assert [task.source for task in tasks] == ["memagent", "memagent", "memagent", "hotpotqa"]
-    assert tasks[1].metadata == {}
+def test_a_row_without_a_question_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'prompt' has no question"):
-        list(read_memagent(write_json(tmp_path / "none.json", [train_row([], [])])))
+        load_tasks(write_json(tmp_path / "none.json", [train_row([], [])]))

@@ -11,7 +11,7 @@ import pytest
 
 from atommem.environment import environment_config
 from atommem.envs.benchmarks.build import BuildConfig
-from atommem.envs.benchmarks.web_questions import get_web_benchmark
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.synthetic.expert import Faults
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import WorldConfig
@@ -42,7 +42,7 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: longdoc(judge_url="http://x"), "give both or none"),
     (lambda: longdoc(reward="judge"), "reward is judge"),
     (lambda: longdoc(judge_max_tokens=0), "judge_max_tokens is 0"),
-    (lambda: longdoc(judge_max_unreadable=2), "judge_max_unreadable is 2: give a fraction"),
+    (lambda: longdoc(judge_max_unreadable=2), "judge_max_unreadable is 2: give a probability"),
     (lambda: web(tools=[]), "tools is empty"),
     (lambda: web(tools=["task", "task"]), "several tools are called search, visit"),
     (lambda: web(tools=["tests.envs.web.test_environment:PAGES"]), "give a ToolSource or a function"),
@@ -59,8 +59,7 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     *((partial(web, tools=[name]), f"tools name {name}.*search_url") for name in ("searxng", "retrieve", "access")),
     *((partial(searched, Retrieve, url), "URL is") for url in ("http://[", "http://a:99999", "http://", "ftp://a")),
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),
-    (lambda: get_web_benchmark("gaia", "train"), "split is 'train'; gaia has validation, test"),
-    (lambda: get_web_benchmark("squad", "dev"), "those of the web are gaia"),
+    (lambda: WEB_BENCHMARKS["gaia"].find("train", "x"), "split is 'train'; gaia has validation, test"),
     (lambda: BuildConfig(4, 2, (3, 2)), "questions is 3-2"),
     (lambda: BuildConfig(0, 2), "documents is 0"),
     (lambda: BuildConfig(4, 0), "n is 0"),
@@ -74,13 +73,13 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: WorldConfig(corrections=-0.1), "corrections is -0.1"),
     (lambda: WorldConfig(distractors=60), "names is 80"),
     (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "give at least 6"),
-    (lambda: Faults(create=1.2), r"fault create is 1\.2"),
+    (lambda: Faults(create=1.2), r"create is 1\.2: give a probability"),
     (lambda: SiteConfig(prose="verse"), "prose is 'verse'"),
     (lambda: SiteConfig(moved=1.5), "moved is 1.5"),
     (lambda: SiteConfig(injected=0.1, names=9), "do not fit"),
     (lambda: SiteConfig(doubles=7, names=40), "do not fit"),
     (lambda: SiteConfig(hops=5), "hops is 5"),
-    (lambda: BrowsingFaults(create=2), "fault create is 2"),
+    (lambda: BrowsingFaults(create=2), "create is 2: give a probability"),
 ]
 
 

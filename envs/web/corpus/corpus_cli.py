@@ -6,18 +6,17 @@ import argparse
 import asyncio
 import socket
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from atommem.command_line import CommandParser, check_writable
-from atommem.config import EMBEDDERS, EmbedderConfig, check_choice
+from atommem.command_line import CommandParser, add_flags, check_writable, given_flags
+from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
-from atommem.envs.web.corpus.corpus_input import Page, benchmark_pages, read_pages
+from atommem.envs.web.corpus.corpus_input import benchmark_pages, read_pages
 from atommem.errors import ConfigError
 from atommem.untrusted import printable
 
@@ -65,39 +64,23 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--results", type=int, default=5, help="pages of a search (default: %(default)s)")
         command.set_defaults(run=run)
     for command in (build, search, serve):
-        for field in fields(EmbedderConfig):
-            if field.name != "embedder":
-                kind = int if field.name == "embedder_dim" else str
-                command.add_argument(f"--{field.name}", type=kind, help=field.metadata["help"])
+        add_flags(command, EmbedderConfig, leave_out=["embedder"])
     return parser
 
 
 def _build(args: argparse.Namespace) -> int:
     check_writable("out", args.out, folder=True)
-    embedder = None if args.embedder is None else EmbedderConfig(args.embedder, **_embedder(args))
-    pages = tqdm(_pages(args.input, args.benchmark), "adding", unit="page", disable=None)
+    embedder = None if args.embedder is None else EmbedderConfig(**given_flags(args, EmbedderConfig))
+    read = read_pages if args.benchmark is None else partial(benchmark_pages, args.benchmark)
+    pages = tqdm(chain.from_iterable(map(read, args.input)), "adding", unit="page", disable=None)
     done = build_corpus(pages, args.out, embedder, args.passage_characters)
     print(f"{args.out}: {done['added']} pages added; {done['pages']} pages in {done['passages']} passages.")
     return 0
 
 
-def _pages(files: Iterable[Path], benchmark: str | None) -> Iterator[Page]:
-    for file in files:
-        yield from read_pages(file) if benchmark is None else benchmark_pages(benchmark, file)
-
-
-def _embedder(args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        field.name: value
-        for field in fields(EmbedderConfig)
-        if field.name != "embedder" and (value := getattr(args, field.name)) is not None
-    }
-
-
 def _corpus(args: argparse.Namespace) -> Corpus:
-    if args.results < 1:
-        raise ConfigError(f"results is {args.results}: give at least 1.")
-    corpus = Corpus(args.folder, _embedder(args))
+    check_least(args, results=1)
+    corpus = Corpus(args.folder, given_flags(args, EmbedderConfig))
     check_choice("mode", args.mode or corpus.modes[-1], corpus.modes)
     if not corpus.complete:
         print(f"{args.folder}: not all pages can be found yet: build it again to its end.", file=sys.stderr)

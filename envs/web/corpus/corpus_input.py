@@ -63,7 +63,7 @@ def benchmark_pages(benchmark: str, path: str | Path) -> Iterator[Page]:
 
 def _parse(row: Row) -> Page:
     text = clean(row.text(*_TEXTS))
-    title = _optional(row, "title")
+    title = clean(row.optional_text("title"))
     if not title and (quoted := _QUOTED_TITLE.fullmatch(text)):
         title, text = quoted["title"], quoted["text"]
     if not title:
@@ -72,9 +72,4 @@ def _parse(row: Row) -> Page:
     name = next((row.values[key] for key in _IDS if row.values.get(key) not in (None, "")), "")
     if not isinstance(name, str | int):
         raise row.error("id", f"is {name!r}, expected a string or a number")
-    return Page(text, " ".join(title.split())[:_TITLE_CHARACTERS], _optional(row, "url"), clean(str(name)))
-
-
-def _optional(row: Row, name: str) -> str:
-    value = row.values.get(name)
-    return clean(row.check_text(name, value)) if value not in (None, "") else ""
+    return Page(text, " ".join(title.split())[:_TITLE_CHARACTERS], clean(row.optional_text("url")), clean(str(name)))

@@ -8,8 +8,8 @@ from typing import Any
 
 from atommem.config import check_choice
 from atommem.envs.web.corpus.corpus import Corpus
-from atommem.envs.web.page_texts import schema, snippet
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.envs.web.page_texts import snippet
+from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, ToolSource, text_tool
 from atommem.errors import ConfigError
 
 
@@ -35,30 +35,27 @@ class CorpusSource(ToolSource):
     @property
     def tools(self) -> Sequence[Tool]:
         """The two."""
-        query = {"query": {"type": "string", "description": "Words to look for."}}
-        page = {"page": {"type": "string", "description": "Title or address of a page, or number of a link shown now."}}
+        page = "Title or address of a page, or number of a link shown now."
         return (
-            Tool("search", "Finds pages.", schema(query), self._search),
-            Tool("visit", "Shows a page.", schema(page), self._visit, follows="page"),
+            text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
+            text_tool("visit", "Shows a page.", "page", page, self._visit),
         )
 
     async def close(self) -> None:
         """Close the corpus."""
         await self._corpus.close()
 
-    async def _search(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
-        query = str(arguments["query"])
+    async def _search(self, query: str, task: Any) -> ToolResult:
         (found,) = await self._corpus.search([query], self.config.search_results, self.config.corpus_search)
         if not found:
-            return ToolResult(f"No page was found for: {query}", is_error=True)
+            raise PageError(f"No page was found for: {query}")
         text = "\n".join(f"{hit.page.title}: {snippet(hit.passage, query)}" for hit in found)
         return ToolResult(text, links=tuple(Link(hit.page.title, hit.page.id) for hit in found))
 
-    async def _visit(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
-        name = str(arguments["page"])
+    async def _visit(self, name: str, task: Any) -> ToolResult:
         page = self._corpus.page(name)
         if page is None:
-            return ToolResult(f"There is no page: {name}", is_error=True)
+            raise PageError(f"There is no page: {name}")
         # A title may stand in any of a page's thousand words: off the event loop.
         titles = await asyncio.to_thread(self._corpus.links, page)
         links = tuple(Link(title, title) for title in titles)

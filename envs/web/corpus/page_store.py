@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from atommem.envs.web.corpus.corpus_input import Page
 from atommem.envs.web.page_texts import core, folded
-from atommem.envs.web.tables_only import require_tables_only
-from atommem.errors import DataError
+from atommem.envs.web.sqlite_file import SqliteFile
 
 _SCHEMA = """
 create table if not exists pages (
@@ -44,38 +40,22 @@ class PageStore:
         passage_characters: Longest passage of a page that is added.
 
     Raises (all of it):
-        DataError: The file cannot be read or written, or holds a trigger or a view.
+        ConfigError, DataError: As `SqliteFile` does.
     """
 
     def __init__(self, path: Path, passage_characters: int) -> None:
         self._passage_characters = passage_characters
-        self._path = path
-        self._lock = threading.Lock()
-        with self._file():
-            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            require_tables_only(self._database, path, "corpus")
-            self._database.execute("pragma journal_mode = wal")
-            self._database.execute("pragma synchronous = normal")
-            self._database.executescript(_SCHEMA)
+        self._file = SqliteFile(path, "corpus", _SCHEMA, " Build the corpus anew if the file is damaged.")
+        self._rows = self._file.rows
 
     def add(self, pages: Sequence[Page]) -> tuple[int, list[int]]:
         """Add pages, all or none: how many were new or new under their id, and the numbers of passages that are gone.
 
         A page without id and URL goes by its title; one that says what a page of this title already says is the same.
         """
-        added, gone = 0, []
-        with self._file():
-            self._database.execute("begin immediate")
-            try:
-                for page in pages:
-                    replaced = self._add(page)
-                    added += replaced is not None
-                    gone += replaced or []
-            except BaseException:
-                self._database.execute("rollback")
-                raise
-            self._database.execute("commit")
-        return added, gone
+        with self._file.transaction():
+            replaced = [gone for page in pages if (gone := self._add(page)) is not None]
+        return len(replaced), list(chain.from_iterable(replaced))
 
     def passages(self, numbers: Sequence[int]) -> dict[int, tuple[Page, str]]:
         """Page and text of each passage that is (still) there."""
@@ -84,7 +64,7 @@ class PageStore:
             rows = self._rows(
                 "select p.number, p.start, p.stop, d.text, d.title, d.url, d.id from passages p "
                 f"join pages d on d.number = p.page where p.number in ({_marks(part)})",
-                part,
+                *part,
             )
             found |= {number: (Page(*page), page[0][start:stop]) for number, start, stop, *page in rows}
         return found
@@ -95,7 +75,7 @@ class PageStore:
             rows = self._rows(
                 "select p.number, d.title, substr(d.text, p.start + 1, p.stop - p.start) from passages p "
                 "join pages d on d.number = p.page where p.number > ? order by p.number limit 1000",
-                (number,),
+                number,
             )
             for number, title, text in rows:
                 yield number, f"{title}\n{text}"
@@ -106,10 +86,10 @@ class PageStore:
         """The page of this id, URL or title. Passages of one title are one page, in the order in which they came; pages
         of other addresses are not, whatever they call themselves."""
         select = "select text, title, url, id from pages where"
-        rows = self._rows(f"{select} id = ? union all {select} url = ? limit 1", (name, name))
+        rows = self._rows(f"{select} id = ? union all {select} url = ? limit 1", name, name)
         if rows and rows[0][1] != name:
             return Page(*rows[0])
-        rows = self._rows(f"{select} core = ? order by number limit 100", (core(name),))
+        rows = self._rows(f"{select} core = ? order by number limit 100", core(name))
         exact = [row for row in rows if folded(row[1]) == folded(name)] or rows[:1]
         exact = [row for row in exact if row[2] == exact[0][2]]
         return Page("\n\n".join(row[0] for row in exact), *exact[0][1:]) if exact else None
@@ -119,69 +99,53 @@ class PageStore:
         found: dict[str, str] = {}
         for part in batched(names, _PLACEHOLDERS):
             marks = _marks(part)
-            found |= self._rows(f"select core, title from pages where core in ({marks}) order by number desc", part)
+            found |= self._rows(f"select core, title from pages where core in ({marks}) order by number desc", *part)
         return found
 
     def counts(self) -> tuple[int, int, int]:
         """Pages, passages, and the number of the last passage ever added."""
-        last = self._rows("select seq from sqlite_sequence where name = 'passages'", ())
-        ((pages, passages),) = self._rows("select (select count(*) from pages), (select count(*) from passages)", ())
+        last = self._rows("select seq from sqlite_sequence where name = 'passages'")
+        ((pages, passages),) = self._rows("select (select count(*) from pages), (select count(*) from passages)")
         return pages, passages, last[0][0] if last else 0
 
     def digest(self) -> str:
         """Of what all pages say, whatever the order in which they came: the version of a corpus."""
         total = hashlib.sha256()
-        for (digest,) in self._rows("select digest from pages order by id", ()):
+        for (digest,) in self._file.each("select digest from pages order by id"):
             total.update(digest)
         return total.hexdigest()[:16]
 
     def close(self) -> None:
-        """Close the file; a thread that still uses it (SQLite would end the process) gets a `DataError`."""
-        with self._lock:
-            self._database.close()
-
-    def _rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
-        with self._file():
-            return self._database.execute(statement, values).fetchall()
-
-    @contextmanager
-    def _file(self) -> Iterator[None]:
-        """One thread at a time."""
-        try:
-            with self._lock:
-                yield
-        except sqlite3.DatabaseError as error:
-            raise DataError(f"{self._path}: {error}. Build the corpus anew if the file is damaged.") from error
+        """Close the file."""
+        self._file.close()
 
     def _add(self, page: Page) -> list[int] | None:
         """The passages that a page replaces; None where it is there already."""
-        execute, digest = self._database.execute, _digest(page)
+        execute, digest = self._rows, _digest(page)
         name = page.id or page.url
         if not name:
-            same = execute("select digest from pages where core = ? and title = ?", (core(page.title), page.title))
+            same = execute("select digest from pages where core = ? and title = ?", core(page.title), page.title)
             digests = [row[0] for row in same]
             if digest in digests:
                 return None
             name = page.title if not digests else f"{page.title} ({len(digests) + 1})"
-            while execute("select 1 from pages where id = ?", (name,)).fetchone():
+            while execute("select 1 from pages where id = ?", name):
                 name += "'"
         values = (page.url, page.title, core(page.title), page.text, digest)
-        old = execute("select number, digest from pages where id = ?", (name,)).fetchone()
+        old = execute("select number, digest from pages where id = ?", name)
         gone: list[int] = []
-        if old is None:
+        if not old:
             statement = "insert into pages (url, title, core, text, digest, id) values (?, ?, ?, ?, ?, ?)"
-            number = execute(statement, (*values, name)).lastrowid
-        elif old[1] == digest:
+            ((number,),) = execute(f"{statement} returning number", *values, name)
+        elif old[0][1] == digest:
             return None
         else:
-            number = old[0]
-            gone = [row[0] for row in execute("delete from passages where page = ? returning number", (number,))]
+            number = old[0][0]
+            gone = [row[0] for row in execute("delete from passages where page = ? returning number", number)]
             statement = "update pages set url = ?, title = ?, core = ?, text = ?, digest = ? where number = ?"
-            execute(statement, (*values, number))
-        spans = cut(page.text, self._passage_characters)
-        self._database.executemany(
-            "insert into passages (page, start, stop) values (?, ?, ?)", [(number, *span) for span in spans]
-        )
+            execute(statement, *values, number)
+        for span in cut(page.text, self._passage_characters):
+            execute("insert into passages (page, start, stop) values (?, ?, ?)", number, *span)
         return gone
 
 

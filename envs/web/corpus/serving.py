@@ -43,7 +43,10 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
             raise _BadRequestError(f"topk is {count!r}: give a whole number from 1 to {_MOST_RESULTS}.")
         found = await corpus.search(queries, count, mode)
         scored = bool(body.get("return_scores"))
-        return [[_scored(hit) if scored else _document(hit) for hit in hits] for hits in found]
+        return [
+            [{"document": _document(hit), "score": hit.score} if scored else _document(hit) for hit in hits]
+            for hits in found
+        ]
 
     async def access(body: dict[str, Any]) -> Any:
         names = _texts(body, "urls")
@@ -100,10 +103,6 @@ def _texts(body: dict[str, Any], name: str) -> list[str]:
     if not isinstance(texts, list) or len(texts) > _MOST_QUERIES or not all(isinstance(text, str) for text in texts):
         raise _BadRequestError(f"{name} is {str(texts)[:60]!r}: give a list of at most {_MOST_QUERIES} strings.")
     return [text[:_LONGEST] for text in texts]
-
-
-def _scored(hit: Found) -> dict[str, Any]:
-    return {"document": _document(hit), "score": hit.score}
 
 
 def _document(hit: Found) -> dict[str, Any]:

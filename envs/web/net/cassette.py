@@ -1,7 +1,7 @@
 """A cassette: one SQLite file with every call of a tool that was made, and what came of it.
 
-Several processes may share one. Of calls that are alike, one is made, and the others wait for it. A process that is
-killed leaves the file whole (write-ahead log); its call is made again by whoever needs it.
+Several processes may share one. Of calls that are alike, one is made, and the others wait for it. The call of a process
+that is killed is made again by whoever needs it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import hashlib
 import json
 import os
 import socket
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-from atommem.envs.web.tables_only import require_tables_only
+from atommem.envs.web.sqlite_file import SqliteFile
 from atommem.envs.web.tools import Link, ToolResult
-from atommem.errors import BudgetSpentError, ConfigError, DataError
+from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
@@ -40,8 +38,6 @@ _LARGEST = 64_000_000
 _LONGEST_MESSAGE = 1000
 _MINE = "key = ? AND state = 'made' AND holder = ?"
 """What a process may change: a call whose lease it has let run out is another's, and so is what came of it."""
-_WAIT_SECONDS = 60.0
-"""For the lock of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +89,6 @@ class Budget:
     prices: Mapping[str, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """The call that was waited for failed."""
-
-    message: str
-
-
 class Cassette:
     """A cassette file, used by one thread at a time.
 
@@ -118,21 +107,9 @@ class Cassette:
         self._budget = budget or Budget()
         if read_only and not self.path.is_file():
             raise ConfigError(f"there is no cassette {path}: record one first (cassette_mode live).")
-        try:
-            uri = f"{self.path.absolute().as_uri()}?mode={_reading(self.path) if read_only else 'rwc'}"
-            self._file = sqlite3.connect(
-                uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
-            )
-            require_tables_only(self._file, self.path, "cassette")
-            if read_only:
-                self._file.execute("SELECT key, result FROM calls LIMIT 1")
-            else:
-                # With NORMAL, a power failure may take the last calls; a killed process takes none.
-                self._file.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
-        except sqlite3.OperationalError as error:
-            raise ConfigError(f"the cassette {path} cannot be opened: {error}.") from error
-        except sqlite3.DatabaseError as error:
-            raise DataError(f"{path} is no cassette: {error}.") from error
+        self._file = SqliteFile(self.path, "cassette", None if read_only else _SCHEMA)
+        self._run = self._file.rows
+        self._run("SELECT key, result FROM calls LIMIT 1")  # another's file is refused at once
 
     def close(self) -> None:
         """Close the file."""
@@ -143,22 +120,23 @@ class Cassette:
         rows = self._run("SELECT result FROM calls WHERE key = ? AND state = 'done'", call.key)
         return _unpacked(rows[0][0]) if rows else None
 
-    def begin(self, call: RecordedCall, since: float) -> ToolResult | Outage | bool:
+    def begin(self, call: RecordedCall, since: float) -> ToolResult | bool:
         """What came of `call`; or True if it is now yours to make, False if somebody else makes it.
 
         An outage counts for those who have waited for it (`since`, in seconds of the epoch): they do not ask again.
 
         Raises:
+            OutageError: Who made it had an outage.
             BudgetSpentError: It would have to be made, and the budget has no call left.
         """
-        with self._writing():
+        with self._file.transaction():
             columns = "state, result, CAST(holder AS TEXT), CAST(until AS REAL), CAST(time AS REAL)"
             rows = self._run(f"SELECT {columns} FROM calls WHERE key = ?", call.key)
             for state, result, holder, until, when in rows:
                 if state == "done":
                     return _unpacked(result)
                 if state == "failed" and when >= since:
-                    return Outage(_unzipped(result).decode(errors="replace")[:_LONGEST_MESSAGE])
+                    raise OutageError(_unzipped(result).decode(errors="replace")[:_LONGEST_MESSAGE])
                 if state == "made" and 0 < (until or 0) - time.time() <= LEASE_SECONDS + _CLOCKS and _lives(holder):
                     return False
             self._spend(call.tool)
@@ -192,9 +170,8 @@ class Cassette:
         """All that was recorded, in the order in which it was."""
         columns = "CAST(tool AS TEXT), CAST(backend AS TEXT), CAST(arguments AS TEXT), result"
         statement = f"SELECT {columns} FROM calls WHERE state = 'done' ORDER BY time, key"
-        with self._errors():
-            for tool, backend, arguments, result in self._file.execute(statement):  # one at a time: gigabytes, maybe
-                yield RecordedCall(tool, backend, arguments), _unpacked(result)
+        for tool, backend, arguments, result in self._file.each(statement):
+            yield RecordedCall(tool, backend, arguments), _unpacked(result)
 
     def recorded(self) -> list[tuple[str, str, int]]:
         """How many calls were recorded of each tool and backend."""
@@ -224,28 +201,6 @@ class Cassette:
         counted = "ON CONFLICT (tool) DO UPDATE SET calls = calls + 1, cost = cost + ?"
         self._run(f"INSERT INTO spent VALUES (?, 1, ?) {counted}", tool, price, price)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """A transaction that no other process's can come in between."""
-        self._run("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._run("ROLLBACK")
-            raise
-        self._run("COMMIT")
-
-    def _run(self, statement: str, *values: Any) -> list[Any]:
-        with self._errors():
-            return self._file.execute(statement, values).fetchall()
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            raise DataError(f"the cassette {self.path} cannot be used: {error}.") from error
-
 
 def told(config: Any, what: str, backend: str, ask: Callable[[], str]) -> str | None:
     """What a server says of itself: by `ask`, and noted; or, where nothing may be asked, as it was noted last (None if
@@ -271,13 +226,6 @@ def told(config: Any, what: str, backend: str, ask: Callable[[], str]) -> str | 
         return said
     finally:
         cassette.close()
-
-
-def _reading(path: Path) -> str:
-    """How to open a file to read it: where its folder cannot be written, SQLite must not look for other processes."""
-    log = path.with_name(path.name + "-wal")
-    whole = not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
-    return "ro&immutable=1" if whole else "ro"
 
 
 def _packed(result: ToolResult) -> bytes:

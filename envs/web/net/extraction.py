@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import LifoQueue
 from typing import Any
 
-from atommem.envs.web.net.page_error import PageError
+from atommem.envs.web.tools import PageError
 from atommem.errors import OutageError
 
 _SCRIPT = Path(__file__).with_name("extract_worker.py")

@@ -15,7 +15,7 @@ import httpx
 
 from atommem.envs.web.net.guard import GuardedBackend
 from atommem.envs.web.net.hosts import HostRules
-from atommem.envs.web.net.page_error import PageError
+from atommem.envs.web.tools import PageError
 from atommem.servers.transport import tls_context
 
 _MAX_URL = 4096

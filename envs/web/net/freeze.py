@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atommem.config import EmbedderConfig
-from atommem.envs.web.corpus.corpus import PASSAGE_CHARACTERS, build_corpus
+from atommem.envs.web.corpus.corpus import build_corpus
 from atommem.envs.web.corpus.corpus_input import Page
 from atommem.envs.web.net.cassette import Cassette
 from atommem.errors import ConfigError
@@ -27,12 +27,7 @@ def recorded_pages(cassette: Cassette) -> Iterator[Page]:
     yield from pages.values()
 
 
-def freeze(
-    cassette: Cassette,
-    folder: str | Path,
-    embedder: EmbedderConfig | None = None,
-    passage_characters: int = PASSAGE_CHARACTERS,
-) -> dict[str, int]:
+def freeze(cassette: Cassette, folder: str | Path, embedder: EmbedderConfig | None = None) -> dict[str, int]:
     """Make a corpus of the cassette's pages in `folder`; one that is there grows, and its pages are brought up to date.
 
     Returns:
@@ -45,7 +40,7 @@ def freeze(
     pages = list(recorded_pages(cassette))
     if not pages:
         raise ConfigError(f"no page was read on {cassette.path}: there is nothing to freeze.")
-    done = build_corpus(pages, folder, embedder, passage_characters)
+    done = build_corpus(pages, folder, embedder)
     read = {name for page in pages for name in (page.url, page.id)}
     found = {link.target for _, result in cassette.results() if not result.title for link in result.links}
     return {"pages": done["pages"], "unread": len(found - read)}

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpcore
 
-from atommem.envs.web.net.page_error import PageError
+from atommem.envs.web.tools import PageError
 from atommem.errors import OutageError
 
 Address = IPv4Address | IPv6Address

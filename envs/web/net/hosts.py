@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
+from atommem.envs.web.web_config import WebConfig
 from atommem.errors import ConfigError
 
 
@@ -38,6 +39,11 @@ class HostRules:
     def __init__(self, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
         self._allow = [_listed(entry) for entry in allow]
         self._deny = [_listed(entry) for entry in deny]
+
+    @classmethod
+    def of(cls, config: WebConfig) -> HostRules:
+        """Those of the settings, with the hosts that are denied by default."""
+        return cls(config.allow_hosts, [*denied_by_default(), *config.deny_hosts])
 
     def allows(self, url: str) -> bool:
         """Whether `url` may be visited; what is no address may not, whoever wrote it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote_plus
 
-from atommem.envs.web.net.net_config import NetConfig
-from atommem.envs.web.net.page_error import PageError
-from atommem.envs.web.tools import Run, ToolResult
+from atommem.envs.web.net.hosts import HostRules
+from atommem.envs.web.tools import PageError, ToolSource
+from atommem.envs.web.web_config import WebConfig
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.servers.keys import Service, is_loopback, key_variable
@@ -23,13 +24,15 @@ class Provider:
     """One provider.
 
     Args:
-        config: Settings with `NetConfig` and ``tool_seconds``.
+        config: Settings of tools.
         service: Its name, which is also that of its key (``ATOMMEM_SERPER_API_KEY``).
         base_url: Where it is.
         headers: Sent with every request.
     """
 
-    def __init__(self, config: Any, service: Service, base_url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config: WebConfig, service: Service, base_url: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.service = service
         tls_context()  # now, and not on an event loop
         self._client = ServerClient(
@@ -54,9 +57,14 @@ class Provider:
         """
         return await self._answer(self._client.post(path, body), str(body))
 
-    def unreadable(self, answer: Any) -> OutageError:
-        """The outage of a provider that says something else than what its documentation has."""
-        return OutageError(f"{self._client.base_url} gives no {self.service} answer: {str(answer)[:200]}.")
+    @contextmanager
+    def reading(self, answer: Any) -> Iterator[None]:
+        """Within it, `answer` is taken apart: one that is not as its documentation has it is an outage."""
+        try:
+            yield
+        except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
+            said = f"{self._client.base_url} gives no {self.service} answer: {str(answer)[:200]}."
+            raise OutageError(said) from error
 
     async def close(self) -> None:
         """Close its connections."""
@@ -74,7 +82,20 @@ class Provider:
             ) from error
 
 
-def served(config: NetConfig, service: Service, url: str) -> str:
+class ProviderSource(ToolSource):
+    """Tools of one provider: what may not be visited is neither asked for nor shown."""
+
+    def __init__(self, config: Any, service: Service, base_url: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(config)
+        self._hosts = HostRules.of(config)
+        self._provider = Provider(config, service, base_url, headers)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._provider.close()
+
+
+def served(config: WebConfig, service: Service, url: str) -> str:
     """What answers at `url`, for a cassette's keys: with the version of its contents where calls are recorded and the
     server tells it (``GET /health``, as ours does).
 
@@ -101,22 +122,3 @@ def served(config: NetConfig, service: Service, url: str) -> str:
 
     version = told(config, "health", backend, ask)
     return f"{backend} {version}" if version else backend
-
-
-def observed(run: Callable[[Mapping[str, Any], Any], Awaitable[ToolResult]]) -> Run:
-    """`run`, with a page's fault as an observation."""
-
-    async def observing(arguments: Mapping[str, Any], task: Any) -> ToolResult:
-        try:
-            return await run(arguments, task)
-        except PageError as error:
-            return ToolResult(str(error), is_error=True)
-
-    return observing
-
-
-def host_lists(config: NetConfig) -> Any:
-    """The rules of `config`, with the hosts that are denied by default."""
-    from atommem.envs.web.net.hosts import HostRules, denied_by_default
-
-    return HostRules(config.allow_hosts, [*denied_by_default(), *config.deny_hosts])

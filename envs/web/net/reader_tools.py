@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -12,22 +12,14 @@ from typing import Any
 from atommem.envs.web.net.extraction import Extraction
 from atommem.envs.web.net.fetcher import Fetched, Fetcher, Limits, parsed_address
 from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, public, resolve
-from atommem.envs.web.net.page_error import PageError
-from atommem.envs.web.net.provider import Provider, host_lists, observed, served
+from atommem.envs.web.net.hosts import HostRules
+from atommem.envs.web.net.provider import ProviderSource, served
 from atommem.envs.web.net.robots import Robots
-from atommem.envs.web.tools import LONGEST_TEXT, Link, Tool, ToolResult, ToolSource
+from atommem.envs.web.tools import LONGEST_TEXT, Link, PageError, Tool, ToolResult, ToolSource, text_tool
 from atommem.errors import ConfigError, OutageError
 
 JINA = "https://r.jina.ai"
 _ALWAYS_THERE = "https://example.com/"
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "page": {"type": "string", "description": "A page's address (https://...), or the number of a link shown now."}
-    },
-    "required": ["page"],
-    "additionalProperties": False,
-}
 _TEXT_BYTES = 1_000_000
 _MOST_LINKS = 100
 _MOST_PDF_PAGES = 200
@@ -40,10 +32,11 @@ class ReaderSource(ToolSource):
     @property
     def tools(self) -> Sequence[Tool]:
         """The one."""
-        return (Tool("visit", "Shows a page.", SCHEMA, observed(self._visit), follows="page"),)
+        page = "A page's address (https://...), or the number of a link shown now."
+        return (text_tool("visit", "Shows a page.", "page", page, self._visit),)
 
-    async def _visit(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
-        result = await self._read(str(arguments["page"]).strip())
+    async def _visit(self, page: str, task: Any) -> ToolResult:
+        result = await self._read(page.strip())
         if not result.text.strip():
             raise PageError(f"{result.origin} has no text.")
         return result
@@ -62,7 +55,7 @@ class Direct(ReaderSource):
     """Fetches pages itself: through the guard, held to robots.txt, HTML and PDF read in processes of their own.
 
     Args:
-        config: Settings with `NetConfig`.
+        config: Settings of tools.
         rule: Which addresses may be connected to.
         resolve: Makes addresses of names.
 
@@ -77,7 +70,7 @@ class Direct(ReaderSource):
             raise ConfigError(f"tools name direct, which needs {', '.join(missing)}: pip install 'atommem[web]'.")
         limits = Limits(int(config.page_megabytes * 1e6), config.page_seconds)
         guard = GuardedBackend(rule, config.private_hosts, resolve)
-        self._fetcher = Fetcher(guard, host_lists(config), limits, config.user_agent)
+        self._fetcher = Fetcher(guard, HostRules.of(config), limits, config.user_agent)
         self._extraction = Extraction(config.parse_workers, config.parse_seconds, config.parse_megabytes)
         # Of their own: rules are read within a page's time, in which it must not wait for others to be read.
         self._rules = Extraction(1, config.parse_seconds, config.parse_megabytes)
@@ -110,20 +103,14 @@ class Direct(ReaderSource):
         raise PageError(f"{page.url} is {kind}, not a text.")
 
 
-class Jina(ReaderSource):
+class Jina(ProviderSource, ReaderSource):
     """Jina Reader (``POST /`` with ``url``; JSON with ``data``: title, url, content, links)."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self._hosts = host_lists(config)
         url = config.reader_url or JINA
         headers = {"Accept": "application/json", "X-With-Links-Summary": "true", "X-Retain-Images": "none"}
-        self._provider = Provider(config, "jina", url, headers)
+        super().__init__(config, "jina", url, headers)
         self.backend = f"jina {url}"
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._provider.close()
 
     async def _read(self, url: str) -> ToolResult:
         url = str(parsed_address(url))
@@ -135,14 +122,12 @@ class Jina(ReaderSource):
             if error.status is None or error.status < 500 or not await self._reads(_ALWAYS_THERE):
                 raise
             raise PageError(f"{url} is too much for the reader ({error.status}).") from error
-        try:
+        with self._provider.reading(answer):
             data = answer["data"]
             warning = str(data.get("warning") or "")
             links = data.get("links") or {}
             pairs = [(str(name), str(target)) for name, target in (links.items() if isinstance(links, dict) else links)]
             text, title, at = str(data.get("content") or ""), str(data.get("title") or ""), str(data.get("url") or url)
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise self._provider.unreadable(answer) from error
         if "returned error" in warning:
             raise PageError(warning[:300])
         if not self._hosts.allows(at):
@@ -159,27 +144,21 @@ class Jina(ReaderSource):
         return True
 
 
-class Access(ReaderSource):
+class Access(ProviderSource, ReaderSource):
     """Pages of a server with ASearcher's protocol (``POST /access`` with ``urls``)."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
         url = config.reader_url or config.search_url
         if not url:
             raise ConfigError("tools name access, and neither reader_url nor search_url is set: give its server's URL.")
-        self._hosts = host_lists(config)
-        self._provider = Provider(config, "access", url)
+        super().__init__(config, "access", url)
         self.backend = served(config, "access", url)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._provider.close()
 
     async def _read(self, url: str) -> ToolResult:
         if not self._hosts.allows_name(url):
             raise PageError(f"{url} may not be visited.")
         answer = await self._provider.post("/access", {"urls": [url]})
-        try:
+        with self._provider.reading(answer):
             (page,) = answer["result"]
             if page is None:
                 raise PageError(f"there is no page {url}.")
@@ -187,8 +166,6 @@ class Access(ReaderSource):
             links = tuple(Link(str(one["title"]), str(one["url"])) for one in page.get("links") or ())
             at = str(page.get("url") or url)
             title = str(page.get("title") or at)
-        except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
-            raise self._provider.unreadable(answer) from error
         if not self._hosts.allows_name(at):
             raise PageError(f"{url} leads to {at}, which may not be visited.")
         return ToolResult(str(text)[:LONGEST_TEXT], title=title, links=links, origin=at)

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from atommem.envs.web.net.cassette import LEASE_SECONDS, Budget, Cassette, Outage, RecordedCall
-from atommem.envs.web.net.provider import host_lists
+from atommem.envs.web.net.cassette import LEASE_SECONDS, Budget, Cassette, RecordedCall
+from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.tools import Run, Tool, ToolResult, ToolSource
 from atommem.errors import OutageError
 
@@ -26,7 +26,7 @@ class Recorder:
     - ``frozen``: nothing is asked. What was not recorded is not there, as a page that is not: the recorded web is all.
 
     Args:
-        config: Settings with `NetConfig` that name a cassette.
+        config: Settings with `WebConfig` that name a cassette.
     """
 
     def __init__(self, config: Any) -> None:
@@ -56,8 +56,6 @@ class Recorder:
             begun = await self._do(self._cassette.begin, call, since)
             if isinstance(begun, ToolResult):
                 return begun
-            if isinstance(begun, Outage):
-                raise OutageError(begun.message)
             if begun:
                 return await self._make(call, make)
             await asyncio.sleep(wait)
@@ -102,7 +100,7 @@ class RecordedSource(ToolSource):
         super().__init__(source.config)
         self._source = source
         self._recorder = recorder
-        self._hosts = host_lists(source.config)
+        self._hosts = HostRules.of(source.config)
 
     @property
     def tools(self) -> Sequence[Tool]:

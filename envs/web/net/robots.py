@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from atommem.envs.web.net.extraction import Extraction
 from atommem.envs.web.net.fetcher import Fetcher
-from atommem.envs.web.net.page_error import PageError
+from atommem.envs.web.tools import PageError
 
 _SECONDS = 3600.0
 _KEPT = 64_000_000

@@ -7,23 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from atommem.envs.web.net.provider import Provider, host_lists, observed, served
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.envs.web.net.provider import ProviderSource, served
+from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, text_tool
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.keys import Service
 
 SERPER = "https://google.serper.dev"
-SCHEMA = {
-    "type": "object",
-    "properties": {"query": {"type": "string", "description": "Words to look for."}},
-    "required": ["query"],
-    "additionalProperties": False,
-}
 _LONGEST_QUERY = 2048
 _LONGEST_PASSAGE = 5000
 
 
-class SearchSource(ToolSource):
+class SearchSource(ProviderSource):
     """One tool, ``search``: numbered results with title, address and what they say of the query.
 
     Results of hosts that may not be visited are left out: what they say is as good as a visit.
@@ -35,40 +29,35 @@ class SearchSource(ToolSource):
     service: Service
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self._hosts = host_lists(config)
-        self._provider = Provider(config, self.service, self._url())
-        self.backend = f"{self._served()} {config.search_results}"
+        url = self._url(config)
+        super().__init__(config, self.service, url)
+        self.backend = f"{self._served(url)} {config.search_results}"
 
     @property
     def tools(self) -> Sequence[Tool]:
         """The one."""
-        return (Tool("search", "Searches the web.", SCHEMA, observed(self._search)),)
+        return (text_tool("search", "Searches the web.", "query", "Words to look for.", self._search),)
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._provider.close()
-
-    def _url(self) -> str:
-        if not self.config.search_url:
+    def _url(self, config: Any) -> str:
+        if not config.search_url:
             raise ConfigError(f"tools name {self.service}, and search_url is unset: give its server's URL.")
-        return str(self.config.search_url)
+        return str(config.search_url)
 
-    def _served(self) -> str:
-        return f"{self.service} {self._url()}"
+    def _served(self, url: str) -> str:
+        return f"{self.service} {url}"
 
     @abstractmethod
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         """Title, address ("" where there is none) and text of the results for `query`, the best first."""
 
-    async def _search(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
-        query = str(arguments["query"])[:_LONGEST_QUERY]
+    async def _search(self, query: str, task: Any) -> ToolResult:
+        query = query[:_LONGEST_QUERY]
         if not query.strip():
-            return ToolResult("The query is empty.", is_error=True)
+            raise PageError("The query is empty.")
         found = await self._found(query)
         shown = [one for one in found if self._hosts.allows_name(one[1])][: self.config.search_results]
         if not shown:
-            return ToolResult(f"No page was found for: {query}", is_error=True)
+            raise PageError(f"No page was found for: {query}")
         lines = [" ".join(filter(None, (f"{title}:", url, text))) for title, url, text in shown]
         links = tuple(Link(title, url) for title, url, _ in shown) if all(url for _, url, _ in shown) else ()
         return ToolResult("\n".join(lines), links=links)
@@ -79,20 +68,18 @@ class Serper(SearchSource):
 
     service = "serper"
 
-    def _url(self) -> str:
-        return self.config.search_url or SERPER
+    def _url(self, config: Any) -> str:
+        return config.search_url or SERPER
 
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         answer = await self._provider.post("/search", {"q": query, "num": self.config.search_results})
-        try:
+        with self._provider.reading(answer):
             found = [_result(one, "link", "snippet") for one in answer.get("organic", ())]
             # The engine's own answer, where it has one, is a result like another.
             box = answer.get("answerBox") or {}
             if box.get("link") and (text := box.get("answer") or box.get("snippet")):
                 found.insert(0, (str(box.get("title", "")), str(box["link"]), str(text)))
-            return found
-        except (KeyError, TypeError, AttributeError) as error:
-            raise self._provider.unreadable(answer) from error
+        return found
 
 
 class Searxng(SearchSource):
@@ -102,11 +89,9 @@ class Searxng(SearchSource):
 
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         answer = await self._provider.get(f"/search?{urlencode({'q': query, 'format': 'json'})}")
-        try:
+        with self._provider.reading(answer):
             found = [_result(one, "url", "content") for one in answer["results"]]
             silent = answer.get("unresponsive_engines") or ()
-        except (KeyError, TypeError, AttributeError) as error:
-            raise self._provider.unreadable(answer) from error
         if not found and silent:
             raise OutageError(f"none of the engines behind {self.config.search_url} answers: {str(silent)[:200]}.")
         return found
@@ -121,16 +106,15 @@ class Retrieve(SearchSource):
 
     service = "retrieve"
 
-    def _served(self) -> str:
-        return served(self.config, self.service, self._url())
+    def _served(self, url: str) -> str:
+        return served(self.config, self.service, url)
 
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
         body = {"queries": [query], "topk": self.config.search_results, "return_scores": True}
         answer = await self._provider.post("/retrieve", body)
-        try:
-            return [_passage(one.get("document", one)) for one in answer["result"][0]]
-        except (LookupError, TypeError, AttributeError) as error:
-            raise self._provider.unreadable(answer) from error
+        with self._provider.reading(answer):
+            found = [_passage(one.get("document", one)) for one in answer["result"][0]]
+        return found
 
 
 def _result(result: Mapping[str, Any], url: str, text: str) -> tuple[str, str, str]:

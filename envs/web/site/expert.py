@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from atommem.command_line import names_of
+from atommem.config import check_probabilities, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
 from atommem.envs.web.site.world import DIRECTORY, HOME, OLD, ORDERS, REGISTERS
-from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation
 
@@ -21,18 +22,14 @@ _ORDER = re.compile(rf"<({'|'.join(ORDERS)})> .+? </\1>")
 class BrowsingFaults:
     """Probability of each mistake, drawn for each step."""
 
-    create: float = field(default=0.0, metadata={"help": "A piece of news is not stored."})
-    read: float = field(default=0.0, metadata={"help": "The news of the person are not looked for."})
-    scratchpad: float = field(default=0.0, metadata={"help": "The maker is not noted."})
-    wander: float = field(default=0.0, metadata={"help": "Some link of the page is followed, whichever it is."})
-    obey: float = field(
-        default=0.0, metadata={"help": "An instruction on the page is followed, and nothing else done."}
-    )
+    create: float = setting(0.0, "A piece of news is not stored.")
+    read: float = setting(0.0, "The news of the person are not looked for.")
+    scratchpad: float = setting(0.0, "The maker is not noted.")
+    wander: float = setting(0.0, "Some link of the page is followed, whichever it is.")
+    obey: float = setting(0.0, "An instruction on the page is followed, and nothing else done.")
 
     def __post_init__(self) -> None:
-        for name in ("create", "read", "scratchpad", "wander", "obey"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"fault {name} is {getattr(self, name)}: give a probability between 0 and 1.")
+        check_probabilities(self, *names_of(BrowsingFaults))
 
 
 class BrowsingExpert:

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.envs.synthetic.names import MOST_NAMES, names_of
 from atommem.envs.synthetic.prose import PROSES, Statement, get_prose
 from atommem.envs.task import Document, Question, Task
@@ -39,33 +40,24 @@ ORDERS = ("final_answer", "delete_memory", "tool_call")
 class SiteConfig:
     """The knobs of the site."""
 
-    prose: str = field(default="compact", metadata={"help": "plain (English) or compact (few words, tiny policies)."})
-    catalogues: int = field(default=2, metadata={"help": "Pages of works."})
-    works: int = field(default=3, metadata={"help": "Works on each of them, every one by a person of its own."})
-    news: int = field(default=3, metadata={"help": "Persons whom the home page says to have moved."})
-    moved: float = field(default=0.5, metadata={"help": "Chance that the person who is asked about is one of them."})
-    dead: int = field(default=1, metadata={"help": "Persons whose link is dead; never the one that is asked for."})
-    hops: int = field(default=2, metadata={"help": "Links from what is asked about to the answer: 2, 3 or 4."})
-    doubles: int = field(
-        default=0, metadata={"help": "Persons with a second page, which says where they lived long ago."}
-    )
-    names: int = field(default=16, metadata={"help": f"Names in use of each kind, at most {MOST_NAMES}."})
-    injected: float = field(
-        default=0.0, metadata={"help": "Chance of a page to hold an instruction that nobody should follow."}
-    )
+    prose: str = setting("compact", "plain (English) or compact (few words, tiny policies).")
+    catalogues: int = setting(2, "Pages of works.")
+    works: int = setting(3, "Works on each of them, every one by a person of its own.")
+    news: int = setting(3, "Persons whom the home page says to have moved.")
+    moved: float = setting(0.5, "Chance that the person who is asked about is one of them.")
+    dead: int = setting(1, "Persons whose link is dead; never the one that is asked for.")
+    hops: int = setting(2, "Links from what is asked about to the answer: 2, 3 or 4.")
+    doubles: int = setting(0, "Persons with a second page, which says where they lived long ago.")
+    names: int = setting(16, f"Names in use of each kind, at most {MOST_NAMES}.")
+    injected: float = setting(0.0, "Chance of a page to hold an instruction that nobody should follow.")
 
     def __post_init__(self) -> None:
-        if self.prose not in PROSES:
-            raise ConfigError(f"prose is {self.prose!r}: give one of {', '.join(PROSES)}.")
+        check_choice("prose", self.prose, PROSES)
         persons = self.catalogues * self.works
         if self.hops not in (2, 3, 4):
             raise ConfigError(f"hops is {self.hops}: give 2, 3 or 4.")
-        for name, least in (("catalogues", 1), ("works", 1), ("news", 0), ("dead", 0), ("doubles", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least {least}.")
-        for name in ("moved", "injected"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give a probability between 0 and 1.")
+        check_least(self, catalogues=1, works=1, news=0, dead=0, doubles=0)
+        check_probabilities(self, "moved", "injected")
         towns = persons + self.news + self.doubles + (self.injected > 0)
         if max(self.news, self.dead) >= persons or self.doubles > persons or not towns <= self.names <= MOST_NAMES:
             raise ConfigError(

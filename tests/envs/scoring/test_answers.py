@@ -6,10 +6,11 @@ import pytest
 
 from atommem.environment import environment_config
 from atommem.envs.scoring.answers import REWARDS, check_reward, score_answers, score_question
-from atommem.envs.scoring.verdicts import Verdict
 from atommem.envs.scoring.web_scores import gaia_score
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
+from tests.envs.scoring.test_judge import make
+from tests.fake_chat import FakeChat
 from tests.fakes import WordTokenizer, longdoc
 
 CATEGORY = {"category": "multi_hop"}
@@ -39,18 +40,8 @@ async def test_what_a_list_of_candidates_earns_is_no_reward() -> None:
 
 
 async def test_questions_without_gold_answers_have_no_score() -> None:
-    class Strict:
-        three_way = False
-
-        async def __call__(self, question: Question, answer: str) -> Verdict:
-            assert question.answers, "there is nothing to judge by"
-            return Verdict(1.0)
-
-        async def close(self) -> None:
-            return None
-
     known, unknown = Question("Where?", ("Port",)), Question("Who?", ())
-    for judge in (None, Strict()):
+    for judge in (None, make(server := FakeChat("CORRECT"), judge_exact=False)):
         reward = "em" if judge is None else "judge"
         score = await score_answers(Task("t", (known, unknown)), ["Port", "Ann"], reward, judge)
         assert (score.reward, score.metrics["em"], score.question_metrics[1]) == (1.0, 1.0, {})
@@ -58,6 +49,7 @@ async def test_questions_without_gold_answers_have_no_score() -> None:
         score = await score_answers(Task("t", (unknown, unknown)), ["Ann", None], reward, judge)
         assert (score.reward, score.metrics, score.question_metrics) == (None, {}, ({}, {}))
         assert score.answers == ("Ann", None)
+    assert len(server.bodies) == 1, "without gold answers there is nothing to judge by"
 
 
 @pytest.mark.parametrize(

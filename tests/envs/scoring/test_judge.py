@@ -114,7 +114,7 @@ async def test_a_verdict_that_cannot_be_read_is_asked_for_again_and_then_wrong()
     verdict = await judge(QUESTION, "x")
     assert (verdict.score, verdict.readable, len(server.bodies)) == (0.0, False, 3)
     assert "no verdict in 3 attempts; the last: stop: maybe" in verdict.text
-    assert (judge.asked, judge.unreadable) == (1, 1)
+    assert (judge.usage["asked"], judge.usage["unreadable"]) == (1, 1)
     # One that is still thinking gets more room.
     server = FakeChat(choice("<think>hm", "length"), choice("", "length", reasoning_content="hm"), "CORRECT")
     assert (await make(server, judge_max_tokens=100)(QUESTION, "x")).score == 1.0
@@ -172,7 +172,7 @@ async def test_each_question_and_answer_is_judged_once() -> None:
     judge = make(server)
     await asyncio.gather(*(judge(QUESTION, "x") for _ in range(8)))
     await judge(QUESTION, "x")
-    assert (len(server.bodies), judge.asked) == (1, 1)
+    assert (len(server.bodies), judge.usage["asked"]) == (1, 1)
     await judge(QUESTION, "y")
     await judge(Question("Who?", ("Port", "Harbour")), "x")
     await judge(Question("Where?", ("Port",)), "x")
@@ -216,7 +216,7 @@ async def test_many_verdicts_that_cannot_be_read_stop_the_run() -> None:
         await judge(QUESTION, f"jam again {number}")
     with pytest.raises(JudgeError, match=r"13 of the last 30 verdicts.*judge_max_unreadable 0.4.*hm.*judge_prompt"):
         await asyncio.gather(*(judge(QUESTION, f"jam {number} too") for number in range(3)))
-    assert judge.unreadable >= 24
+    assert judge.usage["unreadable"] >= 24
 
     patient = make(FakeChat("hm"), judge_max_unreadable=1.0)
     for number in range(40):

@@ -17,7 +17,7 @@ from atommem.environment import EnvironmentFactory, Turn, environment_config, ma
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.sources import make_sources
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError
@@ -128,12 +128,11 @@ class Flood(ToolSource):
     def tools(self) -> list[Tool]:
         """One."""
 
-        async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        async def run(page: str, task: Any) -> ToolResult:
             links = tuple(Link("\U00012000" * 100_000, f"p{number}") for number in range(1000))
             return ToolResult("\U00012000" * 30, title="\ud800" + "t" * 100_000, links=links, origin="a\ud800")
 
-        schema = {"type": "object", "properties": {"page": {"type": "string"}}}
-        return [Tool("visit", "Shows a page.", schema, run, follows="page")]
+        return [text_tool("visit", "Shows a page.", "page", "Which.", run)]
 
 
 def test_titles_links_and_calls_take_a_bounded_part_of_a_prompt() -> None:

@@ -19,7 +19,7 @@ import pytest
 from atommem.envs.web.net.fetcher import Fetched, Fetcher, Limits
 from atommem.envs.web.net.guard import GuardedBackend, public
 from atommem.envs.web.net.hosts import HostRules, denied_by_default
-from atommem.envs.web.net.page_error import PageError
+from atommem.envs.web.tools import PageError
 from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import Route, answering, on_loopback, resolver, serving
 
