@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -52,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
         suite = suite.without(left_out)
     if given.list:
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows} | named)
-        listed = make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds)
+        suite = replace(suite, settings={"policy": "POLICY", **suite.settings})  # where none is named
+        listed = make_cells(suite, flags, Path("."), given.seeds)
         _list_cells(listed)
         print(f"embedder: {_embedders(listed)}")
         print(estimate(listed).text(given.throughput))
@@ -171,12 +173,6 @@ def _policies(given: Sequence[str], suite: Suite) -> dict[str, str]:
             raise ConfigError(f"policies has {name}={found[name]} and {item}: give one of them.")
         found[name] = where
     return found
-
-
-def _any_policy(suite: Suite, flags: Sequence[str]) -> list[str]:
-    """A policy to list cells with, where none was named."""
-    named = "policy" in suite.settings or any(flag.partition("=")[0] == "--policy" for flag in flags)
-    return [] if named else ["--policy", "POLICY"]
 
 
 def _list_cells(cells: Sequence[Cell]) -> None:
