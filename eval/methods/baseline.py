@@ -105,8 +105,8 @@ class Setup:
         environments: Cuts documents into chunks, and scores answers.
         memory: AtomMem's settings; its `retrieve_k` is how many entries, notes or documents any method retrieves.
         sampling: How completions are sampled.
-        max_in_flight: Most episodes at the same time; unset runs all at once.
-        slots: Takes the place of `max_in_flight` where several evaluations share one bound.
+        max_in_flight: Most episodes at the same time, or what several evaluations share as their bound; unset runs all
+            at once.
         chat_template_kwargs: Passed to the tokenizer's chat template.
         context_tokens: Longest prompt and completion together, for methods that fill the context.
         yarn_factor: The factor by which YaRN (arXiv 2309.00071) stretches the model's context, where its server or
@@ -120,8 +120,7 @@ class Setup:
     environments: EnvironmentFactory
     memory: MemoryConfig
     sampling: Sampling
-    max_in_flight: int | None = None
-    slots: asyncio.Semaphore | None = None
+    max_in_flight: int | asyncio.Semaphore | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     context_tokens: int = 32_768
     yarn_factor: float | None = None
@@ -147,11 +146,13 @@ class Baseline(ABC):
 
     Attributes:
         name: What ``--method`` calls it.
+        fills_context: Whether what it shows depends on the context window.
         plain, remembering: How it renders prompts without and with memory; the digest of the latter is part of what a
             continued evaluation must agree in.
     """
 
     name: ClassVar[str]
+    fills_context: ClassVar[bool] = False
     setup: Setup
     plain: PromptBuilder
     remembering: PromptBuilder
@@ -163,8 +164,11 @@ class Baseline(ABC):
 
     def settings(self) -> dict[str, Any]:
         """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
+        method = {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k}
+        if self.fills_context:
+            method |= {"context_tokens": self.setup.context_tokens, "yarn_factor": self.setup.yarn_factor}
         return {
-            "method": {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k},
+            "method": method,
             "prompts_sha256": self.remembering.digest,
             "sampling": asdict(self.setup.sampling),
         }
@@ -197,7 +201,7 @@ class Baseline(ABC):
         stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
         """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
-        return await run_jobs(self.run, jobs, on_episode, self.setup.slots or self.setup.max_in_flight, stop)
+        return await run_jobs(self.run, jobs, on_episode, self.setup.max_in_flight, stop)
 
 
 class Reader(Baseline):
@@ -288,12 +292,9 @@ class Recorder:
         self._setup = method.setup
         self._episode = episode
 
-    def _builder(self, view: MemoryView | None) -> PromptBuilder:
-        return self._method.plain if view is None else self._method.remembering
-
-    def prompt_ids(self, shown: Observation, view: MemoryView | None = None) -> list[int]:
-        """What `ask` sends, as token ids."""
-        return self._builder(view).build(shown, view or MemoryView())
+    def prompt_ids(self, shown: Observation) -> list[int]:
+        """What `ask` sends without memory, as token ids."""
+        return self._method.plain.build(shown, MemoryView())
 
     async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
         """Sample a completion and keep it as a step; what it did is noted with `note`.
@@ -307,7 +308,7 @@ class Recorder:
         """
         index, policy, size = len(self._episode.steps), self._setup.policy, len(self.contents.entries)
         started = time.perf_counter()
-        builder, view = self._builder(view), view or MemoryView(size=size)
+        builder, view = self._method.plain if view is None else self._method.remembering, view or MemoryView(size=size)
         sampling = request_sampling(
             self._setup.sampling, f"{self._episode.task_id}/{self._episode.sample}", index, self._episode.task_id
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, Templates, get_dialect
@@ -16,9 +16,9 @@ from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, PromptTooLongError
-from atommem.eval.methods.baseline import MEMORY, Baseline, Recorder, Setup
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.index import VectorIndex
+from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline, Recorder, Setup
+from atommem.eval.methods.notes import Notebook
+from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, Piece, StopReason
 from atommem.prompts import PromptBuilder
 
@@ -54,6 +54,7 @@ class Browsing(Baseline):
 
     introduction: ClassVar[str]
     shows_entries: ClassVar[bool] = False
+    fills_context = True
 
     def __init__(self, setup: Setup) -> None:
         if not isinstance(setup.environments, WebEnvironments) or setup.environments.config.calls != "json":
@@ -65,7 +66,7 @@ class Browsing(Baseline):
         words = {**own.pieces, **PIECES}
         section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
         memory = MEMORY if self.shows_entries else {}
-        templates = replace(Templates(SYSTEM, empty="(nothing)", call=CALL), **memory)
+        templates = replace(Templates(SYSTEM, empty=NOTHING, call=CALL), **memory)
         self.plain = self.remembering = PromptBuilder(
             setup.tokenizer,
             Dialect("baseline", {"answer": dialect.tags["answer"]}, templates),
@@ -81,12 +82,6 @@ class Browsing(Baseline):
     def room(self) -> int:
         """Tokens that a prompt may have."""
         return self.setup.context_tokens - self.setup.sampling.max_tokens
-
-    def settings(self) -> dict[str, Any]:
-        """Says in what context window, and whether YaRN stretched it."""
-        own = {"context_tokens": self.setup.context_tokens, "yarn_factor": self.setup.yarn_factor}
-        settings = super().settings()
-        return {**settings, "method": {**settings["method"], **own}}
 
     @abstractmethod
     async def shown(
@@ -196,18 +191,11 @@ class BrowsingRAG(Browsing):
         self, record: Recorder, past: list[Past], now: Observation
     ) -> tuple[Observation, MemoryView | None]:
         """What fits the questions, and what is."""
-        embedder = self.setup.embedder
-        texts = [text for step in past for text in texts_of(step.shown)]
+        book = Notebook(record, self.setup.embedder)
+        await book.hold([text for step in past for text in texts_of(step.shown)])
         query = "\n".join(question.text for question in record.task.questions)
-        view = MemoryView(query=query, size=len(texts))
-        if texts:
-            index = VectorIndex(embedder.dim)
-            index.add(range(len(texts)), await embedder.embed(texts, "entry"))
-            (vector,) = await embedder.embed([query], "query")
-            found = enumerate(await index.find(vector, self.setup.memory.retrieve_k), start=1)
-            best = tuple(Retrieved(rank, number + 1, texts[number], score) for rank, (number, score) in found)
-            view = replace(view, retrieved=best)
-        return now, view
+        (vector,) = await book.embedder.embed([query], "query")
+        return now, book.view(query, await book.index.find(vector, self.setup.memory.retrieve_k))
 
 
 def texts_of(pieces: tuple[Piece, ...]) -> list[str]:

@@ -73,7 +73,7 @@ class GenerativeAgents(Reader):
                 await self._reflect(book, stream, fresh, label)
                 fresh, importance = 0, 0.0
 
-        async def find(question: str, vector: Vectors) -> Found:
+        async def find(vector: Vectors) -> Found:
             return best_memories(book, stream, vector, self.setup.memory.retrieve_k)
 
         await book.answer(find)
