@@ -66,7 +66,6 @@ def write_report(
     metrics = read_training(training) if training is not None else []
     page = PageData(cells, max_episodes=max_episodes, efficiency=efficiency)
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
     results |= {"deltas": deltas, "published": published and beside(published, results)}
     write_json(out / RESULTS, results)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-from types import TracebackType
 from typing import Any, Self
 
 from atommem.eval.journal import Journal
@@ -47,9 +46,7 @@ class Asking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._loop.run_until_complete(self._policy.close())
         self._loop.close()
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from atommem.eval.budget import Budget
+from atommem.eval.console_report import (
+    EXIT_BUDGET_SPENT,
+    EXIT_IMPOSSIBLE,
+    EXIT_TOO_MANY_FAILED,
+    complain,
+    wide_console,
+)
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.reporting.results import Column, best_rows, column_name
@@ -22,9 +27,6 @@ from atommem.eval.suites.suite import Suite
 
 REPORT = "report"
 """The report's folder in that of the suite."""
-EXIT_IMPOSSIBLE = 2
-EXIT_TOO_MANY_FAILED = 3
-EXIT_BUDGET_SPENT = 4
 
 
 def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None = None) -> None:
@@ -39,9 +41,7 @@ def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None
     Raises:
         AtomMemError: A folder cannot be read.
     """
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 200  # a log file need not wrap at 80 columns
+    console = wide_console(200)
     found = [cell for cell in cells if cell.done]
     if not found:
         console.print("No episode has ended: there is nothing to report.")
@@ -121,15 +121,15 @@ def exit_status(cells: Sequence[Cell], budget: Budget) -> int:
     failing = [cell for cell in cells if cell.failed_fraction > cell.configs[0].max_failed_fraction]
     stopped = [cell for cell in cells if cell.state == "stopped"]
     for cell in impossible:
-        _complain(f"{cell.name} could not run: {cell.error}")
+        complain(f"{cell.name} could not run: {cell.error}")
     for cell in failing:
-        _complain(
+        complain(
             f"{cell.name}: {cell.failed} of {cell.done} episodes failed, more than --max_failed_fraction "
             f"{cell.configs[0].max_failed_fraction:g}. Scores cover the others only; the same command runs them again."
         )
     if stopped:
         left = sum(cell.left for cell in stopped)
-        _complain(
+        complain(
             f"the budget is spent: {budget}. {left} episodes of {len(stopped)} cells have not run; the report covers "
             "those that have. The same command with a larger --budget_tokens or --budget_money continues."
         )
@@ -138,7 +138,3 @@ def exit_status(cells: Sequence[Cell], budget: Budget) -> int:
     if stopped:
         return EXIT_BUDGET_SPENT
     return EXIT_TOO_MANY_FAILED if failing else 0
-
-
-def _complain(text: str) -> None:
-    print(f"atommem eval: {text}", file=sys.stderr)

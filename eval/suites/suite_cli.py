@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.table import Table
 from atommem.command_line import CommandParser, check_writable
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
+from atommem.eval.console_report import interrupted
 from atommem.eval.reproduce.published import table_of
 from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell, make_cells
@@ -25,8 +25,6 @@ from atommem.eval.suites.suite import TRAINED, Column, Suite
 from atommem.eval.suites.suite_file import load_suite
 from atommem.eval.suites.suite_run import SuiteRun
 from atommem.eval.suites.task_cache import TaskCache
-
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,11 +71,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         asyncio.run(SuiteRun(cells, tasks, budget, Board(cells, console)).run(say_cost))
     except KeyboardInterrupt:
-        print(
-            f"\nInterrupted. Every episode that ended is in {given.out}; the same command continues from there.",
-            file=sys.stderr,
-        )
-        return EXIT_INTERRUPTED
+        return interrupted(given.out)
     report(suite, cells, given.out, given.training)
     return exit_status(cells, budget)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from atommem.envs.scoring.statistics import paired_difference, wilson_interval
+from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.eval.journal import Journal
 from atommem.eval.reproduce.sheet import Grid, Sheet
@@ -167,7 +168,7 @@ class Bench:
 
     def _write(self, weights: Numbers) -> None:
         found = dict(zip(LINEAR, map(float, weights), strict=True))
-        self.weights.write_text(json.dumps(found), encoding="utf-8")
+        write_text(self.weights, json.dumps(found))
 
 
 def compare(sheet: Sheet, bench: Bench, seeds: Sequence[int]) -> None:
