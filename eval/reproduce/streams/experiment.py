@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -107,22 +108,20 @@ def table(
     embedder = _embedder(arguments.embedder_model if similarity == "text" else None)
     arms = [(evaluator, "none") for evaluator in arguments.evaluators]
     arms += [(arguments.evaluators[-1], deletion) for deletion in arguments.deletions if deletion != "none"]
-    lines: list[list[Any]] = []
-    for evaluator, deletion in arms:
-        name = json.dumps([title, evaluator, deletion, _source(make_agent)])
-        if (known := journal.get(name)) is not None:
-            lines.append(known)
-            continue
+
+    def line(evaluator: str, deletion: str) -> list[Any]:
         tell(f"streams: {title}: {evaluator}, {deletion}")
         retention = "fifo" if deletion == "none" else deletion
         bank = Bank(
             embedder, capacity=arguments.capacity, retention=retention, evaluator=evaluator, seed=arguments.seed
         )
         outcomes = asyncio.run(run_rows(rows, make_agent(), bank, k, similarity))
-        won = sum(outcome >= 1 for outcome in outcomes)
-        low, high = wilson_interval(won, len(outcomes))
-        line = [f"{evaluator}, {deletion}", fmean(outcomes), f"[{low:.3f}, {high:.3f}]", len(bank)]
-        lines.append(journal.add(name, line))
+        low, high = wilson_interval(sum(outcome >= 1 for outcome in outcomes), len(outcomes))
+        return [f"{evaluator}, {deletion}", fmean(outcomes), f"[{low:.3f}, {high:.3f}]", len(bank)]
+
+    # With another agent, what was found is not taken up.
+    agent = hashlib.sha256(Path(inspect.getfile(make_agent)).read_bytes()).hexdigest()[:16]
+    lines = [journal.once(json.dumps([title, *arm, agent]), partial(line, *arm)) for arm in arms]
     sheet.tables.append(
         Grid(title, ["added, deleted by", "success", "95%, as if tasks were independent", "records"], lines)
     )
@@ -132,20 +131,14 @@ async def run_rows(rows: Sequence[StreamRow], agent: Agent, bank: Bank, k: int, 
     """The outcome of every task; rows with an output are the memory to begin with."""
     known = [row for row in rows if row.output is not None]
     await bank.fill(_experience(row, row.output or "", agent) for row in known)
-    measure = SIMILARITIES[similarity]()
     outcomes = []
     for row in rows:
         if row.output is None:
-            shown = await bank.retrieve(row.query, k, measure)
+            shown = await bank.retrieve(row.query, k, SIMILARITIES[similarity])
             experience = _experience(row, await agent.act(row, shown), agent)
             outcomes.append(float(experience.outcome or 0.0))
             await bank.end(experience)
     return outcomes
-
-
-def _source(make_agent: Callable[[], Agent]) -> str:
-    """A digest of the agent's file: with another agent, what was found is not taken up."""
-    return hashlib.sha256(Path(inspect.getfile(make_agent)).read_bytes()).hexdigest()[:16]
 
 
 def _experience(row: StreamRow, output: str, agent: Agent) -> Experience:

@@ -53,23 +53,16 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
     tell(f"traceretain: generating {tasks + transfer} games, and {paper['cem']['tasks']} to tune on")
     pool = make_games(tasks + transfer, _POOL, paper)
     tuning = make_games(paper["cem"]["tasks"], _TUNING, paper)
-    player = Player(
-        lambda: Engine(python, arguments.cache / "alfworld.log"),
-        Journal(arguments.cache / "alfworld.jsonl"),
-        paper["limit"],
-        tell,
-    )
     sheet = Sheet("traceretain", paper["source"])
-    try:
+    with Engine(python, arguments.cache / "alfworld.log") as engine:
+        player = Player(engine, Journal(arguments.cache / "alfworld.jsonl"), paper["limit"], tell)
         solvable(sheet, player, [*pool, *tuning], tell)
         texts = sorted({game.task for game in [*pool, *tuning]})
         vectors = KeptVectors(texts, embed_all(texts, arguments.embedder_model, arguments.cache))
         bench = Bench(paper, player, vectors, pool, tasks, arguments.cache / "cem.json", tell)
         bench.tune(tuning)
         compare(sheet, bench, [FIRST_SEED + i for i in range(arguments.seeds)])
-        sheet.notes.append(f"{player.played} episodes were played on the engine now, the others were kept from before.")
-    finally:
-        player.close()
+    sheet.notes.append(f"{player.played} episodes were played on the engine now, the others were kept from before.")
     return sheet
 
 
@@ -239,13 +232,11 @@ def outcomes(sheet: Sheet, paper: Mapping[str, Any], streams: Mapping[str, Strea
     word = "noisy" if noisy else "clean"
     rows: list[list[Any]] = []
     for arm, stream in streams.items():
-        n, won = len(stream.won), sum(stream.won)
-        low, high = wilson_interval(won, n)
         rows.append(
             [
                 arm,
                 paper["successes"].get(arm, {}).get(word),
-                f"{won} of {n} [{100 * low:.0f}, {100 * high:.0f}]",
+                won(stream),
                 fmean(stream.steps),
                 sign_test(stream, streams["none"]),
                 sign_test(stream, streams[FAILURES_FIRST]),
@@ -262,14 +253,13 @@ def transfer(sheet: Sheet, paper: Mapping[str, Any], runs: Mapping[str, Sequence
     rows: list[list[Any]] = []
     for arm, streams in runs.items():
         first = streams[0]
-        low, high = wilson_interval(sum(first.won), len(first.won))
         shown = paper["transfer_successes"]
         published = shown["none"] if arm == "none" else "{} to {}".format(*shown["memory"])
         rows.append(
             [
                 arm,
                 published,
-                f"{sum(first.won)} of {len(first.won)} [{100 * low:.0f}, {100 * high:.0f}]",
+                won(first),
                 fmean(s for stream in streams for s in stream.steps),
                 100 * fmean(p for stream in streams for p in stream.precision),
                 sign_test(first, runs["none"][0]),
@@ -286,10 +276,17 @@ def transfer(sheet: Sheet, paper: Mapping[str, Any], runs: Mapping[str, Sequence
     sheet.tables.append(Grid("Transfer: games that the stream did not have, without writing", columns, rows, 2))
 
 
+def won(stream: Stream) -> str:
+    """How many tasks, with Wilson's interval in percent."""
+    n, count = len(stream.won), sum(stream.won)
+    low, high = wilson_interval(count, n)
+    return f"{count} of {n} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
 def sign_test(one: Stream, other: Stream) -> str:
     """Wins, losses, and the exact two-sided p-value of the paired sign test."""
-    wins = int(np.sum([a and not b for a, b in zip(one.won, other.won, strict=True)]))
-    losses = int(np.sum([b and not a for a, b in zip(one.won, other.won, strict=True)]))
+    wins = sum(a and not b for a, b in zip(one.won, other.won, strict=True))
+    losses = sum(b and not a for a, b in zip(one.won, other.won, strict=True))
     n, fewer = wins + losses, min(wins, losses)
     p = min(1.0, 2 * sum(comb(n, i) for i in range(fewer + 1)) / 2**n)
     return f"+{wins}/-{losses}, p {p:.3g}"

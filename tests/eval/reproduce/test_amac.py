@@ -71,13 +71,12 @@ async def test_the_simulation_decides_as_the_rule_does() -> None:
 
 
 def test_a_models_utility_is_read_and_counted() -> None:
-    class Asking:
-        def ask(self, text: str, max_tokens: int) -> str:
-            return "0.9" if "turn 3." in text.partition("memory:")[2] else "hm"
+    def ask(text: str, max_tokens: int) -> str:
+        return "0.9" if "turn 3." in text.partition("memory:")[2] else "hm"
 
     conversation = Conversation("conv-26", tuple(f"It is turn {i}." for i in range(6)), (True,) * 6)
     sheet = Sheet("amac", "")
-    experiment.utility_of_a_model(sheet, PAPER, conversation, Asking())
+    experiment.utility_of_a_model(sheet, PAPER, conversation, ask)
     assert "5 replies had no number" in sheet.notes[0]
     assert sheet.tables[0].rows[2][1] == 6
 
