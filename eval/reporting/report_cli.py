@@ -13,7 +13,7 @@ from atommem.errors import ConfigError, DataError
 from atommem.eval.reporting.charts import make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.inspect_export import write_inspect_logs
-from atommem.eval.reporting.page import PageData, write_page
+from atommem.eval.reporting.page import PageData, render_page
 from atommem.eval.reporting.predictions import write_predictions
 from atommem.eval.reporting.results import RESULTS, make_cells, make_results
 from atommem.eval.reporting.templates import latex_tables, markdown_tables
@@ -72,7 +72,7 @@ def write_report(
     write_text(out / "tables.md", clean(markdown_tables(results)))
     write_text(out / "tables.tex", clean(latex_tables(results)))
     charts = make_charts(results, metrics)
-    write_page(page, results, charts, out)
+    write_text(out / "report.html", clean(render_page(page, results, charts)))
     write_charts(charts, out / "plots", plots)
     return results
 

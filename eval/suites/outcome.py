@@ -19,9 +19,9 @@ from atommem.eval.console_report import (
 )
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
-from atommem.eval.reporting.results import Column, best_rows, column_name
-from atommem.eval.reporting.scores import main_label, main_score
-from atommem.eval.reporting.tables import overflow_note
+from atommem.eval.reporting.results import column_name, column_of
+from atommem.eval.reporting.scores import main_label
+from atommem.eval.reporting.tables import columns_of, rows_of, score_of
 from atommem.eval.suites.cells import Cell
 from atommem.eval.suites.suite import Suite
 
@@ -81,33 +81,20 @@ def main_table(results: Mapping[str, Any]) -> Table:
     name = main_label(results["cells"])
     table = Table(title=f"{results['title']}: {name} in percent [95% interval]", title_justify="left")
     table.add_column("")
-    cells = {(cell["row"], (cell["dataset"], cell["documents"])): cell for cell in results["cells"]}
-    columns: list[Column] = list(dict.fromkeys(column for _, column in cells))
-    # A column's cells have one environment, and so one main score.
-    best = {
-        column: row
-        for metric in {cell["metric"] for cell in results["cells"]}
-        for column, row in best_rows(results, metric).items()
-        if cells[row, column]["metric"] == metric
-    }
-    for column in columns:
+    cells = {(cell["row"], column_of(cell)): cell for cell in results["cells"]}
+    for column in columns_of(results):
         table.add_column(column_name(column), justify="right")
-    for row in dict.fromkeys(row for row, _ in cells):
-        scores = [(cells.get((row, column)), best.get(column) == row) for column in columns]
-        table.add_row(Text(row), *(Text("-") if cell is None else _score(cell, bold) for cell, bold in scores))
+    for row in rows_of(results):
+        own = (cells.get((row, column)) for column in columns_of(results))
+        table.add_row(Text(row), *(Text("-") if cell is None else _score(results, cell) for cell in own))
     return table
 
 
-def _score(cell: Mapping[str, Any], bold: bool) -> Text:
-    score = main_score(cell)
-    text = Text("no score")
-    if cell["overflow"]:
-        text = Text(overflow_note(cell), "bold red")
-    elif score is not None:
-        text = Text(f"{100 * score['mean']:.1f}", "bold" if bold else "")
-        text.append(f" [{100 * score['low']:.1f}, {100 * score['high']:.1f}]", "dim")
-    if cell["failed"]:
-        text.append(f" {cell['failed']} failed", "bold red")
+def _score(results: Mapping[str, Any], cell: Mapping[str, Any]) -> Text:
+    value = score_of(results, cell, cell["metric"])
+    text = Text(value.text, "bold" if value.bold else "")
+    for more, style in ((value.interval, "dim"), (value.warning, "bold red")):
+        text.append(f" {more}" if more else "", style)
     return text
 
 

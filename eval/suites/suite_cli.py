@@ -23,7 +23,7 @@ from atommem.eval.suites.estimate import estimate
 from atommem.eval.suites.outcome import exit_status, report
 from atommem.eval.suites.suite import TRAINED, Column, Suite
 from atommem.eval.suites.suite_file import load_suite
-from atommem.eval.suites.suite_run import SuiteRun
+from atommem.eval.suites.suite_run import run_cells
 from atommem.eval.suites.task_cache import TaskCache
 
 
@@ -48,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
     if left_out:
         names = ", ".join(column.key for column in left_out)
         console.print(f"left out without --benchmarks: {names}", markup=False)
-        suite = suite.without(left_out)
+        suite = replace(suite, columns=tuple(column for column in suite.columns if column not in left_out))
+        if not suite.columns:
+            raise ConfigError("no column is left: give --benchmarks, or choose other --columns.")
     if given.list:
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows} | named)
         suite = replace(suite, settings={"policy": "POLICY", **suite.settings})  # where none is named
@@ -69,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         console.print(estimate(cells, tasks).text(given.throughput), markup=False)
 
     try:
-        asyncio.run(SuiteRun(cells, tasks, budget, Board(cells, console)).run(say_cost))
+        asyncio.run(run_cells(cells, tasks, budget, Board(cells, console), say_cost))
     except KeyboardInterrupt:
         return interrupted(given.out)
     report(suite, cells, given.out, given.training)
