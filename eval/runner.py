@@ -14,7 +14,6 @@ from tqdm import tqdm
 from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, main_metric, record_of
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError, ConfigError, DataError
 from atommem.eval.budget import Budget
 from atommem.eval.methods.baseline import Baseline, Method
@@ -122,8 +121,6 @@ def make_manifest(
 def _method_settings(method: Method) -> dict[str, Any]:
     if isinstance(method, Baseline):
         return method.settings()
-    if not isinstance(method, EpisodeRunner):
-        raise ConfigError(f"method is a {type(method).__name__}: give an EpisodeRunner or a Baseline, or no folder.")
     return {
         "memory": asdict(method.agent.memory),
         "templates_sha256": method.agent.prompts.digest,

@@ -1,6 +1,6 @@
 """What every method of an evaluation is, and what the baselines that run no memory loop have in common.
 
-`atommem.episode_runner.EpisodeRunner` is a `Method` as it is. A `Baseline` asks the same policy with prompts of its
+`atommem.episode_runner.EpisodeRunner` is a method as it is. A `Baseline` asks the same policy with prompts of its
 own; every call is a step of the episode, so that counts of calls and tokens, traces and outages are those of the loop.
 What each one does as its authors do, and what it does not, is told in docs/methods.md.
 """
@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from atommem.actions import ANSWERS_ACTION, Action, ActionSpec, answers_in
 from atommem.config import MemoryConfig
@@ -21,11 +21,11 @@ from atommem.dialects import Dialect, Section, Templates
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Score
 from atommem.envs.chunking import document_text
-from atommem.envs.longdoc.environment import MOST_AT_ONCE, questions_label
+from atommem.envs.longdoc.environment import MOST_AT_ONCE, LongDocEnvironments, questions_label
 from atommem.envs.question_answering import QAEnvironments
 from atommem.envs.task import Task
 from atommem.episode import Episode, Step
-from atommem.episode_runner import run_jobs, set_score
+from atommem.episode_runner import EpisodeRunner, run_jobs, set_score
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.memory.contents import Contents
 from atommem.memory.entries import MemoryView
@@ -51,49 +51,6 @@ ANSWERING = {
 }
 _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
 """How MemAgent's files, and our own joined text, begin a document."""
-
-
-@runtime_checkable
-class Documents(Protocol):
-    """What the baselines need of an environment: documents in chunks, and scores of answers."""
-
-    def chunks(self, task: Any) -> Sequence[str]:
-        """The pieces in which a task is read."""
-        ...
-
-    async def score(self, task: Any, answers: Sequence[str | None]) -> Score:
-        """Score one answer per question (None: none was given)."""
-        ...
-
-    def without_reads(self) -> EnvironmentFactory:
-        """The same environment for a policy that looks nothing up."""
-        ...
-
-
-class Method(Protocol):
-    """Anything that turns a task into an episode: one policy, one way to remember."""
-
-    @property
-    def environments(self) -> EnvironmentFactory:
-        """Where the tasks come from: it describes them."""
-        ...
-
-    async def run(self, task: Any, sample: int = 0) -> Episode:
-        """Run one episode. An outage does not raise: it ends the episode with stop reason FAILED.
-
-        Raises:
-            PolicyError: The policy refused a request for good.
-        """
-        ...
-
-    async def run_all(
-        self,
-        jobs: Sequence[tuple[Any, int]],
-        on_episode: Callable[[int, Episode], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> list[Episode]:
-        """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -127,13 +84,13 @@ class Setup:
     encode_threads: int = 0
 
 
-def documents(setup: Setup, method: str) -> Documents:
-    """The environment of `setup`, where it has documents.
+def documents(setup: Setup, method: str) -> LongDocEnvironments:
+    """The environment of `setup`, where it is one of documents.
 
     Raises:
         ConfigError: It has none.
     """
-    if not isinstance(setup.environments, Documents):
+    if not isinstance(setup.environments, LongDocEnvironments):
         raise ConfigError(
             f"method {method} reads documents, and the environment {setup.environments.config.environment!r} has none: "
             "compare other methods there."
@@ -182,7 +139,11 @@ class Baseline(ABC):
         """
 
     async def run(self, task: Task, sample: int = 0) -> Episode:
-        """Run one episode; see `Method.run`."""
+        """Run one episode. An outage does not raise: it ends the episode with stop reason FAILED.
+
+        Raises:
+            PolicyError: The policy refused a request for good.
+        """
         episode = Episode(task_id=task.id, sample=sample)
         record = Recorder(self, episode, task)
         started = time.perf_counter()
@@ -202,6 +163,10 @@ class Baseline(ABC):
     ) -> list[Episode]:
         """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
         return await run_jobs(self.run, jobs, on_episode, self.setup.max_in_flight, stop)
+
+
+Method = EpisodeRunner | Baseline
+"""What turns a task into an episode: one policy, one way to remember."""
 
 
 class Reader(Baseline):
