@@ -45,6 +45,10 @@ PIECES = {
 }
 
 
+Shown = tuple[Observation, MemoryView | None]
+"""What a prompt shows, beside and of a memory."""
+
+
 class Browsing(Baseline):
     """An agent in the environment ``web``. Subclasses say what its prompts show of earlier steps.
 
@@ -84,9 +88,7 @@ class Browsing(Baseline):
         return self.setup.context_tokens - self.setup.sampling.max_tokens
 
     @abstractmethod
-    async def shown(
-        self, record: Recorder, past: list[Past], now: Observation
-    ) -> tuple[Observation, MemoryView | None]:
+    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """What the prompt shows, where the environment shows `now`; may take from `past` what does not fit."""
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
@@ -131,9 +133,7 @@ class ReAct(Browsing):
     name = "react"
     introduction = "You answer questions with the help of tools that search and show pages. You see all turns so far."
 
-    async def shown(
-        self, record: Recorder, past: list[Past], now: Observation
-    ) -> tuple[Observation, MemoryView | None]:
+    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """All that was, and what is."""
         record.metrics.setdefault("truncated", 0.0)
         while True:
@@ -154,9 +154,7 @@ class Summarising(Browsing):
     name = "summarising"
     introduction = ReAct.introduction
 
-    async def shown(
-        self, record: Recorder, past: list[Past], now: Observation
-    ) -> tuple[Observation, MemoryView | None]:
+    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """The summary, what came after it, and what is."""
         earlier = tuple(piece for step in past for piece in step.pieces)
         shown = replace(now, stream=(*earlier, *now.stream))
@@ -187,9 +185,7 @@ class BrowsingRAG(Browsing):
     )
     shows_entries = True
 
-    async def shown(
-        self, record: Recorder, past: list[Past], now: Observation
-    ) -> tuple[Observation, MemoryView | None]:
+    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """What fits the questions, and what is."""
         book = Notebook(record, self.setup.embedder)
         await book.hold([text for step in past for text in texts_of(step.shown)])
