@@ -6,7 +6,8 @@ They drive the environment's own episode: the same tools, budget, parts of long 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from atommem.config import MemoryConfig
@@ -104,24 +105,28 @@ class Browsing(Baseline):
                 break
             parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
             step.actions, step.problems = parsed.actions, parsed.problems
-            past.append(Past(now, step))
+            past.append(Past(now.stream, (Piece("said", {"said": spoken(step)}),)))
             result = await environment.step(Turn(step.text, parsed.actions, parsed.problems))
             now, episode.stop_reason = result.observation, result.reason or episode.stop_reason
         return await environment.score()
 
 
+@dataclass
 class Past:
-    """A step that was: what the environment showed, and what was written."""
+    """A step that was: what the environment showed, and what was written; both as they are shown later."""
 
-    def __init__(self, observation: Observation, step: Step) -> None:
-        said = step.text.rpartition("</think>")[2].strip()
-        self.shown: tuple[Piece, ...] = observation.stream
-        self.said: tuple[Piece, ...] = (Piece("said", {"said": said}),)
+    shown: tuple[Piece, ...]
+    said: tuple[Piece, ...]
 
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """Both, as they are shown later."""
-        return (*self.shown, *self.said)
+
+def pieces_of(past: Sequence[Past]) -> tuple[Piece, ...]:
+    """All of these steps, one after the other."""
+    return tuple(piece for step in past for piece in (*step.shown, *step.said))
+
+
+def spoken(step: Step) -> str:
+    """What was written, without the thinking before it."""
+    return step.text.rpartition("</think>")[2].strip()
 
 
 class ReAct(Browsing):
@@ -137,8 +142,7 @@ class ReAct(Browsing):
         """All that was, and what is."""
         record.metrics.setdefault("truncated", 0.0)
         while True:
-            earlier = [piece for step in past for piece in step.pieces]
-            shown = replace(now, stream=(*earlier, *now.stream))
+            shown = replace(now, stream=(*pieces_of(past), *now.stream))
             oldest = next((step for step in past if step.shown), None)
             if oldest is None or len(record.prompt_ids(shown)) <= self.room:
                 return shown, None
@@ -156,20 +160,16 @@ class Summarising(Browsing):
 
     async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """The summary, what came after it, and what is."""
-        earlier = tuple(piece for step in past for piece in step.pieces)
-        shown = replace(now, stream=(*earlier, *now.stream))
+        shown = replace(now, stream=(*pieces_of(past), *now.stream))
         if not past or len(record.prompt_ids(shown)) <= self.room:
             return shown, None
-        asking = Observation(now.phase, now.task, earlier, (Piece("summarise"),), label="summary")
+        asking = Observation(now.phase, now.task, pieces_of(past), (Piece("summarise"),), label="summary")
         while len(record.prompt_ids(asking)) > self.room and any(step.shown for step in past):
             next(step for step in past if step.shown).shown = ()
-            asking = replace(asking, stream=tuple(piece for step in past for piece in step.pieces))
-        step = await record.ask(asking)
-        kept = past[-1]
-        kept.shown = (Piece("summary", {"summary": step.text.rpartition("</think>")[2].strip()}),)
-        kept.said = ()
-        past[:] = [kept]
-        return replace(now, stream=(*kept.pieces, *now.stream)), None
+            asking = replace(asking, stream=pieces_of(past))
+        summary = Piece("summary", {"summary": spoken(await record.ask(asking))})
+        past[:] = [Past((summary,), ())]
+        return replace(now, stream=(summary, *now.stream)), None
 
 
 class BrowsingRAG(Browsing):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.command_line import CommandParser, check_writable, one_line
+from atommem.config import fields_of
 from atommem.envs.task_files import write_json, write_text
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reporting.charts import make_charts, write_charts
@@ -19,8 +20,6 @@ from atommem.eval.reporting.results import RESULTS, make_cells, make_results
 from atommem.eval.reporting.templates import latex_tables, markdown_tables
 from atommem.eval.reproduce.published import beside, table_of
 from atommem.untrusted import clean
-
-_LABELS = ("method", "dataset", "setting", "documents", "seed", "parameters")
 
 
 def write_report(
@@ -113,8 +112,8 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
             continue
         try:
             for labels in json.loads(listed.read_text(encoding="utf-8"))["evaluations"]:
-                own = {key: labels[key] for key in _LABELS if key in labels}
-                found.append(read_evaluation(listed.parent / labels["folder"], **own))
+                own = fields_of(Evaluation, labels)
+                found.append(read_evaluation(listed.parent / own.pop("folder"), **own))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{listed} does not list evaluations as `atommem report` writes them: {error!r}") from error
     return found

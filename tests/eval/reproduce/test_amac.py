@@ -129,10 +129,7 @@ def test_conv_26_has_the_papers_counts() -> None:
     sheet = Sheet("amac", "")
     experiment.published_rows(sheet, PAPER, conversations[0], conversations[1:])
     assert sheet.holds, sheet.verdict()
-    features = experiment.factor_matrix(conversations[0].texts[:100])
-    weights = np.array([PAPER["weights"][name] for name in experiment.FACTORS])
-    assert int(experiment.admit(features, weights, 0.65).sum()) == 57
-    assert int(experiment.random_baseline(100).sum()) == 36
+    assert {"threshold .65: admitted, right", "Random row: admitted, right"} <= {check.name for check in sheet.checks}
 
 
 def test_the_search_finds_what_separates() -> None:
