@@ -47,7 +47,7 @@ def asking(arguments: argparse.Namespace, journal: Journal) -> Iterator[Ask]:
     async def reply(text: str, max_tokens: int) -> str:
         messages = [{"role": "user", "content": text}]
         sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        if getattr(policy, "speaks_chat", False):
+        if hasattr(policy, "complete_chat"):
             return str((await policy.complete_chat(messages, sampling)).text)
         prompt_ids = policy.tokenizer.encode(render_chat(policy.tokenizer, messages, {}), add_special_tokens=False)
         return str((await policy.complete(prompt_ids, sampling)).text)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import comb
 from pathlib import Path
 from statistics import fmean
@@ -32,6 +33,15 @@ FIRST_SEED = 42
 _POOL, _TUNING = 4200, 7
 FAILURES_FIRST, CEM = "failures first", "traceretain cem"
 Arm = tuple[str, bool, bool] | None
+_ARMS: Mapping[str, Arm] = {
+    "none": None,
+    "unbounded": ("reject", False, False),
+    "unbounded, newer first": ("reject", False, True),
+    **{name: (name, True, False) for name in ("fifo", "lru", "lfu", "random", "ebbinghaus")},
+    FAILURES_FIRST: ("failures_first", True, False),
+    f"{FAILURES_FIRST}, newer first": ("failures_first", True, True),
+    "traceretain linear": ("traceretain", True, False),
+}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -83,10 +93,11 @@ def solvable(sheet: Sheet, player: Player, games: Sequence[Game], tell: Callable
     )
 
 
+@dataclass
 class Bench:
     """Runs one rule on one stream.
 
-    Args:
+    Attributes:
         paper: ``configs/reproduce/traceretain.yaml``.
         player: Of the episodes.
         vectors: Of all tasks' texts.
@@ -94,33 +105,17 @@ class Bench:
         tasks: Length of a stream.
         weights: File that the method's weights are written to.
         tell: Gets progress.
-
-    Attributes:
         arms: By name, a retention rule, whether there is a limit, and whether of equal records the newer comes first.
     """
 
-    def __init__(
-        self,
-        paper: Mapping[str, Any],
-        player: Player,
-        vectors: KeptVectors,
-        pool: Sequence[Game],
-        tasks: int,
-        weights: Path,
-        tell: Callable[[str], None],
-    ) -> None:
-        self.paper, self.player, self.vectors, self.weights = paper, player, vectors, weights
-        self.pool, self.tasks, self.tell = pool, tasks, tell
-        limited = ("fifo", "lru", "lfu", "random", "ebbinghaus")
-        self.arms: dict[str, Arm] = {
-            "none": None,
-            "unbounded": ("reject", False, False),
-            "unbounded, newer first": ("reject", False, True),
-            **{name: (name, True, False) for name in limited},
-            FAILURES_FIRST: ("failures_first", True, False),
-            f"{FAILURES_FIRST}, newer first": ("failures_first", True, True),
-            "traceretain linear": ("traceretain", True, False),
-        }
+    paper: Mapping[str, Any]
+    player: Player
+    vectors: KeptVectors
+    pool: Sequence[Game]
+    tasks: int
+    weights: Path
+    tell: Callable[[str], None]
+    arms: dict[str, Arm] = field(default_factory=lambda: dict(_ARMS))
 
     def tune(self, games: Sequence[Game]) -> None:
         """Weights by the cross-entropy method, on games that are never tested."""
