@@ -46,15 +46,15 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
     sheet = Sheet("amac", paper["source"])
     tell("amac: the first 100 turns of the test conversation")
     by_name = {conversation.name: conversation for conversation in conversations}
-    if paper["test"] in by_name:
-        others = [c for c in conversations if c.name != paper["test"]]
-        sheet.step("table 1", journal, lambda part: published_rows(part, paper, by_name[paper["test"]], others))
+    if (test := by_name.get(paper["test"])) is not None:
+        others = [conversation for conversation in conversations if conversation is not test]
+        sheet.step("table 1", journal, lambda part: published_rows(part, paper, test, others))
+        if arguments.policy:
+            tell("amac: asking the model for the utility of 100 turns")
+            with asking(arguments, journal) as ask:
+                utility_of_a_model(sheet, paper, test, ask)
     else:
         sheet.check("the test conversation", False, ", ".join(by_name), f"{paper['test']} in locomo10.json")
-    if arguments.policy and paper["test"] in by_name:
-        tell("amac: asking the model for the utility of 100 turns")
-        with asking(arguments, journal) as ask:
-            utility_of_a_model(sheet, paper, by_name[paper["test"]], ask)
     if paper["search"] in by_name:
         sheet.step("search", journal, lambda part: weight_search(part, paper, by_name[paper["search"]]))
     else:
