@@ -1,6 +1,6 @@
 """How like two inputs are, for the agents of arXiv 2505.16067; each is what `Bank.retrieve` takes, or None for vectors.
 
-A query is what the row says: for these two a JSON object of numbers.
+A query is what the row says: for these two a JSON object.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ KEYS = {"ego": 1.0, "goal": 10.0, "history": 1.0}
 
 
 def relative_change(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """CIC-IoT's: 1 - the mean over features of |a - b| / max(|a|, |b|)."""
+    """CIC-IoT's: 1 - the mean over features of |a - b| / max(|a|, |b|); of discrete ones (texts) 0 if equal, else 1."""
     changes = []
     for name, value in a.items():
-        most = max(abs(value), abs(b[name]))
-        changes.append(abs(value - b[name]) / most if most else 0.0)
+        if isinstance(value, str):
+            changes.append(float(value != b[name]))
+        else:
+            most = max(abs(value), abs(b[name]))
+            changes.append(abs(value - b[name]) / most if most else 0.0)
     return 1 - float(np.mean(changes))
 
 

@@ -35,7 +35,7 @@ async def likeness(similarity: Any, query: Any, *records: Any) -> list[float]:
 
 async def test_similarities_by_hand_and_inputs_that_do_not_fit() -> None:
     change, keys = SIMILARITIES["relative"], SIMILARITIES["keys"]
-    found = await likeness(change, {"rate": 2.0, "tcp": 1}, {"rate": 4.0, "tcp": 1}, {"rate": 2.0, "tcp": 0})
+    found = await likeness(change, {"rate": 2.0, "by": "tcp"}, {"rate": 4.0, "by": "tcp"}, {"rate": 2.0, "by": "udp"})
     assert found == pytest.approx([1 - 0.5 / 2, 0.5]), "the mean over features"
     assert await likeness(change, {"rate": 0.0}, {"rate": 0.0}, {"rate": -1.0}) == [1.0, 0.0]
     here = {"ego": [0.0], "goal": [0.0, 0.0], "history": [0.0]}  # of three keys the goal weighs most
