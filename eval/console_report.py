@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,8 +16,31 @@ from atommem.episode_stats import action_names
 from atommem.eval.reporting.scores import label, main_score, ordered
 from atommem.eval.reporting.tables import COSTS, RATES
 
+EXIT_IMPOSSIBLE, EXIT_TOO_MANY_FAILED, EXIT_BUDGET_SPENT, EXIT_INTERRUPTED = 2, 3, 4, 130
+"""How an evaluation may end, or a suite of them, beside 0."""
 _SHARES_OF_TEXT = (("episodes with a cut text", "truncated"), ("text shown / episode", "context_kept"))
 """Of a method that cuts what does not fit."""
+
+
+def wide_console(width: int = 160) -> Console:
+    """For reports; so wide where it is no terminal, as a log file need not wrap at 80 columns."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = width
+    return console
+
+
+def complain(text: str) -> None:
+    """Say on standard error what went wrong."""
+    print(f"atommem eval: {text}", file=sys.stderr)
+
+
+def interrupted(out: str | Path) -> int:
+    """Say how what was interrupted goes on; the exit status."""
+    print(
+        f"\nInterrupted. Every episode that ended is in {out}; the same command continues from there.", file=sys.stderr
+    )
+    return EXIT_INTERRUPTED
 
 
 def report_tables(summary: Mapping[str, Any], console: Console) -> Iterator[Table]:

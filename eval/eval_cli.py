@@ -8,13 +8,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from atommem.command_line import check_writable
 from atommem.environment import find_environment
 from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.errors import BudgetSpentError
-from atommem.eval.console_report import breakdown_table, report_tables
+from atommem.eval.console_report import (
+    EXIT_BUDGET_SPENT,
+    EXIT_TOO_MANY_FAILED,
+    breakdown_table,
+    complain,
+    interrupted,
+    report_tables,
+    wide_console,
+)
 from atommem.eval.eval_config import Configs, parse_arguments
 from atommem.eval.output import EPISODES, SUMMARY, trace_path
 from atommem.eval.runner import evaluate
@@ -23,10 +29,6 @@ from atommem.policy.opening import model_folder
 
 if TYPE_CHECKING:
     from atommem.envs.scoring.records import EvalResult
-
-EXIT_TOO_MANY_FAILED = 3
-EXIT_BUDGET_SPENT = 4
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,32 +54,26 @@ def main(argv: list[str] | None = None) -> int:
     try:
         result = asyncio.run(_run(configs))
     except KeyboardInterrupt:
-        print(
-            f"\nInterrupted. Every episode that ended is in {config.out}; the same command continues from there.",
-            file=sys.stderr,
-        )
-        return EXIT_INTERRUPTED
+        return interrupted(config.out)
     except BudgetSpentError as error:
-        print(
-            f"atommem eval: {error} Every episode that ended is in {config.out}; the same command with a larger "
-            "--budget_tokens, --budget_money, --call_budget or --cost_budget continues from there.",
-            file=sys.stderr,
+        complain(
+            f"{error} Every episode that ended is in {config.out}; the same command with a larger --budget_tokens, "
+            "--budget_money, --call_budget or --cost_budget continues from there."
         )
         return EXIT_BUDGET_SPENT
     _print_report(result, Path(config.out))
-    if result.failed_fraction > config.max_failed_fraction:
-        print(
-            f"{result.failed} of {len(result.records)} episodes failed: more than --max_failed_fraction "
-            f"{config.max_failed_fraction:g}. The scores cover the others only.",
-            file=sys.stderr,
+    count, most = len(result.records), config.max_failed_fraction
+    if result.failed_fraction > most:
+        complain(
+            f"{result.failed} of {count} episodes failed: more than --max_failed_fraction {most:g}. The scores cover "
+            "the others only."
         )
         return EXIT_TOO_MANY_FAILED
-    if result.overflowed > config.max_failed_fraction * len(result.records):
-        print(
-            f"{result.overflowed} of {len(result.records)} episodes overflowed: a prompt did not fit the policy's "
-            "window. They are in no score, and the others are no fair draw: give a longer --context_tokens to a policy "
-            "that has it, or smaller chunks.",
-            file=sys.stderr,
+    if result.overflowed > most * count:
+        complain(
+            f"{result.overflowed} of {count} episodes overflowed: a prompt did not fit the policy's window. They are "
+            "in no score, and the others are no fair draw: give a longer --context_tokens to a policy that has it, or "
+            "smaller chunks."
         )
         return EXIT_TOO_MANY_FAILED
     return 0
@@ -100,9 +96,7 @@ async def _run(configs: Configs) -> EvalResult:
 
 def _print_report(result: EvalResult, out: Path) -> None:
     summary = result.summary()
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 160  # a log file need not wrap at 80 columns
+    console = wide_console()
     for table in report_tables(summary, console):
         console.print(table)
     if rows := breakdowns(result.records, [name for name in (summary["metric"], "f1") if name in summary["metrics"]]):

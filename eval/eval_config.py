@@ -115,9 +115,7 @@ class EvalConfig:
 Configs = tuple[EvalConfig, MemoryConfig, EmbedderConfig, EnvironmentConfig]
 
 
-def parse_arguments(
-    argv: Sequence[str], settings: Mapping[str, Any] | None = None, policy: str | None = None
-) -> Configs:
+def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = None) -> Configs:
     """Read the command line of ``atommem eval``.
 
     A flag wins over the YAML file (``--config``), that over the ``atommem_config.json`` of the model folder (the
@@ -126,7 +124,6 @@ def parse_arguments(
     Args:
         argv: The command line.
         settings: What a suite says: in the place of the YAML file.
-        policy: The model folder whose settings are taken, where neither `argv` nor the YAML file names it.
 
     Raises:
         ConfigError: A setting is unknown or out of range, or a file cannot be read.
@@ -138,7 +135,7 @@ def parse_arguments(
 
     argv = with_config_path(argv, "eval")
     try:
-        ahead = read_ahead([*argv, *(["--policy", policy] if policy is not None else [])], "policy", settings)
+        ahead = read_ahead(argv, "policy", settings)
         kinds: tuple[type, ...] = (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class)
         titles = ("evaluation", "memory", "embedder", f"environment {ahead.environment.__name__}")
         parser = Parser(

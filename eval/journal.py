@@ -52,6 +52,11 @@ class Journal:
         self._known[name] = json.loads(line)[1]
         return self._known[name]
 
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """The value of that name: as it was kept, or else made now."""
+        known = self.get(name)
+        return self.add(name, make()) if known is None else known
+
     def _append(self, path: Path, line: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:

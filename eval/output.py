@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from atommem.description import TaskDescription
@@ -67,27 +66,19 @@ class OutputFolder:
     def __enter__(self) -> OutputFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._file.close()
 
     def add(self, task: TaskDescription, episode: Episode, record: EpisodeRecord) -> None:
         """Store an episode for good: first its trace, then its line."""
-        write_trace(self.trace_path(record), episode, task.to_json(), self.manifest)
+        write_trace(trace_path(self.path, record), episode, task.to_json(), self.manifest)
         self._file.write(json.dumps(record.to_json()).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def trace_path(self, record: EpisodeRecord) -> Path:
-        """Where the trace of `record` lies."""
-        return trace_path(self.path, record)
-
-    def write_summary(self, summary: Mapping[str, Any]) -> Path:
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""
-        path = self.path / SUMMARY
-        write_json(path, summary)
-        return path
+        write_json(self.path / SUMMARY, summary)
 
     def services(self) -> dict[str, Any]:
         """What its summary says of services: of the run that ended the evaluation, whatever later ones found done."""

@@ -14,7 +14,6 @@ from tqdm import tqdm
 from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, main_metric, record_of
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError, ConfigError, DataError
 from atommem.eval.budget import Budget
 from atommem.eval.methods.baseline import Baseline, Method
@@ -122,8 +121,6 @@ def make_manifest(
 def _method_settings(method: Method) -> dict[str, Any]:
     if isinstance(method, Baseline):
         return method.settings()
-    if not isinstance(method, EpisodeRunner):
-        raise ConfigError(f"method is a {type(method).__name__}: give an EpisodeRunner or a Baseline, or no folder.")
     return {
         "memory": asdict(method.agent.memory),
         "templates_sha256": method.agent.prompts.digest,
@@ -140,31 +137,30 @@ def tasks_digest(tasks: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-class _Bar:
-    """Progress: episodes done, failed, the main score so far, time left."""
+class _Bar(tqdm):
+    """Progress: episodes done, failed, the main score so far, time left.
+
+    Args:
+        total: Number of episodes.
+        done: What earlier runs ended: they took no time in this one, and do not enter the rate.
+        show: Whether it is shown.
+    """
 
     def __init__(self, total: int, done: Collection[EpisodeRecord], *, show: bool) -> None:
+        super().__init__(
+            total=total, initial=len(done), desc="eval", unit="episode", disable=not show, dynamic_ncols=True
+        )
         self._metric = "em"
         self._scores: list[float] = []
         self._failed = 0
-        self._bar = tqdm(total=total, desc="eval", unit="episode", disable=not show, dynamic_ncols=True)
         for record in done:
             self._count(record)
-        # Earlier runs' episodes took no time in this one: they must not enter the rate.
-        self._bar.initial = self._bar.n = len(done)
-        self._bar.refresh()
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()
 
     def add(self, record: EpisodeRecord) -> None:
         self._count(record)
         mean = sum(self._scores) / len(self._scores) if self._scores else float("nan")
-        self._bar.set_postfix({"failed": self._failed, self._metric: f"{mean:.3f}"}, refresh=False)
-        self._bar.update()
+        self.set_postfix({"failed": self._failed, self._metric: f"{mean:.3f}"}, refresh=False)
+        self.update()
 
     def _count(self, record: EpisodeRecord) -> None:
         self._failed += record.failed

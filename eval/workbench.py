@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import asdict, astuple
-from types import TracebackType
 from typing import Any
 
+from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, make_environments
@@ -31,17 +32,16 @@ class Workbench:
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
         self._slots = slots
         self._policy: tuple[tuple[Any, ...], Any, dict[str, Any]] | None = None
-        self._embedder: tuple[tuple[Any, ...], Embedder] | None = None
+        self._embedder: tuple[EmbedderConfig, Embedder] | None = None
         self._environments: dict[tuple[Any, ...], EnvironmentFactory] = {}
+        self._to_close = {"policy": AsyncExitStack(), "embedder": AsyncExitStack()}
 
     async def __aenter__(self) -> Workbench:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._close_policy()
-        await self._close_embedder()
+    async def __aexit__(self, *exception: object) -> None:
+        async with self._to_close["embedder"], self._to_close["policy"]:
+            pass
 
     async def open(self, configs: Configs) -> tuple[Method, dict[str, Any]]:
         """The method that `configs` describe, and the settings that its output folder must agree in.
@@ -53,10 +53,11 @@ class Workbench:
         """
         config, memory, embedder_config, environment = configs
         policy, identity = await self._open_policy(config)
-        embedder = await self._open_embedder(astuple(embedder_config), configs)
+        embedder = await self._open_embedder(embedder_config)
         key = (type(environment), repr(astuple(environment)))  # settings may be lists
         if key not in self._environments:
             self._environments[key] = make_environments(environment, policy.tokenizer)
+            self._to_close["policy"].push_async_callback(self._environments[key].close)
         method = make_method(
             config.method,
             Setup(
@@ -66,8 +67,7 @@ class Workbench:
                 environments=self._environments[key],
                 memory=memory,
                 sampling=Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens, config.seed),
-                max_in_flight=config.max_in_flight,
-                slots=self._slots,
+                max_in_flight=self._slots or config.max_in_flight,
                 chat_template_kwargs=config.template_kwargs,
                 context_tokens=config.context_tokens,
                 yarn_factor=config.yarn_factor,
@@ -95,33 +95,20 @@ class Workbench:
     async def _open_policy(self, config: EvalConfig) -> tuple[Any, dict[str, Any]]:
         key = policy_key(config)
         if self._policy is None or self._policy[0] != key:
-            await self._close_policy()
+            self._policy, self._environments = None, {}
+            await self._to_close["policy"].aclose()
             policy = open_policy(config)
-            try:
-                self._policy = (key, policy, await policy_identity(config, policy))
-            except BaseException:
-                await policy.close()
-                raise
+            self._to_close["policy"].push_async_callback(policy.close)
+            self._policy = (key, policy, await policy_identity(config, policy))
         return self._policy[1], self._policy[2]
 
-    async def _open_embedder(self, key: tuple[Any, ...], configs: Configs) -> Embedder:
-        if self._embedder is None or self._embedder[0] != key:
-            await self._close_embedder()
-            self._embedder = (key, make_embedder(configs[2]))
+    async def _open_embedder(self, config: EmbedderConfig) -> Embedder:
+        if self._embedder is None or self._embedder[0] != config:
+            self._embedder = None
+            await self._to_close["embedder"].aclose()
+            self._embedder = (config, make_embedder(config))
+            self._to_close["embedder"].push_async_callback(self._embedder[1].close)
         return self._embedder[1]
-
-    async def _close_policy(self) -> None:
-        environments, self._environments = self._environments, {}
-        for environment in environments.values():
-            await environment.close()
-        if self._policy is not None:
-            (_, policy, _), self._policy = self._policy, None
-            await policy.close()
-
-    async def _close_embedder(self) -> None:
-        if self._embedder is not None:
-            (_, embedder), self._embedder = self._embedder, None
-            await embedder.close()
 
 
 def policy_key(config: EvalConfig) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from atommem.config import check_choice
 from atommem.episode_runner import EpisodeRunner
@@ -48,7 +47,7 @@ def _atommem(setup: Setup) -> EpisodeRunner:
             chat_template_kwargs=setup.chat_template_kwargs,
             encode_threads=setup.encode_threads,
         ),
-        max_in_flight=setup.slots or setup.max_in_flight,
+        max_in_flight=setup.max_in_flight,
     )
 
 
@@ -64,13 +63,11 @@ def _memagent(setup: Setup) -> EpisodeRunner:
     return _atommem(replace(setup, environments=environments, memory=memory))
 
 
-_MAKERS: Mapping[str, Callable[[Setup], Method]] = MappingProxyType(
-    {
-        "atommem": _atommem,
-        "memagent": _memagent,
-        **{method.name: method for method in _BASELINES},
-    }
-)
+_MAKERS: Mapping[str, Callable[[Setup], Method]] = {
+    "atommem": _atommem,
+    "memagent": _memagent,
+    **{method.name: method for method in _BASELINES},
+}
 METHODS = tuple(_MAKERS)
 READERS = ("atommem", "memagent", *(method.name for method in _BASELINES if issubclass(method, Reader)))
 """Those that read documents; the others browse."""

@@ -98,7 +98,7 @@ class AMem(Reader):
                 for entry_id, vector in zip(notes, vectors, strict=True):
                     book.index.put(entry_id, vector)
 
-        async def find(question: str, vector: Vectors) -> Found:
+        async def find(vector: Vectors) -> Found:
             """The nearest notes, each followed by what it is linked to."""
             found: dict[int, float] = {}
             for entry_id, _ in await book.index.find(vector, self.setup.memory.retrieve_k):

@@ -1,6 +1,6 @@
 """What every method of an evaluation is, and what the baselines that run no memory loop have in common.
 
-`atommem.episode_runner.EpisodeRunner` is a `Method` as it is. A `Baseline` asks the same policy with prompts of its
+`atommem.episode_runner.EpisodeRunner` is a method as it is. A `Baseline` asks the same policy with prompts of its
 own; every call is a step of the episode, so that counts of calls and tokens, traces and outages are those of the loop.
 What each one does as its authors do, and what it does not, is told in docs/methods.md.
 """
@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from atommem.actions import ANSWERS_ACTION, Action, ActionSpec, answers_in
 from atommem.config import MemoryConfig
@@ -21,11 +21,11 @@ from atommem.dialects import Dialect, Section, Templates
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Score
 from atommem.envs.chunking import document_text
-from atommem.envs.longdoc.environment import MOST_AT_ONCE, questions_label
+from atommem.envs.longdoc.environment import MOST_AT_ONCE, LongDocEnvironments, questions_label
 from atommem.envs.question_answering import QAEnvironments
 from atommem.envs.task import Task
 from atommem.episode import Episode, Step
-from atommem.episode_runner import run_jobs, set_score
+from atommem.episode_runner import EpisodeRunner, run_jobs, set_score
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.memory.contents import Contents
 from atommem.memory.entries import MemoryView
@@ -53,49 +53,6 @@ _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
 """How MemAgent's files, and our own joined text, begin a document."""
 
 
-@runtime_checkable
-class Documents(Protocol):
-    """What the baselines need of an environment: documents in chunks, and scores of answers."""
-
-    def chunks(self, task: Any) -> Sequence[str]:
-        """The pieces in which a task is read."""
-        ...
-
-    async def score(self, task: Any, answers: Sequence[str | None]) -> Score:
-        """Score one answer per question (None: none was given)."""
-        ...
-
-    def without_reads(self) -> EnvironmentFactory:
-        """The same environment for a policy that looks nothing up."""
-        ...
-
-
-class Method(Protocol):
-    """Anything that turns a task into an episode: one policy, one way to remember."""
-
-    @property
-    def environments(self) -> EnvironmentFactory:
-        """Where the tasks come from: it describes them."""
-        ...
-
-    async def run(self, task: Any, sample: int = 0) -> Episode:
-        """Run one episode. An outage does not raise: it ends the episode with stop reason FAILED.
-
-        Raises:
-            PolicyError: The policy refused a request for good.
-        """
-        ...
-
-    async def run_all(
-        self,
-        jobs: Sequence[tuple[Any, int]],
-        on_episode: Callable[[int, Episode], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> list[Episode]:
-        """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
-        ...
-
-
 @dataclass(frozen=True)
 class Setup:
     """What all methods of a comparison share.
@@ -105,8 +62,8 @@ class Setup:
         environments: Cuts documents into chunks, and scores answers.
         memory: AtomMem's settings; its `retrieve_k` is how many entries, notes or documents any method retrieves.
         sampling: How completions are sampled.
-        max_in_flight: Most episodes at the same time; unset runs all at once.
-        slots: Takes the place of `max_in_flight` where several evaluations share one bound.
+        max_in_flight: Most episodes at the same time, or what several evaluations share as their bound; unset runs all
+            at once.
         chat_template_kwargs: Passed to the tokenizer's chat template.
         context_tokens: Longest prompt and completion together, for methods that fill the context.
         yarn_factor: The factor by which YaRN (arXiv 2309.00071) stretches the model's context, where its server or
@@ -120,21 +77,20 @@ class Setup:
     environments: EnvironmentFactory
     memory: MemoryConfig
     sampling: Sampling
-    max_in_flight: int | None = None
-    slots: asyncio.Semaphore | None = None
+    max_in_flight: int | asyncio.Semaphore | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     context_tokens: int = 32_768
     yarn_factor: float | None = None
     encode_threads: int = 0
 
 
-def documents(setup: Setup, method: str) -> Documents:
-    """The environment of `setup`, where it has documents.
+def documents(setup: Setup, method: str) -> LongDocEnvironments:
+    """The environment of `setup`, where it is one of documents.
 
     Raises:
         ConfigError: It has none.
     """
-    if not isinstance(setup.environments, Documents):
+    if not isinstance(setup.environments, LongDocEnvironments):
         raise ConfigError(
             f"method {method} reads documents, and the environment {setup.environments.config.environment!r} has none: "
             "compare other methods there."
@@ -147,11 +103,13 @@ class Baseline(ABC):
 
     Attributes:
         name: What ``--method`` calls it.
+        fills_context: Whether what it shows depends on the context window.
         plain, remembering: How it renders prompts without and with memory; the digest of the latter is part of what a
             continued evaluation must agree in.
     """
 
     name: ClassVar[str]
+    fills_context: ClassVar[bool] = False
     setup: Setup
     plain: PromptBuilder
     remembering: PromptBuilder
@@ -163,8 +121,11 @@ class Baseline(ABC):
 
     def settings(self) -> dict[str, Any]:
         """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
+        method = {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k}
+        if self.fills_context:
+            method |= {"context_tokens": self.setup.context_tokens, "yarn_factor": self.setup.yarn_factor}
         return {
-            "method": {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k},
+            "method": method,
             "prompts_sha256": self.remembering.digest,
             "sampling": asdict(self.setup.sampling),
         }
@@ -178,7 +139,11 @@ class Baseline(ABC):
         """
 
     async def run(self, task: Task, sample: int = 0) -> Episode:
-        """Run one episode; see `Method.run`."""
+        """Run one episode. An outage does not raise: it ends the episode with stop reason FAILED.
+
+        Raises:
+            PolicyError: The policy refused a request for good.
+        """
         episode = Episode(task_id=task.id, sample=sample)
         record = Recorder(self, episode, task)
         started = time.perf_counter()
@@ -197,7 +162,11 @@ class Baseline(ABC):
         stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
         """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
-        return await run_jobs(self.run, jobs, on_episode, self.setup.slots or self.setup.max_in_flight, stop)
+        return await run_jobs(self.run, jobs, on_episode, self.setup.max_in_flight, stop)
+
+
+Method = EpisodeRunner | Baseline
+"""What turns a task into an episode: one policy, one way to remember."""
 
 
 class Reader(Baseline):
@@ -288,12 +257,9 @@ class Recorder:
         self._setup = method.setup
         self._episode = episode
 
-    def _builder(self, view: MemoryView | None) -> PromptBuilder:
-        return self._method.plain if view is None else self._method.remembering
-
-    def prompt_ids(self, shown: Observation, view: MemoryView | None = None) -> list[int]:
-        """What `ask` sends, as token ids."""
-        return self._builder(view).build(shown, view or MemoryView())
+    def prompt_ids(self, shown: Observation) -> list[int]:
+        """What `ask` sends without memory, as token ids."""
+        return self._method.plain.build(shown, MemoryView())
 
     async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
         """Sample a completion and keep it as a step; what it did is noted with `note`.
@@ -307,7 +273,7 @@ class Recorder:
         """
         index, policy, size = len(self._episode.steps), self._setup.policy, len(self.contents.entries)
         started = time.perf_counter()
-        builder, view = self._builder(view), view or MemoryView(size=size)
+        builder, view = self._method.plain if view is None else self._method.remembering, view or MemoryView(size=size)
         sampling = request_sampling(
             self._setup.sampling, f"{self._episode.task_id}/{self._episode.sample}", index, self._episode.task_id
         )

@@ -6,8 +6,9 @@ They drive the environment's own episode: the same tools, budget, parts of long 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, Templates, get_dialect
@@ -16,9 +17,9 @@ from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, PromptTooLongError
-from atommem.eval.methods.baseline import MEMORY, Baseline, Recorder, Setup
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.index import VectorIndex
+from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline, Recorder, Setup
+from atommem.eval.methods.notes import Notebook
+from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, Piece, StopReason
 from atommem.prompts import PromptBuilder
 
@@ -45,6 +46,10 @@ PIECES = {
 }
 
 
+Shown = tuple[Observation, MemoryView | None]
+"""What a prompt shows, beside and of a memory."""
+
+
 class Browsing(Baseline):
     """An agent in the environment ``web``. Subclasses say what its prompts show of earlier steps.
 
@@ -54,6 +59,7 @@ class Browsing(Baseline):
 
     introduction: ClassVar[str]
     shows_entries: ClassVar[bool] = False
+    fills_context = True
 
     def __init__(self, setup: Setup) -> None:
         if not isinstance(setup.environments, WebEnvironments) or setup.environments.config.calls != "json":
@@ -65,7 +71,7 @@ class Browsing(Baseline):
         words = {**own.pieces, **PIECES}
         section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
         memory = MEMORY if self.shows_entries else {}
-        templates = replace(Templates(SYSTEM, empty="(nothing)", call=CALL), **memory)
+        templates = replace(Templates(SYSTEM, empty=NOTHING, call=CALL), **memory)
         self.plain = self.remembering = PromptBuilder(
             setup.tokenizer,
             Dialect("baseline", {"answer": dialect.tags["answer"]}, templates),
@@ -82,16 +88,8 @@ class Browsing(Baseline):
         """Tokens that a prompt may have."""
         return self.setup.context_tokens - self.setup.sampling.max_tokens
 
-    def settings(self) -> dict[str, Any]:
-        """Says in what context window, and whether YaRN stretched it."""
-        own = {"context_tokens": self.setup.context_tokens, "yarn_factor": self.setup.yarn_factor}
-        settings = super().settings()
-        return {**settings, "method": {**settings["method"], **own}}
-
     @abstractmethod
-    async def shown(
-        self, record: Recorder, past: list[Past], now: Observation
-    ) -> tuple[Observation, MemoryView | None]:
+    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """What the prompt shows, where the environment shows `now`; may take from `past` what does not fit."""
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
@@ -107,24 +105,28 @@ class Browsing(Baseline):
                 break
             parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
             step.actions, step.problems = parsed.actions, parsed.problems
-            past.append(Past(now, step))
+            past.append(Past(now.stream, (Piece("said", {"said": spoken(step)}),)))
             result = await environment.step(Turn(step.text, parsed.actions, parsed.problems))
             now, episode.stop_reason = result.observation, result.reason or episode.stop_reason
         return await environment.score()
 
 
+@dataclass
 class Past:
-    """A step that was: what the environment showed, and what was written."""
+    """A step that was: what the environment showed, and what was written; both as they are shown later."""
 
-    def __init__(self, observation: Observation, step: Step) -> None:
-        said = step.text.rpartition("</think>")[2].strip()
-        self.shown: tuple[Piece, ...] = observation.stream
-        self.said: tuple[Piece, ...] = (Piece("said", {"said": said}),)
+    shown: tuple[Piece, ...]
+    said: tuple[Piece, ...]
 
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """Both, as they are shown later."""
-        return (*self.shown, *self.said)
+
+def pieces_of(past: Sequence[Past]) -> tuple[Piece, ...]:
+    """All of these steps, one after the other."""
+    return tuple(piece for step in past for piece in (*step.shown, *step.said))
+
+
+def spoken(step: Step) -> str:
+    """What was written, without the thinking before it."""
+    return step.text.rpartition("</think>")[2].strip()
 
 
 class ReAct(Browsing):
@@ -136,14 +138,11 @@ class ReAct(Browsing):
     name = "react"
     introduction = "You answer questions with the help of tools that search and show pages. You see all turns so far."
 
-    async def shown(
-        self, record: Recorder, past: list[Past], now: Observation
-    ) -> tuple[Observation, MemoryView | None]:
+    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """All that was, and what is."""
         record.metrics.setdefault("truncated", 0.0)
         while True:
-            earlier = [piece for step in past for piece in step.pieces]
-            shown = replace(now, stream=(*earlier, *now.stream))
+            shown = replace(now, stream=(*pieces_of(past), *now.stream))
             oldest = next((step for step in past if step.shown), None)
             if oldest is None or len(record.prompt_ids(shown)) <= self.room:
                 return shown, None
@@ -159,24 +158,18 @@ class Summarising(Browsing):
     name = "summarising"
     introduction = ReAct.introduction
 
-    async def shown(
-        self, record: Recorder, past: list[Past], now: Observation
-    ) -> tuple[Observation, MemoryView | None]:
+    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """The summary, what came after it, and what is."""
-        earlier = tuple(piece for step in past for piece in step.pieces)
-        shown = replace(now, stream=(*earlier, *now.stream))
+        shown = replace(now, stream=(*pieces_of(past), *now.stream))
         if not past or len(record.prompt_ids(shown)) <= self.room:
             return shown, None
-        asking = Observation(now.phase, now.task, earlier, (Piece("summarise"),), label="summary")
+        asking = Observation(now.phase, now.task, pieces_of(past), (Piece("summarise"),), label="summary")
         while len(record.prompt_ids(asking)) > self.room and any(step.shown for step in past):
             next(step for step in past if step.shown).shown = ()
-            asking = replace(asking, stream=tuple(piece for step in past for piece in step.pieces))
-        step = await record.ask(asking)
-        kept = past[-1]
-        kept.shown = (Piece("summary", {"summary": step.text.rpartition("</think>")[2].strip()}),)
-        kept.said = ()
-        past[:] = [kept]
-        return replace(now, stream=(*kept.pieces, *now.stream)), None
+            asking = replace(asking, stream=pieces_of(past))
+        summary = Piece("summary", {"summary": spoken(await record.ask(asking))})
+        past[:] = [Past((summary,), ())]
+        return replace(now, stream=(summary, *now.stream)), None
 
 
 class BrowsingRAG(Browsing):
@@ -192,22 +185,13 @@ class BrowsingRAG(Browsing):
     )
     shows_entries = True
 
-    async def shown(
-        self, record: Recorder, past: list[Past], now: Observation
-    ) -> tuple[Observation, MemoryView | None]:
+    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """What fits the questions, and what is."""
-        embedder = self.setup.embedder
-        texts = [text for step in past for text in texts_of(step.shown)]
+        book = Notebook(record, self.setup.embedder)
+        await book.hold([text for step in past for text in texts_of(step.shown)])
         query = "\n".join(question.text for question in record.task.questions)
-        view = MemoryView(query=query, size=len(texts))
-        if texts:
-            index = VectorIndex(embedder.dim)
-            index.add(range(len(texts)), await embedder.embed(texts, "entry"))
-            (vector,) = await embedder.embed([query], "query")
-            found = enumerate(await index.find(vector, self.setup.memory.retrieve_k), start=1)
-            best = tuple(Retrieved(rank, number + 1, texts[number], score) for rank, (number, score) in found)
-            view = replace(view, retrieved=best)
-        return now, view
+        (vector,) = await book.embedder.embed([query], "query")
+        return now, book.view(query, await book.index.find(vector, self.setup.memory.retrieve_k))
 
 
 def texts_of(pieces: tuple[Piece, ...]) -> list[str]:

@@ -6,8 +6,6 @@ was lost is part of the result (metrics ``truncated`` and ``context_kept``).
 
 from __future__ import annotations
 
-from typing import Any
-
 from atommem.envs.chunking import joined_text
 from atommem.envs.task import Task
 from atommem.errors import ConfigError
@@ -23,6 +21,7 @@ class FullContext(Reader):
     """
 
     name = "full_context"
+    fills_context = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -31,12 +30,6 @@ class FullContext(Reader):
                 f"context_tokens is {setup.context_tokens} and max_tokens {setup.sampling.max_tokens}: "
                 "no text would fit."
             )
-
-    def settings(self) -> dict[str, Any]:
-        """Says in what context window, and whether YaRN stretched it."""
-        own = {"context_tokens": self.setup.context_tokens, "yarn_factor": self.setup.yarn_factor}
-        settings = super().settings()
-        return {**settings, "method": {**settings["method"], **own}}
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Ask with as much of the text as fits."""

@@ -9,7 +9,6 @@ out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,17 +30,8 @@ UNRATED = 4
 """The importance of what the model gave no rating."""
 
 
-@dataclass
-class Stream:
-    """What is known of every memory beside its text.
-
-    Attributes:
-        importance: By id.
-        used: Ids, the least recently used first.
-    """
-
-    importance: dict[int, float] = field(default_factory=dict)
-    used: list[int] = field(default_factory=list)
+Ratings = dict[int, float]
+"""How important every memory is, by its id; the least recently used first."""
 
 
 class GenerativeAgents(Reader):
@@ -62,41 +52,39 @@ class GenerativeAgents(Reader):
     async def play(self, record: Recorder, task: Task) -> None:
         """Read document by document, then answer."""
         book = Notebook(record, self.setup.embedder)
-        stream = Stream()
+        ratings: Ratings = {}
         texts = await self.texts(task)
         fresh, importance = 0, 0.0
         for number, text in enumerate(texts, start=1):
             label = f"document {number}/{len(texts)}"
-            importance += await self._keep(book, stream, text, label)
+            importance += await self._keep(book, ratings, text, label)
             fresh += 1
             if importance >= THRESHOLD:
-                await self._reflect(book, stream, fresh, label)
+                await self._reflect(book, ratings, fresh, label)
                 fresh, importance = 0, 0.0
 
-        async def find(question: str, vector: Vectors) -> Found:
-            return best_memories(book, stream, vector, self.setup.memory.retrieve_k)
+        async def find(vector: Vectors) -> Found:
+            return best_memories(book, ratings, vector, self.setup.memory.retrieve_k)
 
         await book.answer(find)
 
-    async def _keep(self, book: Notebook, stream: Stream, text: str, label: str) -> float:
+    async def _keep(self, book: Notebook, ratings: Ratings, text: str, label: str) -> float:
         """Rate a statement and add it; its rating."""
         step = await book.recorder.ask(reading(label, Piece("statement", {"statement": text}), Piece("rate")))
         rating = rating_of(read_object(book.recorder, step))
         (vector,) = await book.embed([text])
-        entry_id = book.create(step, text, vector)
-        stream.importance[entry_id] = rating
-        stream.used.append(entry_id)
+        ratings[book.create(step, text, vector)] = rating
         return rating
 
-    async def _reflect(self, book: Notebook, stream: Stream, fresh: int, label: str) -> None:
+    async def _reflect(self, book: Notebook, ratings: Ratings, fresh: int, label: str) -> None:
         """Section 4.2: questions about the memories used last, and insights from what is found for each."""
-        latest: Found = [(entry_id, 0.0) for entry_id in stream.used[-fresh:]]
+        latest: Found = [(entry_id, 0.0) for entry_id in list(ratings)[-fresh:]]
         step = await book.recorder.ask(reading(f"{label}, reflection", Piece("wonder")), book.view("", latest))
         questions = clean_texts(read_object(book.recorder, step).get("questions"))[:QUESTIONS]
         if not questions:
             return
         vectors = await book.embedder.embed(questions, "query")
-        recalled = [best_memories(book, stream, vector, EVIDENCE) for vector in vectors]
+        recalled = [best_memories(book, ratings, vector, EVIDENCE) for vector in vectors]
         for question, found in zip(questions, recalled, strict=True):
             view = book.view(question, found)
             step = await book.recorder.ask(reading(f"{label}, insights", Piece("infer")), view)
@@ -106,20 +94,19 @@ class GenerativeAgents(Reader):
                 [item.get("insight") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
             )
             for insight in clean_texts(insights)[:INSIGHTS]:
-                await self._keep(book, stream, insight, f"{label}, an insight")
+                await self._keep(book, ratings, insight, f"{label}, an insight")
 
 
-def best_memories(book: Notebook, stream: Stream, query: Vectors, k: int) -> Found:
+def best_memories(book: Notebook, ratings: Ratings, query: Vectors, k: int) -> Found:
     """The `k` memories with the highest score, which count as used by that."""
-    ids = stream.used
-    if not ids:
+    if not ratings:
         return []
-    relevance = [float(book.index.vector(entry_id) @ query) for entry_id in ids]
-    scores = stream_scores([stream.importance[entry_id] for entry_id in ids], relevance)
-    best = [int(place) for place in np.argsort(-scores, kind="stable")[:k]]
+    ids = list(ratings)
+    scores = stream_scores(list(ratings.values()), [float(book.index.vector(entry_id) @ query) for entry_id in ids])
+    best = np.argsort(-scores, kind="stable")[:k].tolist()
     found = [(ids[place], float(scores[place])) for place in best]
-    chosen = {entry_id for entry_id, _ in found}
-    stream.used = [*(entry_id for entry_id in ids if entry_id not in chosen), *sorted(chosen)]
+    for entry_id, _ in sorted(found):
+        ratings[entry_id] = ratings.pop(entry_id)
     return found
 
 

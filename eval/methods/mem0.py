@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
 from atommem.episode import Step
 from atommem.eval.methods.baseline import Reader, Recorder
-from atommem.eval.methods.notes import Found, Notebook, clean_text, read_object, reading
+from atommem.eval.methods.notes import Notebook, clean_text, read_object, reading
 from atommem.observation import Piece
 
 SIMILAR = 5
@@ -65,11 +64,7 @@ class Mem0(Reader):
             for fact in facts:
                 record.note_query(step, fact)
             await apply(book, step, read_object(record, step), ids)
-
-        async def find(question: str, vector: Vectors) -> Found:
-            return await book.index.find(vector, self.setup.memory.retrieve_k)
-
-        await book.answer(find)
+        await book.answer(lambda vector: book.index.find(vector, self.setup.memory.retrieve_k))
 
 
 async def apply(book: Notebook, step: Step, reply: Mapping[str, Any], ids: Mapping[str, int]) -> None:
@@ -92,9 +87,9 @@ async def apply(book: Notebook, step: Step, reply: Mapping[str, Any], ids: Mappi
         entry_id = ids.get(number, 0) if isinstance(number, str) else 0
         if event == "ADD":
             book.create(step, text, vectors[text])
-        elif event == "UPDATE" and entry_id in book.entries:
+        elif event == "UPDATE" and entry_id in book.texts:
             book.update(step, entry_id, text, vectors[text])
-        elif event == "DELETE" and entry_id in book.entries:
+        elif event == "DELETE" and entry_id in book.texts:
             book.delete(step, entry_id)
 
 

@@ -26,24 +26,31 @@ class Notebook:
     """Entries with their vectors, changed through the recorder of an episode so that traces tell.
 
     Attributes:
-        entries: By id; their texts are what an answer is given from.
+        texts: What an answer is given from, by id.
         index: Their vectors.
     """
 
     def __init__(self, recorder: Recorder, embedder: Embedder) -> None:
         self.recorder = recorder
         self.embedder = embedder
-        self.entries = recorder.contents.entries
+        self.texts: dict[int, str] = {}
         self.index = VectorIndex(embedder.dim)
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
         """Vectors of texts that are stored, or compared with what is; shape (n, dim)."""
         return await self.embedder.embed(texts, "entry")
 
+    async def hold(self, texts: Sequence[str]) -> None:
+        """Have these from the beginning, numbered from 1: a memory that is the documents themselves, and no action."""
+        self.texts = dict(enumerate(texts, start=1))
+        if texts:
+            self.index.add(list(self.texts), await self.embed(texts))
+
     def create(self, step: Step, text: str, vector: Vectors) -> int:
         """Add an entry, as what `step` led to; its id."""
         entry_id = self.recorder.contents.newest_id + 1
         self.index.put(entry_id, vector)
+        self.texts[entry_id] = text
         self.recorder.note(step, Operation(step.index, "create", entry_id=entry_id, after=text))
         return entry_id
 
@@ -51,30 +58,30 @@ class Notebook:
         """Replace the text of an entry, as what `step` led to; without a vector it is still found by the old one."""
         if vector is not None:
             self.index.put(entry_id, vector)
-        before = self.entries[entry_id].text
+        before, self.texts[entry_id] = self.texts[entry_id], text
         self.recorder.note(step, Operation(step.index, "update", entry_id=entry_id, before=before, after=text))
 
     def delete(self, step: Step, entry_id: int) -> None:
         """Take out an entry, as what `step` led to."""
         self.index.remove(entry_id)
-        before = self.entries[entry_id].text
+        before = self.texts.pop(entry_id)
         self.recorder.note(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
 
     def view(self, query: str, found: Found, number: Callable[[int], int] | None = None) -> MemoryView:
         """Entries as they are shown, numbered from 1 or by their id."""
         retrieved = tuple(
-            Retrieved(number(entry_id) if number else rank, entry_id, self.entries[entry_id].text, score)
+            Retrieved(number(entry_id) if number else rank, entry_id, self.texts[entry_id], score)
             for rank, (entry_id, score) in enumerate(found, start=1)
         )
-        return MemoryView(query=query, retrieved=retrieved, size=len(self.entries))
+        return MemoryView(query=query, retrieved=retrieved, size=len(self.texts))
 
-    async def answer(self, find: Callable[[str, Vectors], Awaitable[Found]]) -> None:
-        """Ask all questions, from what is found for each of them (`find`: a question and its vector), together."""
+    async def answer(self, find: Callable[[Vectors], Awaitable[Found]]) -> None:
+        """Ask all questions together, from what is found for each of them (`find`: by its vector)."""
         for asked in self.recorder.together:
             texts = [self.recorder.task.questions[index].text for index in asked]
             found: dict[int, float] = {}
-            for text, vector in zip(texts, await self.embedder.embed(texts, "query"), strict=True):
-                for entry_id, score in await find(text, vector):
+            for vector in await self.embedder.embed(texts, "query"):
+                for entry_id, score in await find(vector):
                     found.setdefault(entry_id, score)
             step = await self.recorder.answer(asked, view=self.view("\n".join(texts), list(found.items())))
             for text in texts:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from atommem.envs.task import Task
 from atommem.eval.methods.baseline import Reader, Recorder
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.index import VectorIndex
+from atommem.eval.methods.notes import Notebook
 
 
 class VanillaRAG(Reader):
@@ -15,20 +14,6 @@ class VanillaRAG(Reader):
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Embed, retrieve, ask."""
-        texts = await self.texts(task)
-        index = VectorIndex(self.setup.embedder.dim)
-        if texts:
-            index.add(range(len(texts)), await self.setup.embedder.embed(texts, "entry"))
-        for asked in record.together:
-            questions = [task.questions[place].text for place in asked]
-            found: dict[int, float] = {}
-            for query in await self.setup.embedder.embed(questions, "query"):
-                for number, score in await index.find(query, self.setup.memory.retrieve_k):
-                    found.setdefault(number, score)
-            retrieved = tuple(
-                Retrieved(rank, number + 1, texts[number], score)
-                for rank, (number, score) in enumerate(found.items(), start=1)
-            )
-            step = await record.answer(asked, view=MemoryView(query="\n".join(questions), retrieved=retrieved))
-            for question in questions:
-                record.note_query(step, question)
+        book = Notebook(record, self.setup.embedder)
+        await book.hold(await self.texts(task))
+        await book.answer(lambda vector: book.index.find(vector, self.setup.memory.retrieve_k))

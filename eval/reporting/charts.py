@@ -98,7 +98,6 @@ def make_charts(results: Mapping[str, Any], training: Sequence[Mapping[str, Any]
 
 def write_charts(charts: Sequence[Chart], folder: Path, forms: Sequence[str] = ("png", "svg")) -> None:
     """Write each chart in each of the `forms`; the same data gives the same files."""
-    folder.mkdir(parents=True, exist_ok=True)
     png = partial(vl_convert.svg_to_png, scale=2)
     draw: dict[str, Callable[[str], bytes]] = {"svg": str.encode, "png": png, "pdf": vl_convert.svg_to_pdf}
     for chart, form in product(charts, forms):

@@ -37,7 +37,6 @@ def write_inspect_logs(evaluations: Sequence[Evaluation], out: Path) -> list[Pat
     Raises:
         TraceError: A trace is broken. One that is missing leaves a sample without messages.
     """
-    out.mkdir(parents=True, exist_ok=True)
     written = []
     for item in evaluations:
         log = inspect_log(item)

@@ -10,7 +10,6 @@ from difflib import SequenceMatcher
 from functools import cache
 from itertools import combinations, islice
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import vl_convert
@@ -18,7 +17,6 @@ from markupsafe import Markup, escape
 
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EpisodeRecord, main_metric
-from atommem.envs.task_files import write_text
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.charts import Chart
 from atommem.eval.reporting.evaluations import Evaluation
@@ -30,9 +28,7 @@ from atommem.eval.reporting.templates import asset, render
 from atommem.memory.operations import Outcome
 from atommem.page_assets import page_asset
 from atommem.trace import read_trace
-from atommem.untrusted import clean
 
-REPORT = "report.html"
 LONGEST = 6000
 """Longest text on the page, in characters; its middle is left out beyond that."""
 MOST_PAIRS, MOST_FLIPS = 300, 20
@@ -294,10 +290,3 @@ def _vega() -> str:
 def _image(chart: Chart) -> str:
     """The chart as it is printed, and shown where no script runs."""
     return "data:image/svg+xml;base64," + base64.b64encode(chart.svg.encode()).decode()
-
-
-def write_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Chart], folder: Path) -> Path:
-    """Write ``report.html``."""
-    path = folder / REPORT
-    write_text(path, clean(render_page(page, results, charts)))
-    return path

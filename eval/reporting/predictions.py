@@ -56,7 +56,6 @@ def write_predictions(evaluations: Sequence[Evaluation], out: Path, gold: Path |
             answers = _answers([record for record in item.records if record.source == source])
             data = source if item.dataset == source else f"{item.dataset}-{source}"
             name = f"{item.row}-{data}" + (f"-{item.documents}" if item.documents else "") + f"-seed{item.seed}"
-            out.mkdir(parents=True, exist_ok=True)
             ending, values = FORMATS[source]
             path = out / f"{file_stem(name)}.{ending}"
             lines = (json.dumps(value, ensure_ascii=False) + "\n" for value in values(answers, keys))

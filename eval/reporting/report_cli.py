@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from atommem.command_line import CommandParser, check_writable, one_line
+from atommem.config import fields_of
 from atommem.envs.task_files import write_json, write_text
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reporting.charts import make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.inspect_export import write_inspect_logs
-from atommem.eval.reporting.page import PageData, write_page
+from atommem.eval.reporting.page import PageData, render_page
 from atommem.eval.reporting.predictions import write_predictions
 from atommem.eval.reporting.results import RESULTS, make_cells, make_results
 from atommem.eval.reporting.templates import latex_tables, markdown_tables
 from atommem.eval.reproduce.published import beside, table_of
 from atommem.untrusted import clean
-
-_LABELS = ("method", "dataset", "setting", "documents", "seed", "parameters")
 
 
 def write_report(
@@ -66,14 +65,13 @@ def write_report(
     metrics = read_training(training) if training is not None else []
     page = PageData(cells, max_episodes=max_episodes, efficiency=efficiency)
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
     results |= {"deltas": deltas, "published": published and beside(published, results)}
     write_json(out / RESULTS, results)
     write_text(out / "tables.md", clean(markdown_tables(results)))
     write_text(out / "tables.tex", clean(latex_tables(results)))
     charts = make_charts(results, metrics)
-    write_page(page, results, charts, out)
+    write_text(out / "report.html", clean(render_page(page, results, charts)))
     write_charts(charts, out / "plots", plots)
     return results
 
@@ -114,8 +112,8 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
             continue
         try:
             for labels in json.loads(listed.read_text(encoding="utf-8"))["evaluations"]:
-                own = {key: labels[key] for key in _LABELS if key in labels}
-                found.append(read_evaluation(listed.parent / labels["folder"], **own))
+                own = fields_of(Evaluation, labels)
+                found.append(read_evaluation(listed.parent / own.pop("folder"), **own))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{listed} does not list evaluations as `atommem report` writes them: {error!r}") from error
     return found

@@ -157,7 +157,7 @@ def _score_tables(results: Item) -> Iterator[Table]:
             rows: Rows = {}
             for cell in cells:
                 n = max((cell["metrics"][metric]["n"] for metric in metrics if cell["metrics"].get(metric)), default=0)
-                scores = {label(metric): _score(results, cell, metric, warned=False) for metric in metrics}
+                scores = {label(metric): score_of(results, cell, metric, warned=False) for metric in metrics}
                 rows[cell["row"]] = {**scores, "n": _number(n), "episodes": _episodes(cell)}
             yield Table(section, "", f"{title}: {column_name(columns[0])}", note, rows)
         for metric in metrics if len(columns) > 1 else ():
@@ -175,7 +175,7 @@ def _score_rows(results: Item, metric: str) -> Rows:
             (dataset, f"{documents:,} documents ({counted})") if documents is not None else f"{dataset} ({counted})"
         )
         for cell in cells:
-            rows[cell["row"]][heading] = _score(results, cell, metric)
+            rows[cell["row"]][heading] = score_of(results, cell, metric)
     for row, line in rows.items():
         own = [cell for cell in results["cells"] if cell["row"] == row and not cell["overflow"]]
         scores = [score for cell in own if (score := cell["metrics"].get(metric))]
@@ -286,7 +286,7 @@ def _comparison_tables(results: Item) -> Iterator[Table]:
         yield Table("comparisons", metric, f"Comparisons: {label(metric)}", note, rows)
 
 
-def _score(results: Item, cell: Item, metric: str, *, warned: bool = True) -> Value:
+def score_of(results: Item, cell: Item, metric: str, *, warned: bool = True) -> Value:
     """A score with what belongs to it; `warned`: failed and missing episodes too."""
     score, warning = cell["metrics"].get(metric), _episodes(cell).warning if warned else ""
     if cell["overflow"]:

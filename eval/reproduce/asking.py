@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from atommem.eval.journal import Journal
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import API_HELP, PolicyChoice, open_policy
 from atommem.prompts import render_chat
+
+Ask = Callable[[str, int], str]
+"""The greedy reply to one message, of so many tokens at most."""
 
 
 def add_policy_flags(parser: argparse.ArgumentParser, what: str) -> None:
@@ -27,8 +31,9 @@ def add_policy_flags(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--tokenizer", help="Tokenizer folder or hub name (server).")
 
 
-class Asking:
-    """A context manager around the policy that the flags name.
+@contextmanager
+def asking(arguments: argparse.Namespace, journal: Journal) -> Iterator[Ask]:
+    """The policy that the flags name.
 
     Args:
         arguments: Of the command.
@@ -37,32 +42,22 @@ class Asking:
     Raises:
         AtomMemError: It cannot be opened, or (when asked) reached.
     """
+    policy: Any = open_policy(PolicyChoice(arguments.policy, arguments.api, arguments.model, arguments.tokenizer))
 
-    def __init__(self, arguments: argparse.Namespace, journal: Journal) -> None:
-        self._journal = journal
-        choice = PolicyChoice(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
-        self._policy: Any = open_policy(choice)
-        self._loop = asyncio.new_event_loop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run_until_complete(self._policy.close())
-        self._loop.close()
-
-    def ask(self, text: str, max_tokens: int) -> str:
-        """The greedy reply to one message."""
-        name = "reply " + hashlib.sha256(f"{max_tokens} {text}".encode("utf-8", "surrogatepass")).hexdigest()
-        if (known := self._journal.get(name)) is not None:
-            return str(known)
+    async def reply(text: str, max_tokens: int) -> str:
         messages = [{"role": "user", "content": text}]
         sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        if getattr(self._policy, "speaks_chat", False):
-            asked = self._policy.complete_chat(messages, sampling)
-        else:
-            rendered = render_chat(self._policy.tokenizer, messages, {})
-            asked = self._policy.complete(self._policy.tokenizer.encode(rendered, add_special_tokens=False), sampling)
-        return str(self._journal.add(name, self._loop.run_until_complete(asked).text))
+        if hasattr(policy, "complete_chat"):
+            return str((await policy.complete_chat(messages, sampling)).text)
+        prompt_ids = policy.tokenizer.encode(render_chat(policy.tokenizer, messages, {}), add_special_tokens=False)
+        return str((await policy.complete(prompt_ids, sampling)).text)
+
+    def ask(text: str, max_tokens: int) -> str:
+        name = "reply " + hashlib.sha256(f"{max_tokens} {text}".encode("utf-8", "surrogatepass")).hexdigest()
+        return str(journal.once(name, lambda: runner.run(reply(text, max_tokens))))
+
+    with asyncio.Runner() as runner:
+        try:
+            yield ask
+        finally:
+            runner.run(policy.close())

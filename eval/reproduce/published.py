@@ -34,12 +34,6 @@ def table_of(name: str) -> Mapping[str, Any]:
     return found
 
 
-def divergence_lines() -> list[str]:
-    """The table of docs/paper.md: every divergence of the file with its reason."""
-    paper = published()
-    return [f"| {key} | {' '.join(why.split())} |" for key, why in {**paper["divergences"], **paper["stated"]}.items()]
-
-
 def beside(table: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
     """The table's numbers with ours, for ``results.json``; rows and columns that we have nothing of are left out.
 

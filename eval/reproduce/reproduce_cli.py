@@ -7,6 +7,7 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -17,15 +18,13 @@ from atommem.eval.journal import resumable, settings_of
 
 EXIT_DOES_NOT_HOLD = 1
 EXPERIMENTS = {
-    "amac": ("atommem.eval.reproduce.amac.experiment", "admission by five factors (A-MAC, arXiv 2603.04549)"),
-    "memobank": ("atommem.eval.reproduce.memobank.experiment", "pruning of a case bank (MemoBankRL)"),
-    "regagent": (
-        "atommem.eval.reproduce.regagent.experiment",
-        "addition and deletion of experience (arXiv 2505.16067)",
-    ),
-    "streams": ("atommem.eval.reproduce.streams.experiment", "the same rules on a stream and an agent of yours"),
-    "traceretain": ("atommem.eval.reproduce.traceretain.experiment", "retention of trajectories (arXiv 2606.29178)"),
+    "amac": "admission by five factors (A-MAC, arXiv 2603.04549)",
+    "memobank": "pruning of a case bank (MemoBankRL)",
+    "regagent": "addition and deletion of experience (arXiv 2505.16067)",
+    "streams": "the same rules on a stream and an agent of yours",
+    "traceretain": "retention of trajectories (arXiv 2606.29178)",
 }
+"""What there is, with what `--help` says of it; each is a package here with a module `experiment`."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = 160
     say = Console(highlight=False, soft_wrap=True, stderr=True)
-    experiment = import_module(EXPERIMENTS[arguments.name][0])
+    experiment = _module(arguments.name)
 
     def tell(text: str) -> None:
         say.print(text, markup=False)
@@ -65,6 +64,10 @@ def main(argv: list[str] | None = None) -> int:
     return EXIT_DOES_NOT_HOLD if arguments.check and not sheet.holds else 0
 
 
+def _module(name: str) -> Any:
+    return import_module(f"atommem.eval.reproduce.{name}.experiment")
+
+
 def _parser(argv: list[str]) -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="atommem reproduce",
@@ -72,7 +75,7 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
         "ours, where paper and code differ both, and the controls that it left out. docs/reproduce.md",
     )
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    for name, (module, summary) in EXPERIMENTS.items():
+    for name, summary in EXPERIMENTS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         command.add_argument("--check", action="store_true", help="Exit with 1 unless every statement holds.")
         command.add_argument("--json", action="store_true", help="Print everything as one JSON object, on one line.")
@@ -85,5 +88,5 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
             help="Keeps vectors, and results for a run that goes on after an interruption (%(default)s).",
         )
         if name in argv:  # the modules of the others need not be loaded
-            import_module(module).add_flags(command)
+            _module(name).add_flags(command)
     return parser

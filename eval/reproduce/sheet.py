@@ -79,11 +79,13 @@ class Sheet:
 
     def step(self, name: str, journal: Journal, work: Callable[[Sheet], None]) -> float:
         """Add what `work` finds, or what it found in a run that was interrupted; returns the seconds that it took."""
-        found = journal.get(name)
-        if found is None:
+
+        def made() -> dict[str, Any]:
             began, part = time.perf_counter(), Sheet(self.name, self.source)
             work(part)
-            found = journal.add(name, {**asdict(part), "seconds": time.perf_counter() - began})
+            return {**asdict(part), "seconds": time.perf_counter() - began}
+
+        found = journal.once(name, made)
         self.tables += [Grid(**table) for table in found["tables"]]
         self.checks += [Check(**check) for check in found["checks"]]
         self.notes += found["notes"]

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from atommem.embedding.embedder import TextKind, Vectors
+from atommem.envs.task_files import replacing
 from atommem.errors import ConfigError, DataError
 from atommem.shipped import find_file
 
@@ -84,10 +85,8 @@ def embed_all(texts: Sequence[str], model: str | None, cache: Path) -> Vectors:
             await embedder.close()
 
     vectors = asyncio.run(embed())
-    cache.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.npy")
-    np.save(partial, vectors)
-    partial.replace(path)
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.save(file, vectors)
     return vectors
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +23,8 @@ CLOSE = 0.6
 """Pairs are asked about for contradictions from this cosine on, up to that of doubles."""
 
 
-class Contradicts(Protocol):
-    """Whether two texts of one memory cannot both be true."""
-
-    async def __call__(self, one: str, other: str) -> bool | None: ...
+Contradicts = Callable[[str, str], Awaitable[bool | None]]
+"""Whether two texts of one memory cannot both be true; None where that is not known."""
 
 
 @dataclass
@@ -129,11 +126,6 @@ def dropped(entries: Sequence[Entry], rows: Vectors, rule: str, budget: int) -> 
         index.remove(chosen)
         columns.follow(chosen, held, moved=True)
     return gone
-
-
-def agreed(found: Audit) -> Counter[int]:
-    """How many of the rules would drop each entry."""
-    return Counter(entry_id for ids in found.dropped.values() for entry_id in ids)
 
 
 def _compared(rows: Vectors, same: float, most: int) -> tuple[list[list[int]], list[tuple[int, int]]]:

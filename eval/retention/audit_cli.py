@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from atommem.command_line import CommandParser, check_writable
-from atommem.config import EmbedderConfig
-from atommem.embedding import make_embedder
 from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError
-from atommem.eval.retention.audit import Audit, agreed, audit
+from atommem.eval.retention.audit import Audit, Contradicts, audit
+from atommem.eval.retention.keeping import add_embedder_flags, embedder_of
 from atommem.eval.retention.stores import Store, read_store
 from atommem.memory.retention import make_retention
 from atommem.servers.chat import ChatClient
@@ -64,11 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--judge_url", help="Of a chat server that is asked about contradictions.")
     parser.add_argument("--judge_model", help="Its name there.")
     parser.add_argument("--pairs", type=int, default=200, help="Most pairs that the judge is asked about.")
-    parser.add_argument(
-        "--embedder", default="sentence_transformer", help="sentence_transformer, http, hashing or random."
-    )
-    parser.add_argument("--embedder_model", default=EmbedderConfig.embedder_model, help="Model name or folder.")
-    parser.add_argument("--embedder_url", help="Of an OpenAI-compatible server.")
+    add_embedder_flags(parser)
     parser.add_argument("--out", type=Path, help="All of it as JSON, with every id.")
     return parser
 
@@ -85,11 +80,10 @@ async def _audit(store: Store, args: argparse.Namespace) -> Audit:
         make_retention(rule)
     if (args.judge_url is None) != (args.judge_model is None):
         raise ConfigError("--judge_url and --judge_model go together: give both, or neither.")
-    embedder = EmbedderConfig(**{name: getattr(args, name) for name in ("embedder", "embedder_model", "embedder_url")})
-    judge = None if args.judge_url is None else _Judge(args.judge_url, args.judge_model)
+    judge = None if args.judge_url is None else _make_judge(args.judge_url, args.judge_model)
     return await audit(
         store,
-        make_embedder(embedder),
+        embedder_of(args),
         same=args.same,
         budget=args.budget,
         rules=args.rules,
@@ -98,17 +92,17 @@ async def _audit(store: Store, args: argparse.Namespace) -> Audit:
     )
 
 
-class _Judge:
-    def __init__(self, url: str, model: str) -> None:
-        self._model = model
-        self._chat = ChatClient(ServerClient(url, service="judge", timeout=600.0, retries=5, max_in_flight=8))
+def _make_judge(url: str, model: str) -> Contradicts:
+    chat = ChatClient(ServerClient(url, service="judge", timeout=600.0, retries=5, max_in_flight=8))
 
-    async def __call__(self, one: str, other: str) -> bool | None:
+    async def judge(one: str, other: str) -> bool | None:
         quoted = {name: "\n> ".join(guard_text(text).splitlines()) for name, text in (("one", one), ("other", other))}
         messages = [{"role": "user", "content": _PROMPT.format(**quoted)}]
-        reply = await self._chat.ask(self._model, messages, max_tokens=100, temperature=0.0)
+        reply = await chat.ask(model, messages, max_tokens=100, temperature=0.0)
         first = next(iter(reply.text.strip().splitlines()), "").strip(" .*#:").casefold()
         return {"yes": False, "no": True}.get(first)
+
+    return judge
 
 
 def _described(store: Store, found: Audit, args: argparse.Namespace) -> list[str]:
@@ -140,7 +134,7 @@ def _described(store: Store, found: Audit, args: argparse.Namespace) -> list[str
         lines += [
             f"  {rule} drops {len(ids):,}, first {', '.join(map(str, ids[:8]))}" for rule, ids in found.dropped.items()
         ]
-        everybody = [entry_id for entry_id, count in agreed(found).items() if count == len(found.dropped)]
-        lines.append(f"  every rule drops {len(everybody):,}")
-        lines += [f"    {short(entry_id)}" for entry_id in sorted(everybody)[:_SHOWN]]
+        by_all = sorted(set[int].intersection(*map(set, found.dropped.values())))
+        lines.append(f"  every rule drops {len(by_all):,}")
+        lines += [f"    {short(entry_id)}" for entry_id in by_all[:_SHOWN]]
     return lines

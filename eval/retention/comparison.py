@@ -34,7 +34,7 @@ from atommem.eval.runner import evaluate
 from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell, make_cells
 from atommem.eval.suites.suite import Suite, SyntheticData, slug
-from atommem.eval.suites.suite_run import SuiteRun
+from atommem.eval.suites.suite_run import run_cells
 from atommem.eval.suites.task_cache import TaskCache
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
@@ -79,7 +79,8 @@ class Comparison:
         suite = self.suite.select(columns, rows).with_policies({})
         cells = self._cells(suite, policy, out)
         budget = cells[0].configs[0].make_budget()
-        asyncio.run(SuiteRun(cells, self._tasks, budget, Board(cells, Console(stderr=True, highlight=False))).run())
+        board = Board(cells, Console(stderr=True, highlight=False))
+        asyncio.run(run_cells(cells, self._tasks, budget, board))
 
     def run_scripted(self) -> None:
         """The scripted writer through the suite."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from atommem.actions import Action
-from atommem.config import MemoryConfig
-from atommem.embedding.embedder import Embedder, TextKind, Vectors
+from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.embedding import make_embedder
+from atommem.embedding.embedder import Embedder, Vectors
+from atommem.eval.reproduce.user_files import KeptVectors
 from atommem.eval.retention.turns import Stream
 from atommem.memory.entries import Source
 from atommem.memory.index import best
 from atommem.memory.working import WorkingMemory
 from atommem.rough_tokens import RoughTokenizer
 
+_FLAGS = ("embedder", "embedder_model", "embedder_url")
 RECALLED = 6
 """Entries that a question is shown."""
 
@@ -29,6 +33,18 @@ class Embedded:
     questions: Vectors
 
 
+def add_embedder_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that name the embedder of texts."""
+    for item in fields(EmbedderConfig):
+        if item.name in _FLAGS:
+            parser.add_argument(f"--{item.name}", default=item.default, help=item.metadata["help"])
+
+
+def embedder_of(arguments: argparse.Namespace) -> Embedder:
+    """The embedder that these flags name; raises ConfigError where they do not fit together."""
+    return make_embedder(EmbedderConfig(**{name: getattr(arguments, name) for name in _FLAGS}))
+
+
 async def embedded(streams: Sequence[Stream], embedder: Embedder) -> list[Embedded]:
     """Each text once. Raises OutageError where the embedder is out of reach."""
     found = []
@@ -40,12 +56,10 @@ async def embedded(streams: Sequence[Stream], embedder: Embedder) -> list[Embedd
     return found
 
 
-async def kept(
-    given: Embedded, retention: str, capacity: int | None, admission: str = "accept", seed: int = 0
-) -> list[int]:
+async def kept(given: Embedded, retention: str, capacity: int | None, seed: int = 0) -> list[int]:
     """The places of the texts that a store of `capacity` still has when all were created, one a step."""
-    config = MemoryConfig(capacity=capacity, retention=retention, admission=admission, entry_tokens=10**6)
-    memory = WorkingMemory(_Known(given), RoughTokenizer(), config, seed=seed)
+    config = MemoryConfig(capacity=capacity, retention=retention, entry_tokens=10**6)
+    memory = WorkingMemory(KeptVectors(given.stream.texts, given.texts), RoughTokenizer(), config, seed=seed)
     for place, text in enumerate(given.stream.texts):
         await memory.apply([Action("create", text)], place, Source(place, f"{given.stream.name} {place}"))
     return [entry.created for entry in memory.entries()]
@@ -65,8 +79,8 @@ class Scores:
     references: int
 
 
-def score(given: Embedded, places: Sequence[int], k: int = RECALLED) -> Scores:
-    """What the kept texts are good for, asked when the stream is over: the `k` most like the question are shown."""
+def score(given: Embedded, places: Sequence[int]) -> Scores:
+    """What the kept texts are good for, asked when the stream is over: those most like the question are shown."""
     held = np.array(sorted(places), dtype=np.int64)
     rows = given.texts[held]
     everything, anything, recall, references = [], [], [], 0
@@ -76,20 +90,6 @@ def score(given: Embedded, places: Sequence[int], k: int = RECALLED) -> Scores:
         everything.append(float(there.all()))
         anything.append(float(there.any()))
         if len(given.questions):
-            shown = {place for place, _ in best(rows @ given.questions[number], held, k)}
+            shown = {place for place, _ in best(rows @ given.questions[number], held, RECALLED)}
             recall.append(sum(place in shown for place in evidence) / len(evidence))
     return Scores(np.array(everything), np.array(anything), np.array(recall), references)
-
-
-class _Known:
-    """An embedder of texts whose vectors are known: in the order in which they come."""
-
-    def __init__(self, given: Embedded) -> None:
-        self.id, self.dim = "known", given.texts.shape[1]
-        self._rows = dict(zip(given.stream.texts, given.texts, strict=True))
-
-    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        return np.stack([self._rows[text] for text in texts])
-
-    async def close(self) -> None:
-        return None

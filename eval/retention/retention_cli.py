@@ -10,13 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atommem.command_line import CommandParser, check_writable
-from atommem.config import EmbedderConfig
-from atommem.embedding import make_embedder
 from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError
 from atommem.eval.journal import Journal, resumable, settings_of
 from atommem.eval.retention.fitting import fit, save
-from atommem.eval.retention.keeping import Embedded, embedded
+from atommem.eval.retention.keeping import Embedded, add_embedder_flags, embedded, embedder_of
 from atommem.eval.retention.table import CAPACITIES, RULES, Cell, fill, markdown
 from atommem.eval.retention.turns import read_streams
 from atommem.memory import admission, retention
@@ -44,11 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("data", type=Path, help="LoCoMo's file, or rows with stream, text and needed.")
-        command.add_argument(
-            "--embedder", default="sentence_transformer", help="sentence_transformer, http, hashing or random."
-        )
-        command.add_argument("--embedder_model", default=EmbedderConfig.embedder_model, help="Model name or folder.")
-        command.add_argument("--embedder_url", help="Of an OpenAI-compatible server.")
+        add_embedder_flags(command)
         command.add_argument("--out", type=Path, help="Where the result goes (JSON).", required=name == "fit")
         command.set_defaults(run=run)
         if name == "fit":
@@ -74,8 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _embedded(args: argparse.Namespace) -> list[Embedded]:
-    settings = {name: getattr(args, name) for name in ("embedder", "embedder_model", "embedder_url")}
-    return await embedded(read_streams(args.data), make_embedder(EmbedderConfig(**settings)))
+    return await embedded(read_streams(args.data), embedder_of(args))
 
 
 def _fit(args: argparse.Namespace) -> int:

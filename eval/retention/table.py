@@ -106,29 +106,29 @@ async def fill(
         if count
     }
     with tempfile.TemporaryDirectory() as folder:
-        learned = {}
+        learned = {(ORACLE, left): f"{__name__}:NeedsOfTurns" for left in range(len(streams))}
         for number, (name, settings) in enumerate(LEARNED.items()):
             for left, given in enumerate(streams):
                 others = [other for other in streams if other.stream.name != given.stream.name]
                 if others:
                     path = save(fit(others, **settings), Path(folder) / f"{left}-{number}.json")
                     learned[name, left] = f"linear(weights={path})"
+
+        def rules_of(name: str) -> list[tuple[Embedded, str]]:
+            return [(given, learned.get((name, left), name)) for left, given in enumerate(streams)]
+
         names = [*rules, *(name for name in LEARNED if (name, 0) in learned), ORACLE]
         for name in names:
             table[name] = {}
             for capacity in capacities:
                 key = f"{name}, {capacity}"
-                if (known := journal.get(key)) is not None:
-                    table[name][str(capacity)] = Cell(**known)
-                    continue
-                runs = []
-                for seed in range(SEEDS if name == "random" else 1):
-                    run = []
-                    for left, given in enumerate(streams):
-                        rule = f"{__name__}:NeedsOfTurns" if name == ORACLE else learned.get((name, left), name)
-                        run.append(score(given, await keep(given, rule, capacity, seed=seed)))
-                    runs.append(run)
-                table[name][str(capacity)] = Cell(**journal.add(key, asdict(cell(runs))))
+                if (known := journal.get(key)) is None:
+                    runs = [
+                        [score(given, await keep(given, rule, capacity, seed)) for given, rule in rules_of(name)]
+                        for seed in range(SEEDS if name == "random" else 1)
+                    ]
+                    known = journal.add(key, asdict(cell(runs)))
+                table[name][str(capacity)] = Cell(**known)
     for name, worth in zip(ALL_READ, (_novelty, _fitted), strict=True):
         ranked = [np.argsort(-worth(given, streams), kind="stable") for given in streams]
         table[name] = {}
@@ -147,7 +147,7 @@ def words_of(given: Embedded) -> Numbers:
     return np.array([float(len(text.split())) for text in given.stream.texts])
 
 
-async def _kept_words(given: Embedded, rule: str, capacity: int, seed: int = 0) -> list[int]:
+async def _kept_words(given: Embedded, rule: str, capacity: int, seed: int) -> list[int]:
     """What a keeper has left at as many entries as hold the words of `capacity` texts of mean length."""
     words = words_of(given)
     entries, places = capacity, await kept(given, rule, capacity, seed=seed)
@@ -163,12 +163,12 @@ def _fits(given: Embedded, order: npt.NDArray[np.intp], capacity: int) -> int:
     return int(np.searchsorted(np.cumsum(words[order]), capacity * words.mean(), side="right"))
 
 
-def draws(streams: Sequence[Embedded], capacity: int, count: int, seed: int = 0) -> list[Cell]:
+def draws(streams: Sequence[Embedded], capacity: int, count: int) -> list[Cell]:
     """So many random choices of `capacity` texts of all read, each chosen at the end: how far one draw is from others.
 
     The keeper `random` is another thing: it drops one of capacity + 1 at every create, so that what is old is rare.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     every = ([rng.permutation(len(given.texts))[:capacity] for given in streams] for _ in range(count))
     return [
         cell([[score(given, some.tolist()) for given, some in zip(streams, drawn, strict=True)]]) for drawn in every

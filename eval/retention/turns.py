@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,8 @@ class Stream:
 
     def needs(self) -> list[int]:
         """How many questions need each text, length len(texts)."""
-        found = [0] * len(self.texts)
-        for places in self.evidence:
-            for place in places:
-                found[place] += 1
-        return found
+        counts = Counter(place for places in self.evidence for place in places)
+        return [counts[place] for place in range(len(self.texts))]
 
 
 def read_streams(path: str | Path) -> list[Stream]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from argparse import SUPPRESS
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from atommem.command_line import CommandParser
 from atommem.config import fields_of
 from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.eval.eval_config import Configs, parse_arguments
@@ -118,75 +120,51 @@ def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int
     Raises:
         ConfigError: A setting is unknown or out of range.
     """
-    parsed: dict[Any, Configs] = {}
+    flags = CommandParser(prog="atommem eval", add_help=False, argument_default=SUPPRESS)
+    flags.add_argument("--policy", nargs="+")
+    for name in _OF_SERVERS:
+        flags.add_argument(f"--{name}")
+    named, others = flags.parse_known_args(argv)
+    settings = {**suite.settings, **vars(named), "data": "", "out": ""}
+    parsed: dict[str, Configs] = {}
+
+    def configs_of(row: Row) -> Configs:
+        """The settings of flags and suite, over those that the row's policy was trained with."""
+        given = _with_policy_of(row, suite, settings)
+        if repr(given) not in parsed:
+            parsed[repr(given)] = parse_arguments(others, given)
+        return parsed[repr(given)]
+
     cells = []
-    trained = Row("atommem") if _given(suite, argv) is not None else suite.rows[0]
-    _, _, embedder, _ = _parsed(parsed, suite, argv, trained)
+    _, _, embedder, _ = configs_of(suite.rows[0] if settings.get("policy") is None else Row("atommem"))
     for column in suite.columns:
         for row in suite.rows:
+            config, memory, _, environment = configs_of(row)
             for seed in seeds or suite.seeds:
                 folder = out / "cells" / row.key / column.key / f"seed_{seed}"
-                named = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
-                changes = {**column.settings, **row.settings, **named}
-                config, memory, _, environment = _parsed(parsed, suite, argv, row)
-                cells.append(Cell(row, column, seed, _changed((config, memory, embedder, environment), changes)))
+                own = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
+                changes = {**column.settings, **row.settings, **own}
+                changed: Any = tuple(
+                    replace(item, **fields_of(type(item), changes)) for item in (config, memory, embedder, environment)
+                )
+                cells.append(Cell(row, column, seed, changed))
     order = list(dict.fromkeys(cell.shares for cell in cells))
     return sorted(cells, key=lambda cell: order.index(cell.shares))
 
 
-def _parsed(parsed: dict[Any, Configs], suite: Suite, argv: Sequence[str], row: Row) -> Configs:
-    """The settings of flags and suite, over those that the row's policy was trained with.
+def _with_policy_of(row: Row, suite: Suite, settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` with the policy that answers a row.
 
     What says something of a server (`_OF_SERVERS`) is for the rows that a server answers, where others have a folder.
     """
-    policy = row.settings.get("policy")
-    own = _first(policy)
-    of_row = {name: row.settings[name] for name in _OF_SERVERS if name in row.settings}
-    key = own, *of_row.items()
-    if key not in parsed:
-        given = _given(suite, argv)
-        where = given if own is None else own
-        settings: dict[str, Any] = {**suite.settings, "data": "", "out": ""}
-        others = [given, *(_first(item.settings.get("policy")) for item in suite.rows)]
-        if where is not None and not is_server([where]) and any(item and is_server([item]) for item in others):
-            argv = _without(argv, _OF_SERVERS)
-            settings = {name: value for name, value in settings.items() if name not in _OF_SERVERS}
-        settings |= of_row
-        if own is not None:
-            argv = _without(argv, ("policy",))
-            settings["policy"] = policy
-        parsed[key] = parse_arguments(argv, settings, where)
-    return parsed[key]
+    own = {name: row.settings[name] for name in ("policy", *_OF_SERVERS) if name in row.settings}
+    on_servers = [_on_server(item) for item in (settings | own, settings, *(each.settings for each in suite.rows))]
+    if on_servers[0] is False and any(on_servers):
+        settings = {name: value for name, value in settings.items() if name not in _OF_SERVERS}
+    return settings | own
 
 
-def _first(policy: Any) -> str | None:
-    return policy[0] if isinstance(policy, list) else policy
-
-
-def _given(suite: Suite, argv: Sequence[str]) -> str | None:
-    """What ``--policy`` names first, or else the suite's settings."""
-    for place, flag in enumerate(argv):
-        name, equals, value = flag.partition("=")
-        if name == "--policy":
-            return value if equals else next(iter(argv[place + 1 : place + 2]), None)
-    return _first(suite.settings.get("policy"))
-
-
-def _without(argv: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The flags without some, and their values."""
-    kept, dropped = [], False
-    for part in argv:
-        if part.startswith("--"):
-            dropped = part[2:].partition("=")[0] in names
-        kept += [] if dropped else [part]
-    return kept
-
-
-def _changed(configs: Configs, changes: dict[str, Any]) -> Configs:
-    config, memory, embedder, environment = configs
-    return (
-        replace(config, **fields_of(type(config), changes)),
-        replace(memory, **fields_of(type(memory), changes)),
-        replace(embedder, **fields_of(type(embedder), changes)),
-        replace(environment, **fields_of(type(environment), changes)),
-    )
+def _on_server(settings: Mapping[str, Any]) -> bool | None:
+    """Whether a server answers; None where no policy is named."""
+    policy = settings.get("policy")
+    return is_server([policy] if isinstance(policy, str) else policy[:1]) if policy else None

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from atommem.eval.budget import Budget
+from atommem.eval.console_report import (
+    EXIT_BUDGET_SPENT,
+    EXIT_IMPOSSIBLE,
+    EXIT_TOO_MANY_FAILED,
+    complain,
+    wide_console,
+)
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
-from atommem.eval.reporting.results import Column, best_rows, column_name
-from atommem.eval.reporting.scores import main_label, main_score
-from atommem.eval.reporting.tables import overflow_note
+from atommem.eval.reporting.results import column_name, column_of
+from atommem.eval.reporting.scores import main_label
+from atommem.eval.reporting.tables import columns_of, rows_of, score_of
 from atommem.eval.suites.cells import Cell
 from atommem.eval.suites.suite import Suite
 
 REPORT = "report"
 """The report's folder in that of the suite."""
-EXIT_IMPOSSIBLE = 2
-EXIT_TOO_MANY_FAILED = 3
-EXIT_BUDGET_SPENT = 4
 
 
 def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None = None) -> None:
@@ -39,9 +41,7 @@ def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None
     Raises:
         AtomMemError: A folder cannot be read.
     """
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 200  # a log file need not wrap at 80 columns
+    console = wide_console(200)
     found = [cell for cell in cells if cell.done]
     if not found:
         console.print("No episode has ended: there is nothing to report.")
@@ -81,33 +81,20 @@ def main_table(results: Mapping[str, Any]) -> Table:
     name = main_label(results["cells"])
     table = Table(title=f"{results['title']}: {name} in percent [95% interval]", title_justify="left")
     table.add_column("")
-    cells = {(cell["row"], (cell["dataset"], cell["documents"])): cell for cell in results["cells"]}
-    columns: list[Column] = list(dict.fromkeys(column for _, column in cells))
-    # A column's cells have one environment, and so one main score.
-    best = {
-        column: row
-        for metric in {cell["metric"] for cell in results["cells"]}
-        for column, row in best_rows(results, metric).items()
-        if cells[row, column]["metric"] == metric
-    }
-    for column in columns:
+    cells = {(cell["row"], column_of(cell)): cell for cell in results["cells"]}
+    for column in columns_of(results):
         table.add_column(column_name(column), justify="right")
-    for row in dict.fromkeys(row for row, _ in cells):
-        scores = [(cells.get((row, column)), best.get(column) == row) for column in columns]
-        table.add_row(Text(row), *(Text("-") if cell is None else _score(cell, bold) for cell, bold in scores))
+    for row in rows_of(results):
+        own = (cells.get((row, column)) for column in columns_of(results))
+        table.add_row(Text(row), *(Text("-") if cell is None else _score(results, cell) for cell in own))
     return table
 
 
-def _score(cell: Mapping[str, Any], bold: bool) -> Text:
-    score = main_score(cell)
-    text = Text("no score")
-    if cell["overflow"]:
-        text = Text(overflow_note(cell), "bold red")
-    elif score is not None:
-        text = Text(f"{100 * score['mean']:.1f}", "bold" if bold else "")
-        text.append(f" [{100 * score['low']:.1f}, {100 * score['high']:.1f}]", "dim")
-    if cell["failed"]:
-        text.append(f" {cell['failed']} failed", "bold red")
+def _score(results: Mapping[str, Any], cell: Mapping[str, Any]) -> Text:
+    value = score_of(results, cell, cell["metric"])
+    text = Text(value.text, "bold" if value.bold else "")
+    for more, style in ((value.interval, "dim"), (value.warning, "bold red")):
+        text.append(f" {more}" if more else "", style)
     return text
 
 
@@ -121,15 +108,15 @@ def exit_status(cells: Sequence[Cell], budget: Budget) -> int:
     failing = [cell for cell in cells if cell.failed_fraction > cell.configs[0].max_failed_fraction]
     stopped = [cell for cell in cells if cell.state == "stopped"]
     for cell in impossible:
-        _complain(f"{cell.name} could not run: {cell.error}")
+        complain(f"{cell.name} could not run: {cell.error}")
     for cell in failing:
-        _complain(
+        complain(
             f"{cell.name}: {cell.failed} of {cell.done} episodes failed, more than --max_failed_fraction "
             f"{cell.configs[0].max_failed_fraction:g}. Scores cover the others only; the same command runs them again."
         )
     if stopped:
         left = sum(cell.left for cell in stopped)
-        _complain(
+        complain(
             f"the budget is spent: {budget}. {left} episodes of {len(stopped)} cells have not run; the report covers "
             "those that have. The same command with a larger --budget_tokens or --budget_money continues."
         )
@@ -138,7 +125,3 @@ def exit_status(cells: Sequence[Cell], budget: Budget) -> int:
     if stopped:
         return EXIT_BUDGET_SPENT
     return EXIT_TOO_MANY_FAILED if failing else 0
-
-
-def _complain(text: str) -> None:
-    print(f"atommem eval: {text}", file=sys.stderr)

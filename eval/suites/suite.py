@@ -166,17 +166,6 @@ class Suite:
                 chosen = replace(chosen, reference=None)
         return chosen
 
-    def without(self, columns: Sequence[Column]) -> Suite:
-        """Without these columns.
-
-        Raises:
-            ConfigError: None is left.
-        """
-        left = tuple(column for column in self.columns if column not in columns)
-        if not left:
-            raise ConfigError("no column is left: give --benchmarks, or choose other --columns.")
-        return replace(self, columns=left)
-
 
 def slug(text: str) -> str:
     """`text` as a name of files: small letters, figures, dots, dashes, and underscores for all else."""

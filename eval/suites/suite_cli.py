@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.table import Table
 from atommem.command_line import CommandParser, check_writable
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
+from atommem.eval.console_report import interrupted
 from atommem.eval.reproduce.published import table_of
 from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell, make_cells
@@ -22,10 +23,8 @@ from atommem.eval.suites.estimate import estimate
 from atommem.eval.suites.outcome import exit_status, report
 from atommem.eval.suites.suite import TRAINED, Column, Suite
 from atommem.eval.suites.suite_file import load_suite
-from atommem.eval.suites.suite_run import SuiteRun
+from atommem.eval.suites.suite_run import run_cells
 from atommem.eval.suites.task_cache import TaskCache
-
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,10 +48,13 @@ def main(argv: Sequence[str]) -> int:
     if left_out:
         names = ", ".join(column.key for column in left_out)
         console.print(f"left out without --benchmarks: {names}", markup=False)
-        suite = suite.without(left_out)
+        suite = replace(suite, columns=tuple(column for column in suite.columns if column not in left_out))
+        if not suite.columns:
+            raise ConfigError("no column is left: give --benchmarks, or choose other --columns.")
     if given.list:
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows} | named)
-        listed = make_cells(suite, [*flags, *_any_policy(suite, flags)], Path("."), given.seeds)
+        suite = replace(suite, settings={"policy": "POLICY", **suite.settings})  # where none is named
+        listed = make_cells(suite, flags, Path("."), given.seeds)
         _list_cells(listed)
         print(f"embedder: {_embedders(listed)}")
         print(estimate(listed).text(given.throughput))
@@ -69,13 +71,9 @@ def main(argv: Sequence[str]) -> int:
         console.print(estimate(cells, tasks).text(given.throughput), markup=False)
 
     try:
-        asyncio.run(SuiteRun(cells, tasks, budget, Board(cells, console)).run(say_cost))
+        asyncio.run(run_cells(cells, tasks, budget, Board(cells, console), say_cost))
     except KeyboardInterrupt:
-        print(
-            f"\nInterrupted. Every episode that ended is in {given.out}; the same command continues from there.",
-            file=sys.stderr,
-        )
-        return EXIT_INTERRUPTED
+        return interrupted(given.out)
     report(suite, cells, given.out, given.training)
     return exit_status(cells, budget)
 
@@ -171,12 +169,6 @@ def _policies(given: Sequence[str], suite: Suite) -> dict[str, str]:
             raise ConfigError(f"policies has {name}={found[name]} and {item}: give one of them.")
         found[name] = where
     return found
-
-
-def _any_policy(suite: Suite, flags: Sequence[str]) -> list[str]:
-    """A policy to list cells with, where none was named."""
-    named = "policy" in suite.settings or any(flag.partition("=")[0] == "--policy" for flag in flags)
-    return [] if named else ["--policy", "POLICY"]
 
 
 def _list_cells(cells: Sequence[Cell]) -> None:

@@ -185,9 +185,7 @@ def test_wrong_settings_are_refused(more: list[str], message: str) -> None:
 
 def test_several_servers_or_one_folder(tmp_path: Path) -> None:
     servers = ["http://a:8000", "http://b:8000"]
-    config = parse_arguments([*settings(servers[0]), "--policy", *servers, "--tokenizer", "t"])[0]
-    assert config.policy == servers
-    assert config.is_server
     file = tmp_path / "eval.yaml"
     file.write_text(yaml.safe_dump({"policy": servers, "tokenizer": "t", "data": "d", "out": "o"}))
-    assert parse_arguments(["--config", str(file)])[0].policy == servers
+    config = parse_arguments(["--config", str(file)])[0]
+    assert (config.policy, config.is_server) == (servers, True)

@@ -13,7 +13,7 @@ from atommem.eval.journal import Journal
 from atommem.eval.reproduce.amac.decisions import Decisions, Flags, best_threshold, decided, f1
 from atommem.eval.reproduce.amac.factors import Array, confidences, type_priors
 from atommem.eval.reproduce.amac.whole_conversations import leave_one_out
-from atommem.eval.reproduce.asking import Asking, add_policy_flags
+from atommem.eval.reproduce.asking import Ask, add_policy_flags, asking
 from atommem.eval.reproduce.locomo_turns import Conversation, read_conversations
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.user_files import add_data_flag, add_embedder_flag, embed_all, published_tables
@@ -46,15 +46,15 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
     sheet = Sheet("amac", paper["source"])
     tell("amac: the first 100 turns of the test conversation")
     by_name = {conversation.name: conversation for conversation in conversations}
-    if paper["test"] in by_name:
-        others = [c for c in conversations if c.name != paper["test"]]
-        sheet.step("table 1", journal, lambda part: published_rows(part, paper, by_name[paper["test"]], others))
+    if (test := by_name.get(paper["test"])) is not None:
+        others = [conversation for conversation in conversations if conversation is not test]
+        sheet.step("table 1", journal, lambda part: published_rows(part, paper, test, others))
+        if arguments.policy:
+            tell("amac: asking the model for the utility of 100 turns")
+            with asking(arguments, journal) as ask:
+                utility_of_a_model(sheet, paper, test, ask)
     else:
         sheet.check("the test conversation", False, ", ".join(by_name), f"{paper['test']} in locomo10.json")
-    if arguments.policy and paper["test"] in by_name:
-        tell("amac: asking the model for the utility of 100 turns")
-        with Asking(arguments, journal) as asking:
-            utility_of_a_model(sheet, paper, by_name[paper["test"]], asking)
     if paper["search"] in by_name:
         sheet.step("search", journal, lambda part: weight_search(part, paper, by_name[paper["search"]]))
     else:
@@ -92,7 +92,8 @@ def published_rows(
     at = {u: admit(features, weights, paper["threshold"], u) for u in CONSTANTS}
     table_1(sheet, paper, features, needed, at[0.5])
     counts = {(decided(flags, needed).admitted, decided(flags, needed).right) for flags in at.values()}
-    sheet.check("A-MAC with any constant U from .3 to .9: admitted, right", counts == {(85, 35)}, *_pairs(counts))
+    shown = "; ".join(f"{admitted}, {right}" for admitted, right in sorted(counts))
+    sheet.check("A-MAC with any constant U from .3 to .9: admitted, right", counts == {(85, 35)}, shown, "85, 35")
     never, always = (admit(features, weights, paper["threshold"], u) for u in (0.0, 1.0))
     idle = len(texts) - int((never != always).sum())
     sheet.notes.append(
@@ -193,13 +194,12 @@ def controls(sheet: Sheet, texts: Sequence[str], needed: Flags, ours: Flags, oth
     sheet.tables.append(Grid("Controls on the same 100 turns", ["rule", "admitted", "right", "P", "R", "F1"], rows))
 
 
-def utility_of_a_model(sheet: Sheet, paper: Mapping[str, Any], conversation: Conversation, asking: Asking) -> None:
+def utility_of_a_model(sheet: Sheet, paper: Mapping[str, Any], conversation: Conversation, ask: Ask) -> None:
     """Which decisions another U than a constant changes: asked with the last five turns, as the code does."""
     texts = conversation.texts[: paper["turns"]]
     needed = np.array(conversation.needed[: paper["turns"]])
     replies = [
-        asking.ask(_ASK.format(context="\n".join(texts[max(0, i - 5) : i]), text=text), 16)
-        for i, text in enumerate(texts)
+        ask(_ASK.format(context="\n".join(texts[max(0, i - 5) : i]), text=text), 16) for i, text in enumerate(texts)
     ]
     read = [read_utility(reply) for reply in replies]
     utility = np.array([0.5 if value is None else value for value in read])
@@ -251,10 +251,6 @@ def search(features: Array, needed: Flags) -> tuple[Array, float, float]:
             if score > best[2]:
                 best = (weights, threshold, score)
     return best
-
-
-def _pairs(counts: set[tuple[int, int]]) -> tuple[str, str]:
-    return "; ".join(f"{admitted}, {right}" for admitted, right in sorted(counts)), "85, 35"
 
 
 def _cells(found: Decisions | None) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atommem.eval.journal import Journal
-from atommem.eval.reproduce.asking import Asking
+from atommem.eval.reproduce.asking import Ask, asking
 from atommem.eval.reproduce.regagent.runs import Runs, errors, following, size, success
 from atommem.eval.reproduce.regagent.stream import Deletion
 from atommem.eval.reproduce.regagent.world import Array
@@ -39,13 +39,13 @@ class LanguageModel:
         asked, unreadable: Answers, and those of them without a number, which count as 0.
     """
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, ask: Ask) -> None:
         self.asked = self.unreadable = 0
-        self._asking = asking
+        self._ask = ask
 
     def __call__(self, x: Array, inputs: Array, outputs: Array, cosines: Array, draw: float) -> float:
         """The model's guess."""
-        guess = read_guess(self._asking.ask(prompt(x, inputs, outputs), max_tokens=32))
+        guess = read_guess(self._ask(prompt(x, inputs, outputs), 32))
         self.asked += 1
         self.unreadable += guess is None
         return 0.0 if guess is None else guess
@@ -69,8 +69,8 @@ def with_language_model(
 ) -> None:
     """Table 1 and history with a model; Table 4's, where it is one of those."""
     rows: list[list[Any]] = []
-    with Asking(arguments, journal) as asking:
-        model = LanguageModel(asking)
+    with asking(arguments, journal) as ask:
+        model = LanguageModel(ask)
         for name, deletion in ARMS:
             tell(f"regagent: {name}, {deletion}, {len(runs.seeds)} x {runs.tasks} tasks with the model")
             found = runs.with_follower(runs.rules(name, deletion=deletion), model)

@@ -34,15 +34,8 @@ class Runs:
     def rules(self, name: str, **changes: Any) -> Rules:
         """The paper's settings under one of its evaluators: ``fixed``, ``add all``, ``C1`` to ``C3``, ``strict``."""
         tolerance = {"fixed": -1.0, "add all": np.inf, "strict": self.paper["success"], **self.paper["coarse"]}[name]
-        rules = Rules(
-            tolerance,
-            k=self.paper["k"],
-            period=self.paper["period"],
-            alpha=self.paper["alpha"],
-            n=self.paper["n"],
-            beta=self.paper["beta"],
-        )
-        return rules.but(**changes)
+        settings = {name: self.paper[name] for name in ("k", "period", "alpha", "n", "beta")}
+        return Rules(tolerance, **settings | changes)
 
     def of(self, rules: Rules) -> list[Outcome]:
         """One outcome a world, with the fitted follower."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -39,10 +39,6 @@ class Rules:
     limited_by: Limited = "constrained"
     sliding: bool = False
     truth: bool = False
-
-    def but(self, **changes: Any) -> Rules:
-        """The same with other values."""
-        return replace(self, **changes)
 
 
 @dataclass

@@ -100,33 +100,13 @@ def history_settings(sheet: Sheet, runs: Runs) -> None:
     """Table 6: n, beta and the period, all with strict additions."""
     table = runs.paper["table6"]
     rows: list[list[Any]] = []
-    for setting in ("n", "beta"):
+    settings: tuple[tuple[str, Deletion], ...] = (("n", "history"), ("beta", "history"), ("period", "periodic"))
+    for setting, deletion in settings:
         for value, published in table[setting].items():
-            found = runs.of(runs.rules("strict", deletion="history", **{setting: value}))
-            rows.append(
-                [
-                    f"{setting} {value:g}",
-                    *published,
-                    success(found),
-                    errors(found, "retained"),
-                    errors(found, "deleted"),
-                    round(size(found)),
-                ]
-            )
-    for value, published in table["period"].items():
-        found = runs.of(runs.rules("strict", deletion="periodic", period=value))
-        rows.append(
-            [
-                f"period {value}",
-                published,
-                None,
-                None,
-                success(found),
-                errors(found, "retained"),
-                errors(found, "deleted"),
-                round(size(found)),
-            ]
-        )
+            found = runs.of(runs.rules("strict", deletion=deletion, **{setting: value}))
+            printed = published if isinstance(published, list) else [published, None, None]
+            kept, gone = errors(found, "retained"), errors(found, "deleted")
+            rows.append([f"{setting} {value:g}", *printed, success(found), kept, gone, round(size(found))])
     columns = [
         "strict",
         "success",

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,7 +24,7 @@ from atommem.errors import ConfigError
 from atommem.eval.journal import Journal
 from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.streams.agents import Agent, StreamRow
-from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
+from atommem.eval.reproduce.streams.examples import EXAMPLES, Example, as_lines
 from atommem.eval.reproduce.streams.similarities import SIMILARITIES
 from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
@@ -58,18 +59,16 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
         if arguments.agent is None:
             raise ConfigError("stream is given without its agent: --agent package.module:Class.")
         check_choice("similarity", arguments.similarity, tuple(SIMILARITIES))
-        make_agent = find("atommem.agents", arguments.agent)
-        rows = read_stream(arguments.stream)
-        table(
-            sheet, arguments.stream.name, rows, make_agent, arguments.similarity, arguments.k, arguments, tell, journal
-        )
+        rows, make_agent = read_stream(arguments.stream), find("atommem.agents", arguments.agent)
+        own = Example(lambda *_: rows, make_agent, arguments.similarity, arguments.k)
+        sheet.tables.append(table(arguments.stream.name, rows, own, arguments, tell, journal))
         return sheet
     for name, example in EXAMPLES.items():
         rows = example.rows(arguments.seed, 60, arguments.tasks)
         if arguments.out is not None:
             write_text(arguments.out / f"{name}.jsonl", as_lines(rows))
         title = f"{name}: generated rows, similarity {example.similarity}, K {example.k}"
-        table(sheet, title, rows, example.agent, example.similarity, example.k, arguments, tell, journal)
+        sheet.tables.append(table(title, rows, example, arguments, tell, journal))
     sheet.notes.append(
         "These rows are generated in the form of the paper's agents, whose data may not be shipped, and the agents "
         "copy: they show how a stream is written (--out writes them), and nothing of the paper's results."
@@ -93,65 +92,51 @@ def read_stream(path: Path) -> list[StreamRow]:
 
 
 def table(
-    sheet: Sheet,
     title: str,
     rows: Sequence[StreamRow],
-    make_agent: Callable[[], Agent],
-    similarity: str,
-    k: int,
+    example: Example,
     arguments: argparse.Namespace,
     tell: Callable[[str], None],
     journal: Journal,
-) -> None:
+) -> Grid:
     """Success and size under every evaluator without deletion, and under the last one with each."""
-    embedder = _embedder(arguments.embedder_model if similarity == "text" else None)
+    embedder: Embedder = HashingEmbedder(256)
+    if arguments.embedder_model is not None and example.similarity == "text":
+        embedder = SentenceTransformerEmbedder(arguments.embedder_model)
     arms = [(evaluator, "none") for evaluator in arguments.evaluators]
     arms += [(arguments.evaluators[-1], deletion) for deletion in arguments.deletions if deletion != "none"]
-    lines: list[list[Any]] = []
-    for evaluator, deletion in arms:
-        name = json.dumps([title, evaluator, deletion, _source(make_agent)])
-        if (known := journal.get(name)) is not None:
-            lines.append(known)
-            continue
+
+    def line(evaluator: str, deletion: str) -> list[Any]:
         tell(f"streams: {title}: {evaluator}, {deletion}")
         retention = "fifo" if deletion == "none" else deletion
         bank = Bank(
             embedder, capacity=arguments.capacity, retention=retention, evaluator=evaluator, seed=arguments.seed
         )
-        outcomes = asyncio.run(run_rows(rows, make_agent(), bank, k, similarity))
-        won = sum(outcome >= 1 for outcome in outcomes)
-        low, high = wilson_interval(won, len(outcomes))
-        line = [f"{evaluator}, {deletion}", fmean(outcomes), f"[{low:.3f}, {high:.3f}]", len(bank)]
-        lines.append(journal.add(name, line))
-    sheet.tables.append(
-        Grid(title, ["added, deleted by", "success", "95%, as if tasks were independent", "records"], lines)
-    )
+        outcomes = asyncio.run(run_rows(rows, example, bank))
+        low, high = wilson_interval(sum(outcome >= 1 for outcome in outcomes), len(outcomes))
+        return [f"{evaluator}, {deletion}", fmean(outcomes), f"[{low:.3f}, {high:.3f}]", len(bank)]
+
+    # With another agent, what was found is not taken up.
+    agent = hashlib.sha256(Path(inspect.getfile(example.agent)).read_bytes()).hexdigest()[:16]
+    lines = [journal.once(json.dumps([title, *arm, agent]), partial(line, *arm)) for arm in arms]
+    return Grid(title, ["added, deleted by", "success", "95%, as if tasks were independent", "records"], lines)
 
 
-async def run_rows(rows: Sequence[StreamRow], agent: Agent, bank: Bank, k: int, similarity: str) -> list[float]:
+async def run_rows(rows: Sequence[StreamRow], example: Example, bank: Bank) -> list[float]:
     """The outcome of every task; rows with an output are the memory to begin with."""
+    agent = example.agent()
     known = [row for row in rows if row.output is not None]
     await bank.fill(_experience(row, row.output or "", agent) for row in known)
-    measure = SIMILARITIES[similarity]()
     outcomes = []
     for row in rows:
         if row.output is None:
-            shown = await bank.retrieve(row.query, k, measure)
+            shown = await bank.retrieve(row.query, example.k, SIMILARITIES[example.similarity])
             experience = _experience(row, await agent.act(row, shown), agent)
             outcomes.append(float(experience.outcome or 0.0))
             await bank.end(experience)
     return outcomes
 
 
-def _source(make_agent: Callable[[], Agent]) -> str:
-    """A digest of the agent's file: with another agent, what was found is not taken up."""
-    return hashlib.sha256(Path(inspect.getfile(make_agent)).read_bytes()).hexdigest()[:16]
-
-
 def _experience(row: StreamRow, output: str, agent: Agent) -> Experience:
     scored = dict(agent.score(row, output))
     return Experience(row.query, output, float(scored.pop("outcome")), scored)
-
-
-def _embedder(model: str | None) -> Embedder:
-    return HashingEmbedder(256) if model is None else SentenceTransformerEmbedder(model)

@@ -1,6 +1,6 @@
 """How like two inputs are, for the agents of arXiv 2505.16067; each is what `Bank.retrieve` takes, or None for vectors.
 
-A query is what the row says: for these two a JSON object of numbers.
+A query is what the row says: for these two a JSON object.
 """
 
 from __future__ import annotations
@@ -21,40 +21,22 @@ KEYS = {"ego": 1.0, "goal": 10.0, "history": 1.0}
 """AgentDriver's, with the weights of its code."""
 
 
-def relative_change(discrete: frozenset[str] = frozenset()) -> Similarity:
-    """CIC-IoT's: 1 - the mean over features of |a - b| / max(|a|, |b|); of discrete ones 0 if equal, else 1."""
-
-    def one(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-        changes = []
-        for name, value in a.items():
-            other = b[name]
-            if name in discrete:
-                changes.append(float(value != other))
-            else:
-                most = max(abs(value), abs(other))
-                changes.append(abs(value - other) / most if most else 0.0)
-        return 1 - float(np.mean(changes))
-
-    return _of(one)
+def relative_change(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """CIC-IoT's: 1 - the mean over features of |a - b| / max(|a|, |b|); of discrete ones (texts) 0 if equal, else 1."""
+    changes = []
+    for name, value in a.items():
+        if isinstance(value, str):
+            changes.append(float(value != b[name]))
+        else:
+            most = max(abs(value), abs(b[name]))
+            changes.append(abs(value - b[name]) / most if most else 0.0)
+    return 1 - float(np.mean(changes))
 
 
-def three_keys(weights: Mapping[str, float] | None = None) -> Similarity:
+def three_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """AgentDriver's: exp(-sum over keys of weight x squared distance)."""
-    weighed = weights or KEYS
-
-    def one(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-        distances = (w * float(np.sum((np.asarray(a[k]) - np.asarray(b[k])) ** 2)) for k, w in weighed.items())
-        return float(np.exp(-sum(distances)))
-
-    return _of(one)
-
-
-SIMILARITIES: dict[str, Callable[[], Similarity | None]] = {
-    "text": lambda: None,
-    "keys": three_keys,
-    "relative": relative_change,
-}
-"""EHRAgent's is the cosine of text embeddings: the bank's own."""
+    distances = (w * float(np.sum((np.asarray(a[k]) - np.asarray(b[k])) ** 2)) for k, w in KEYS.items())
+    return float(np.exp(-sum(distances)))
 
 
 def _of(one: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Similarity:
@@ -77,3 +59,11 @@ def _numbers(query: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"this similarity needs inputs that are JSON objects: {query[:200]!r}")
     return found
+
+
+SIMILARITIES: Mapping[str, Similarity | None] = {
+    "text": None,
+    "keys": _of(three_keys),
+    "relative": _of(relative_change),
+}
+"""EHRAgent's is the cosine of text embeddings: the bank's own."""

@@ -11,24 +11,14 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
+from atommem.eval.reproduce.traceretain.engine import Engine
 from atommem.eval.reproduce.traceretain.games import LAMP, Game
 
 Hint = tuple[tuple[str, str], ...]
 """Where a success found what: ``object`` or ``lamp``, and the kind of receptacle. A compressed trajectory."""
 _APPLIANCES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _THING = re.compile(r"\ba ([a-z]+ \d+)")
-
-
-class Steps(Protocol):
-    """What the agent needs of the engine."""
-
-    def load(self, problem: str) -> object:
-        """Start."""
-
-    def step(self, command: str) -> object:
-        """``text`` and ``won``."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +35,7 @@ class _Ended(Exception):  # noqa: N818
 
 
 class _Episode:
-    def __init__(self, engine: Steps, game: Game, hint: Hint, limit: int) -> None:
+    def __init__(self, engine: Engine, game: Game, hint: Hint, limit: int) -> None:
         self.engine, self.game, self.hint, self.limit = engine, game, hint, limit
         self.steps, self.won = 0, False
         self.seen: dict[str, list[str]] = {}  # receptacle -> what is in it, as far as it has been looked into
@@ -56,7 +46,6 @@ class _Episode:
         if self.steps >= self.limit or self.won:
             raise _Ended
         answer = self.engine.step(command)
-        assert isinstance(answer, dict)
         self.steps += 1
         self.won = bool(answer["won"])
         if self.won:
@@ -114,7 +103,7 @@ class _Episode:
             self.do(f"move {thing} to {target}")
 
 
-def play(engine: Steps, game: Game, hint: Hint, limit: int) -> Played:
+def play(engine: Engine, game: Game, hint: Hint, limit: int) -> Played:
     """One episode of at most `limit` steps."""
     engine.load(game.problem)
     episode = _Episode(engine, game, hint, limit)

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from atommem.errors import ConfigError, OutageError
@@ -39,7 +39,7 @@ def engine_python(given: str | None) -> str:
 
 
 class Engine:
-    """One process of `engine_worker.py`. A context manager.
+    """One process of `engine_worker.py`, which begins when it is first asked. A context manager.
 
     Args:
         python: The interpreter that has the engine.
@@ -47,27 +47,26 @@ class Engine:
     """
 
     def __init__(self, python: str, log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._log = log.open("w", encoding="utf-8")
-        self._log_path = log
-        self._process = subprocess.Popen(
-            [python, str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
+        self._python, self._log = python, log
+
+    @cached_property
+    def _process(self) -> subprocess.Popen[str]:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("w", encoding="utf-8") as log:
+            pipe = subprocess.PIPE
+            return subprocess.Popen([self._python, str(_WORKER)], stdin=pipe, stdout=pipe, stderr=log, text=True)
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process.stdin is not None:
+    def __exit__(self, *exception: object) -> None:
+        if "_process" in vars(self):
             with suppress(BrokenPipeError):
-                self._process.stdin.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._log.close()
+                self._process.stdin.close()  # type: ignore[union-attr]
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
 
     def load(self, problem: str, plan: bool = False) -> Mapping[str, Any]:
         """Start a game: ``text``, ``won``, and the planner's commands as ``plan`` if asked for."""
@@ -78,17 +77,13 @@ class Engine:
         return self._ask({"command": command})
 
     def _ask(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(asked) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+        line = ""
+        with suppress(BrokenPipeError):
+            print(json.dumps(asked), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()  # type: ignore[union-attr]
         if not line:
-            raise OutageError(f"ALFWorld's engine has ended: {self._log_path} says why. {INSTALL}")
+            raise OutageError(f"ALFWorld's engine has ended: {self._log} says why. {INSTALL}")
         found: Mapping[str, Any] = json.loads(line)
         if "error" in found:
-            raise OutageError(f"ALFWorld's engine failed: {found['error']} (see {self._log_path}).")
+            raise OutageError(f"ALFWorld's engine failed: {found['error']} (see {self._log}).")
         return found

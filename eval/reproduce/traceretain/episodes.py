@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -24,63 +25,45 @@ class Player:
     """Plays each game with each hint once; the agent and the engine decide nothing by chance.
 
     Args:
-        engine: Opens the engine's process when it is first needed.
+        engine: On which.
         journal: Keeps outcomes.
         limit: Most steps.
         tell: Gets progress.
     """
 
-    def __init__(self, engine: Callable[[], Engine], journal: Journal, limit: int, tell: Callable[[str], None]) -> None:
-        self._open, self._journal, self._tell = engine, journal, tell
-        self._engine: Engine | None = None
+    def __init__(self, engine: Engine, journal: Journal, limit: int, tell: Callable[[str], None]) -> None:
+        self._engine, self._journal, self._tell = engine, journal, tell
         self.limit = limit
         self.played = 0
-
-    def engine(self) -> Engine:
-        """The process."""
-        if self._engine is None:
-            self._engine = self._open()
-        return self._engine
 
     def plan_length(self, game: Game) -> int:
         """Steps of the planner's way to win, played on the engine to its end; 0 where it does not win."""
 
-        def ask() -> list[object]:
-            plan = self.engine().load(game.problem, plan=True)["plan"]
+        def ask() -> list[int]:
+            plan = self._engine.load(game.problem, plan=True)["plan"]
             won = False
             for command in plan:
-                won = bool(self.engine().step(command)["won"])
+                won = self._engine.step(command)["won"]
             return [len(plan) if won else 0]
 
-        return int(str(self._remember(game, "plan", ask)[0]))
+        (length,) = self._once(game, "plan", ask)
+        return int(length)
 
     def play(self, game: Game, hint: Hint) -> Played:
         """One episode."""
+        ask = partial(play, self._engine, game, hint, self.limit)
+        won, steps, found = self._once(game, f"{self.limit}{json.dumps(hint)}", lambda: astuple(ask()))
+        return Played(won, steps, tuple((what, kind) for what, kind in found))
 
-        def ask() -> list[object]:
-            found = play(self.engine(), game, hint, self.limit)
-            return [found.won, found.steps, found.found]
-
-        won, steps, found = self._remember(game, f"{self.limit}{json.dumps(hint)}", ask)
-        assert isinstance(found, (list, tuple))
-        return Played(bool(won), int(str(steps)), tuple((what, kind) for what, kind in found))
-
-    def _remember(self, game: Game, what: str, ask: Callable[[], list[object]]) -> list[object]:
+    def _once(self, game: Game, what: str, ask: Callable[[], Any]) -> Any:
         parts = "\0".join([_VERSION, game.problem, *game.receptacles, what])
-        key = hashlib.sha256(parts.encode()).hexdigest()[:24]
-        known: list[object] | None = self._journal.get(key)
-        if known is None:
-            known = self._journal.add(key, ask())
+        known = len(self._journal)
+        found = self._journal.once(hashlib.sha256(parts.encode()).hexdigest()[:24], ask)
+        if len(self._journal) > known:
             self.played += 1
             if self.played % 50 == 0:
                 self._tell(f"traceretain: {self.played} episodes played on the engine")
-        assert known is not None
-        return known
-
-    def close(self) -> None:
-        """End the process."""
-        if self._engine is not None:
-            self._engine.__exit__(None, None, None)
+        return found
 
 
 @dataclass

@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import comb
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from atommem.envs.scoring.statistics import paired_difference, wilson_interval
+from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.eval.journal import Journal
 from atommem.eval.reproduce.sheet import Grid, Sheet
@@ -31,6 +33,15 @@ FIRST_SEED = 42
 _POOL, _TUNING = 4200, 7
 FAILURES_FIRST, CEM = "failures first", "traceretain cem"
 Arm = tuple[str, bool, bool] | None
+_ARMS: Mapping[str, Arm] = {
+    "none": None,
+    "unbounded": ("reject", False, False),
+    "unbounded, newer first": ("reject", False, True),
+    **{name: (name, True, False) for name in ("fifo", "lru", "lfu", "random", "ebbinghaus")},
+    FAILURES_FIRST: ("failures_first", True, False),
+    f"{FAILURES_FIRST}, newer first": ("failures_first", True, True),
+    "traceretain linear": ("traceretain", True, False),
+}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,23 +63,16 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
     tell(f"traceretain: generating {tasks + transfer} games, and {paper['cem']['tasks']} to tune on")
     pool = make_games(tasks + transfer, _POOL, paper)
     tuning = make_games(paper["cem"]["tasks"], _TUNING, paper)
-    player = Player(
-        lambda: Engine(python, arguments.cache / "alfworld.log"),
-        Journal(arguments.cache / "alfworld.jsonl"),
-        paper["limit"],
-        tell,
-    )
     sheet = Sheet("traceretain", paper["source"])
-    try:
+    with Engine(python, arguments.cache / "alfworld.log") as engine:
+        player = Player(engine, Journal(arguments.cache / "alfworld.jsonl"), paper["limit"], tell)
         solvable(sheet, player, [*pool, *tuning], tell)
         texts = sorted({game.task for game in [*pool, *tuning]})
         vectors = KeptVectors(texts, embed_all(texts, arguments.embedder_model, arguments.cache))
         bench = Bench(paper, player, vectors, pool, tasks, arguments.cache / "cem.json", tell)
         bench.tune(tuning)
         compare(sheet, bench, [FIRST_SEED + i for i in range(arguments.seeds)])
-        sheet.notes.append(f"{player.played} episodes were played on the engine now, the others were kept from before.")
-    finally:
-        player.close()
+    sheet.notes.append(f"{player.played} episodes were played on the engine now, the others were kept from before.")
     return sheet
 
 
@@ -89,10 +93,11 @@ def solvable(sheet: Sheet, player: Player, games: Sequence[Game], tell: Callable
     )
 
 
+@dataclass
 class Bench:
     """Runs one rule on one stream.
 
-    Args:
+    Attributes:
         paper: ``configs/reproduce/traceretain.yaml``.
         player: Of the episodes.
         vectors: Of all tasks' texts.
@@ -100,33 +105,17 @@ class Bench:
         tasks: Length of a stream.
         weights: File that the method's weights are written to.
         tell: Gets progress.
-
-    Attributes:
         arms: By name, a retention rule, whether there is a limit, and whether of equal records the newer comes first.
     """
 
-    def __init__(
-        self,
-        paper: Mapping[str, Any],
-        player: Player,
-        vectors: KeptVectors,
-        pool: Sequence[Game],
-        tasks: int,
-        weights: Path,
-        tell: Callable[[str], None],
-    ) -> None:
-        self.paper, self.player, self.vectors, self.weights = paper, player, vectors, weights
-        self.pool, self.tasks, self.tell = pool, tasks, tell
-        limited = ("fifo", "lru", "lfu", "random", "ebbinghaus")
-        self.arms: dict[str, Arm] = {
-            "none": None,
-            "unbounded": ("reject", False, False),
-            "unbounded, newer first": ("reject", False, True),
-            **{name: (name, True, False) for name in limited},
-            FAILURES_FIRST: ("failures_first", True, False),
-            f"{FAILURES_FIRST}, newer first": ("failures_first", True, True),
-            "traceretain linear": ("traceretain", True, False),
-        }
+    paper: Mapping[str, Any]
+    player: Player
+    vectors: KeptVectors
+    pool: Sequence[Game]
+    tasks: int
+    weights: Path
+    tell: Callable[[str], None]
+    arms: dict[str, Arm] = field(default_factory=lambda: dict(_ARMS))
 
     def tune(self, games: Sequence[Game]) -> None:
         """Weights by the cross-entropy method, on games that are never tested."""
@@ -167,7 +156,7 @@ class Bench:
 
     def _write(self, weights: Numbers) -> None:
         found = dict(zip(LINEAR, map(float, weights), strict=True))
-        self.weights.write_text(json.dumps(found), encoding="utf-8")
+        write_text(self.weights, json.dumps(found))
 
 
 def compare(sheet: Sheet, bench: Bench, seeds: Sequence[int]) -> None:
@@ -238,13 +227,11 @@ def outcomes(sheet: Sheet, paper: Mapping[str, Any], streams: Mapping[str, Strea
     word = "noisy" if noisy else "clean"
     rows: list[list[Any]] = []
     for arm, stream in streams.items():
-        n, won = len(stream.won), sum(stream.won)
-        low, high = wilson_interval(won, n)
         rows.append(
             [
                 arm,
                 paper["successes"].get(arm, {}).get(word),
-                f"{won} of {n} [{100 * low:.0f}, {100 * high:.0f}]",
+                won(stream),
                 fmean(stream.steps),
                 sign_test(stream, streams["none"]),
                 sign_test(stream, streams[FAILURES_FIRST]),
@@ -261,14 +248,13 @@ def transfer(sheet: Sheet, paper: Mapping[str, Any], runs: Mapping[str, Sequence
     rows: list[list[Any]] = []
     for arm, streams in runs.items():
         first = streams[0]
-        low, high = wilson_interval(sum(first.won), len(first.won))
         shown = paper["transfer_successes"]
         published = shown["none"] if arm == "none" else "{} to {}".format(*shown["memory"])
         rows.append(
             [
                 arm,
                 published,
-                f"{sum(first.won)} of {len(first.won)} [{100 * low:.0f}, {100 * high:.0f}]",
+                won(first),
                 fmean(s for stream in streams for s in stream.steps),
                 100 * fmean(p for stream in streams for p in stream.precision),
                 sign_test(first, runs["none"][0]),
@@ -285,10 +271,17 @@ def transfer(sheet: Sheet, paper: Mapping[str, Any], runs: Mapping[str, Sequence
     sheet.tables.append(Grid("Transfer: games that the stream did not have, without writing", columns, rows, 2))
 
 
+def won(stream: Stream) -> str:
+    """How many tasks, with Wilson's interval in percent."""
+    n, count = len(stream.won), sum(stream.won)
+    low, high = wilson_interval(count, n)
+    return f"{count} of {n} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
 def sign_test(one: Stream, other: Stream) -> str:
     """Wins, losses, and the exact two-sided p-value of the paired sign test."""
-    wins = int(np.sum([a and not b for a, b in zip(one.won, other.won, strict=True)]))
-    losses = int(np.sum([b and not a for a, b in zip(one.won, other.won, strict=True)]))
+    wins = sum(a and not b for a, b in zip(one.won, other.won, strict=True))
+    losses = sum(b and not a for a, b in zip(one.won, other.won, strict=True))
     n, fewer = wins + losses, min(wins, losses)
     p = min(1.0, 2 * sum(comb(n, i) for i in range(fewer + 1)) / 2**n)
     return f"+{wins}/-{losses}, p {p:.3g}"

@@ -71,13 +71,12 @@ async def test_the_simulation_decides_as_the_rule_does() -> None:
 
 
 def test_a_models_utility_is_read_and_counted() -> None:
-    class Asking:
-        def ask(self, text: str, max_tokens: int) -> str:
-            return "0.9" if "turn 3." in text.partition("memory:")[2] else "hm"
+    def ask(text: str, max_tokens: int) -> str:
+        return "0.9" if "turn 3." in text.partition("memory:")[2] else "hm"
 
     conversation = Conversation("conv-26", tuple(f"It is turn {i}." for i in range(6)), (True,) * 6)
     sheet = Sheet("amac", "")
-    experiment.utility_of_a_model(sheet, PAPER, conversation, Asking())
+    experiment.utility_of_a_model(sheet, PAPER, conversation, ask)
     assert "5 replies had no number" in sheet.notes[0]
     assert sheet.tables[0].rows[2][1] == 6
 
@@ -130,10 +129,7 @@ def test_conv_26_has_the_papers_counts() -> None:
     sheet = Sheet("amac", "")
     experiment.published_rows(sheet, PAPER, conversations[0], conversations[1:])
     assert sheet.holds, sheet.verdict()
-    features = experiment.factor_matrix(conversations[0].texts[:100])
-    weights = np.array([PAPER["weights"][name] for name in experiment.FACTORS])
-    assert int(experiment.admit(features, weights, 0.65).sum()) == 57
-    assert int(experiment.random_baseline(100).sum()) == 36
+    assert {"threshold .65: admitted, right", "Random row: admitted, right"} <= {check.name for check in sheet.checks}
 
 
 def test_the_search_finds_what_separates() -> None:

@@ -15,11 +15,9 @@ from atommem.eval.reproduce.memobank.filling import HERE, top_positives
 from atommem.eval.reproduce.sheet import Sheet
 from atommem.eval.reproduce.user_files import published_tables
 from atommem.experience.evaluators import Experience
-from tests.envs.benchmark_rows import write_lines
+from tests.envs.benchmark_rows import real_data, write_lines
 from tests.eval.reproduce.test_amac import drawn
 
-ROOT = Path(__file__).resolve().parents[3]
-DATA = ROOT.parent / "shared" / "data"
 PAPER = published_tables("memobank")
 SMALL = {**PAPER, "capacity": 20, "sample": 10, "min_positives": 4, "questions": 10}
 PLAN = '{"plan": [{"description": "look"}]}'
@@ -83,9 +81,10 @@ def test_the_tables_are_made_of_rows_made_up(tmp_path: Path) -> None:
 
 
 def test_mementos_files_are_what_the_paper_counts() -> None:
-    if not (DATA / "memento").is_dir():
-        pytest.skip("needs Memento's files in ../shared/data")
-    read, questions = read_cases(DATA), read_questions(DATA)
+    data = real_data()
+    if not (data / "memento").is_dir():
+        pytest.skip("needs Memento's files beside the benchmark samples")
+    read, questions = read_cases(data), read_questions(data)
     sheet = Sheet("memobank", "")
     first = [text for text, _ in questions[:100]]
     contamination(sheet, PAPER, read, questions, first, 100)

@@ -37,7 +37,7 @@ class Experiment:
 
 @pytest.fixture(autouse=True)
 def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(reproduce_cli.EXPERIMENTS, "toy", ("toy", "a toy"))
+    monkeypatch.setitem(reproduce_cli.EXPERIMENTS, "toy", "a toy")
     monkeypatch.setattr(reproduce_cli, "import_module", lambda name: Experiment)
     monkeypatch.setattr(Experiment, "holds", True)
 

@@ -18,7 +18,7 @@ from atommem.eval.reproduce.sheet import Sheet
 from atommem.eval.reproduce.streams import experiment
 from atommem.eval.reproduce.streams.agents import StreamRow, executions
 from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
-from atommem.eval.reproduce.streams.similarities import relative_change, three_keys
+from atommem.eval.reproduce.streams.similarities import SIMILARITIES
 from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
 from atommem.memory.entries import Entry
@@ -34,17 +34,17 @@ async def likeness(similarity: Any, query: Any, *records: Any) -> list[float]:
 
 
 async def test_similarities_by_hand_and_inputs_that_do_not_fit() -> None:
-    change = relative_change(frozenset({"tcp"}))  # the mean over features
-    found = await likeness(change, {"rate": 2.0, "tcp": 1}, {"rate": 4.0, "tcp": 1}, {"rate": 2.0, "tcp": 0})
-    assert found == pytest.approx([1 - 0.5 / 2, 0.5])
-    assert await likeness(relative_change(), {"rate": 0.0}, {"rate": 0.0}, {"rate": -1.0}) == [1.0, 0.0]
+    change, keys = SIMILARITIES["relative"], SIMILARITIES["keys"]
+    found = await likeness(change, {"rate": 2.0, "by": "tcp"}, {"rate": 4.0, "by": "tcp"}, {"rate": 2.0, "by": "udp"})
+    assert found == pytest.approx([1 - 0.5 / 2, 0.5]), "the mean over features"
+    assert await likeness(change, {"rate": 0.0}, {"rate": 0.0}, {"rate": -1.0}) == [1.0, 0.0]
     here = {"ego": [0.0], "goal": [0.0, 0.0], "history": [0.0]}  # of three keys the goal weighs most
-    found = await likeness(three_keys(), here, {**here, "ego": [1.0]}, {**here, "goal": [0.0, 0.5]})
+    found = await likeness(keys, here, {**here, "ego": [1.0]}, {**here, "goal": [0.0, 0.5]})
     assert found == pytest.approx([np.exp(-1), np.exp(-2.5)], abs=1e-5)
     with pytest.raises(DataError, match="do not have the same fields"):
-        await likeness(relative_change(), {"rate": 1.0}, {"flow": 1.0})
+        await likeness(change, {"rate": 1.0}, {"flow": 1.0})
     with pytest.raises(DataError, match="JSON objects"):
-        await likeness(three_keys(), "another", "a text")
+        await likeness(keys, "another", "a text")
 
 
 class Learner:

@@ -89,7 +89,7 @@ def engine_names(identifiers: list[str]) -> dict[str, str]:
 
 
 def player(tmp_path: Path, engine: Any) -> Player:
-    return Player(lambda: engine, Journal(tmp_path / "played.jsonl"), 50, lambda text: None)
+    return Player(engine, Journal(tmp_path / "played.jsonl"), 50, lambda text: None)
 
 
 def kept(games: list[Game]) -> KeptVectors:
