@@ -61,20 +61,11 @@ class HttpEmbedder:
             backoff=backoff,
             transport=transport,
         )
-        self._dim = 0
+        self.dim = 0
         # In a thread with an event loop of its own: the constructor may run inside one.
         with ThreadPoolExecutor(max_workers=1) as thread:
-            self._dim = thread.submit(asyncio.run, self._ask_dim()).result()
-
-    @property
-    def id(self) -> str:
-        """Which vectors these are; see `Embedder`."""
-        return f"http/{self.model}/{self._dim}"
-
-    @property
-    def dim(self) -> int:
-        """Length of the vectors."""
-        return self._dim
+            self.dim = thread.submit(asyncio.run, self._ask_dim()).result()
+        self.id = f"http/{model}/{self.dim}"
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1; `kind` makes no difference.
@@ -84,7 +75,7 @@ class HttpEmbedder:
             ConfigError: The server refused, or what it returned are no embeddings of these texts.
         """
         if not texts:
-            return np.empty((0, self._dim), dtype=np.float32)
+            return np.empty((0, self.dim), dtype=np.float32)
         return await self._embed(list(texts))
 
     async def close(self) -> None:
@@ -132,7 +123,7 @@ class HttpEmbedder:
             self.counts.add(1, lost)
             return vectors
         self.counts.add(1, 1, str(error))
-        return np.eye(1, self._dim, dtype=np.float32)
+        return np.eye(1, self.dim, dtype=np.float32)
 
     async def _post(self, texts: list[str], settings: dict[str, Any] | None = None) -> npt.NDArray[np.float32]:
         """Vectors as the server returns them. Raises RefusedError, and what `embed` does."""
@@ -145,9 +136,9 @@ class HttpEmbedder:
                 f"{self._client.base_url}/v1/embeddings returned no embeddings of {len(texts)} texts "
                 f"({type(error).__name__}: {error}): is it an embedding server?"
             ) from error
-        if self._dim and vectors.shape[1] != self._dim:
+        if self.dim and vectors.shape[1] != self.dim:
             raise ConfigError(
-                f"{self._client.base_url} returned vectors of length {vectors.shape[1]}, before of {self._dim}: "
+                f"{self._client.base_url} returned vectors of length {vectors.shape[1]}, before of {self.dim}: "
                 "is it serving one model only?"
             )
         return vectors

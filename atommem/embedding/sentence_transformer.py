@@ -55,25 +55,16 @@ class SentenceTransformerEmbedder:
             ) from error
         # A folder's name, not its path: the same model lies elsewhere on another machine.
         self.model = Path(model).name if Path(model).is_dir() else str(model)
-        self._dim = int(self._model.get_embedding_dimension())
+        self.dim = int(self._model.get_embedding_dimension())
+        self.id = f"sentence_transformer/{self.model}/{self.dim}"
         self._batch_size = batch_size
         self.counts = EmbeddingCounts()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-embedder")
 
-    @property
-    def id(self) -> str:
-        """Which vectors these are; see `Embedder`."""
-        return f"sentence_transformer/{self.model}/{self._dim}"
-
-    @property
-    def dim(self) -> int:
-        """Length of the vectors."""
-        return self._dim
-
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1."""
         if not texts:
-            return np.empty((0, self._dim), dtype=np.float32)
+            return np.empty((0, self.dim), dtype=np.float32)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, list(texts), kind)
 
     async def close(self) -> None:
