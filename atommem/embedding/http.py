@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,7 @@ import numpy.typing as npt
 from atommem.embedding.counted import EmbeddingCounts, unit_rows
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError
-from atommem.servers.client import RefusedError, ServerClient
-
-if TYPE_CHECKING:
-    import httpx
+from atommem.servers.client import ClientOptions, RefusedError, ServerClient
 
 
 class HttpEmbedder:
@@ -29,38 +26,18 @@ class HttpEmbedder:
     Args:
         base_url: The server, with or without the closing ``/v1``.
         model: The model's name there.
-        timeout: Seconds that one request may take.
-        retries: How often a failed request is repeated, with exponential back-off.
-        max_in_flight: Most requests at the same time.
-        transport: An httpx transport, for tests.
+        options: Of the `ServerClient`.
 
     Raises:
         OutageError: The server is out of reach and retries are used up.
         ConfigError: The server refused, or what it returned are no embeddings.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        timeout: float = 60.0,
-        retries: int = 5,
-        max_in_flight: int = 16,
-        backoff: float = 0.5,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
+    def __init__(self, base_url: str, model: str, **options: Unpack[ClientOptions]) -> None:
         self.model = model
         self.counts = EmbeddingCounts()
-        self._client = ServerClient(
-            base_url,
-            service="embedder",
-            timeout=timeout,
-            retries=retries,
-            max_in_flight=max_in_flight,
-            backoff=backoff,
-            transport=transport,
-        )
+        options = ClientOptions(timeout=60.0, max_in_flight=16) | options
+        self._client = ServerClient(base_url, service="embedder", **options)
         self.dim = 0
         # In a thread with an event loop of its own: the constructor may run inside one.
         with ThreadPoolExecutor(max_workers=1) as thread:
