@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
@@ -27,12 +26,6 @@ from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
 from atommem.tokens import Tokenizer
 from atommem.untrusted import clean
-
-if TYPE_CHECKING:
-    from atommem.memory.contents import Snapshot
-    from atommem.memory.operations import Operation
-    from atommem.memory.vectors import TextVectors
-
 
 ENCODE_THREADS = 2
 """Enough for a server of 128 completions a second; more take the interpreter from each other (bench_loop.py)."""
@@ -92,36 +85,14 @@ class Agent:
             self._threads = ThreadPoolExecutor(encode_threads, thread_name_prefix="atommem-prompts")
 
     def new_memory(self, key: str = "") -> WorkingMemory:
-        """An empty memory; rules draw from random numbers of the session's own."""
+        """An empty memory of a session ``TASK/SAMPLE``, whose task may draw the capacity.
+
+        Rules draw from random numbers of the session's own.
+        """
+        limits = self.memory.of_task(key.rpartition("/")[0] or key)
         marker = self.dialect.templates.cut_marker
         seed = derived_seed(f"{self.sampling.seed}/{key}/rules")
-        return WorkingMemory(self.embedder, self.tokenizer, self._limits_of(key), marker, self.activity, seed)
-
-    def _limits_of(self, key: str) -> MemoryConfig:
-        """The memory's settings for a session ``TASK/SAMPLE``: its task may draw the capacity."""
-        return self.memory.of_task(key.rpartition("/")[0] or key)
-
-    async def restore_memory(
-        self,
-        snapshot: Snapshot,
-        operations: Sequence[Operation] = (),
-        vectors: TextVectors | None = None,
-        reembed: bool = False,
-        key: str = "",
-    ) -> WorkingMemory:
-        """A memory that was put down; see `WorkingMemory.restore`."""
-        marker = self.dialect.templates.cut_marker
-        return await WorkingMemory.restore(
-            snapshot,
-            self.embedder,
-            self.tokenizer,
-            self._limits_of(key),
-            marker,
-            self.activity,
-            operations=operations,
-            vectors=vectors,
-            reembed=reembed,
-        )
+        return WorkingMemory(self.embedder, self.tokenizer, limits, marker, self.activity, seed)
 
     async def complete(
         self, observation: Observation, view: MemoryView, sampling: Sampling
@@ -286,8 +257,8 @@ class Session:
             TraceError: The log does not follow from where it begins.
             OutageError: The embedder is out of reach.
         """
-        memory = await agent.restore_memory(state.memory, state.operations, state.vectors, reembed, state.key)
-        session = cls(agent, state.key, memory)
+        session = cls(agent, state.key)
+        await session.memory.restore(state.memory, state.operations, state.vectors, reembed=reembed)
         session.turns, session.sampled = state.turns, state.sampled
         return session
 

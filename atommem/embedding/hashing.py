@@ -65,7 +65,7 @@ class HashingEmbedder(ModelFree):
         if not words:
             return np.zeros(self.dim)
         places, signs = map(np.concatenate, zip(*map(_places, words), strict=True))
-        return np.bincount(places % self.dim, weights=signs, minlength=self.dim)
+        return np.bincount(places % self.dim, weights=signs, minlength=self.dim).astype(np.float64)
 
 
 @lru_cache(maxsize=65_536)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atommem.errors import TraceError
 from atommem.memory.entries import Entry, MemoryView, Retrieved, Source
-from atommem.memory.operations import Operation, Outcome, to_json
+from atommem.memory.operations import Operation, Outcome, entry_from_json, to_json
 from atommem.memory.shared_map import SharedMap
 
 SNAPSHOT_FORMAT = 1
@@ -163,7 +163,7 @@ class Snapshot:
             "newest_id": contents.newest_id,
             "position": contents.position,
             "step": contents.step,
-            "entries": [_entry_to_json(entry) for entry in contents.entries.values()],
+            "entries": [to_json(entry) for entry in contents.entries.values()],
         }
 
     @staticmethod
@@ -177,7 +177,7 @@ class Snapshot:
             found = record.get("format") if isinstance(record, Mapping) else type(record).__name__
             raise TraceError(f"this is no memory snapshot of format {SNAPSHOT_FORMAT} (its format is {found!r}).")
         try:
-            entries = map(_entry_from_json, record["entries"])
+            entries = map(entry_from_json, record["entries"])
             contents = Contents(
                 SharedMap((entry.id, entry) for entry in entries),
                 record["scratchpad"],
@@ -206,23 +206,6 @@ def replay(operations: Iterable[Operation], start: Snapshot | None = None) -> Co
     for operation in operations:
         contents.apply(operation)
     return contents
-
-
-_ENTRY_FIELDS = [(item.name, item.default) for item in fields(Entry)]
-
-
-def _entry_to_json(entry: Entry) -> dict[str, Any]:
-    values = {name: getattr(entry, name) for name, default in _ENTRY_FIELDS if getattr(entry, name) != default}
-    if entry.source is not None:
-        values["source"] = to_json(entry.source)
-    return values
-
-
-def _entry_from_json(record: Mapping[str, Any]) -> Entry:
-    values = dict(record)
-    if "source" in values:
-        values["source"] = Source(**values["source"])
-    return Entry(**values)
 
 
 def _written(operation: Operation) -> str:

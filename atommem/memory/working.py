@@ -65,25 +65,18 @@ class WorkingMemory:
         self._log: list[Operation] = []
         self._view = MemoryView(capacity=config.capacity)
 
-    @classmethod
     async def restore(
-        cls,
+        self,
         snapshot: Snapshot,
-        embedder: Embedder,
-        tokenizer: Tokenizer,
-        config: MemoryConfig,
-        cut_marker: str = "",
-        activity: ActivityClock | None = None,
-        *,
         operations: Sequence[Operation] = (),
         vectors: TextVectors | None = None,
+        *,
         reembed: bool = False,
     ) -> Self:
-        """Take up a memory that was put down: a snapshot, and the operations since.
+        """Take up, in a new memory, one that was put down: a snapshot, and the operations since.
 
         Args:
-            snapshot: Where the new memory's log begins.
-            embedder, tokenizer, config, cut_marker, activity: As for a new memory.
+            snapshot: Where the log begins, with the seed.
             operations: The log from the snapshot on.
             vectors: As `vectors` gave them, then or at another time; what is missing is embedded.
             reembed: Take another embedder than the snapshot's; all entries are then embedded anew.
@@ -93,18 +86,18 @@ class WorkingMemory:
             TraceError: The operations do not follow from the snapshot.
             OutageError: The embedder is out of reach.
         """
-        if snapshot.embedder != embedder.id and not reembed:
+        own = self._resources.embedder.id
+        if snapshot.embedder != own and not reembed:
             raise ConfigError(
-                f"the memory was searched with embedder {snapshot.embedder!r}, this one is {embedder.id!r}: their "
+                f"the memory was searched with embedder {snapshot.embedder!r}, this one is {own!r}: their "
                 "vectors do not compare. Use the same one, or set reembed to embed all entries anew."
             )
-        memory = cls(embedder, tokenizer, config, cut_marker, activity)
-        memory._start = replace(snapshot, embedder=embedder.id)
+        self._start = replace(snapshot, embedder=own)
         contents = await offload(replay, operations, snapshot)
-        if vectors is not None and vectors.embedder == embedder.id:
-            memory._state = await offload(_with_vectors, contents, vectors)
-        await memory._become(contents, list(operations))
-        return memory
+        if vectors is not None and vectors.embedder == own:
+            self._state = await offload(_with_vectors, contents, vectors)
+        await self._become(contents, list(operations))
+        return self
 
     @property
     def start(self) -> Snapshot:

@@ -103,7 +103,7 @@ async def test_a_memory_restored_into_a_smaller_capacity_shrinks_at_its_next_cre
     m = memory()
     await m.apply([Action(CREATE, text) for text in ("one", "two", "three")], 0)
     config = MemoryConfig(capacity=2, retention="fifo")
-    m = await WorkingMemory.restore(m.snapshot(), WordEmbedder(), WordTokenizer(), config)
+    m = await WorkingMemory(WordEmbedder(), WordTokenizer(), config).restore(m.snapshot())
     operations = await m.apply([Action(CREATE, "four")], 1)
     assert [operation.outcome for operation in by_policy(operations)] == [Outcome.APPLIED]
     assert list(texts(m).values()) == ["three", "four"]
@@ -227,9 +227,8 @@ async def test_what_is_observed_is_told_again_when_a_log_is_replayed() -> None:
     m.observe(1.0, 0)
     assert [(e.uses, e.mean_outcome) for e in m.entries()] == [(2, 0.5), (1, 1.0)]
     resources = m._resources
-    taken_up = await WorkingMemory.restore(
-        m.start, resources.embedder, resources.tokenizer, resources.config, operations=m.log
-    )
+    fresh = WorkingMemory(resources.embedder, resources.tokenizer, resources.config)
+    taken_up = await fresh.restore(m.start, m.log)
     for one in (m.fork(), taken_up):
         await one.apply([], 1)
         assert texts(one) == {2: "bob hums"}
