@@ -83,8 +83,8 @@ class Change:
         shown = {handle: entry_id for handle, (entry_id, _) in enumerate(self._state.contents.shown, start=1)}
         writes = [self._prepare(action, shown) for action in actions]
         await self._embed(writes)
-        if prepare := getattr(self._resources.rules.admission, "prepare", None):
-            await prepare([write.text for write in writes if write.action.kind == "create" and not write.disabled])
+        creates = [write.text for write in writes if write.action.kind == "create" and not write.disabled]
+        await self._resources.rules.prepare(creates)
         work = self._work(writes)
         text = await self._advance(work, None, writes)
         while text is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import nan
@@ -49,6 +49,11 @@ class Rules:
         """Whether entries may go without a create."""
         return hasattr(self.retention, "sweep")
 
+    async def prepare(self, texts: Sequence[str]) -> None:
+        """Have the admission rule, if it wants to, ask somebody about texts that it is to decide on."""
+        if prepare := getattr(self.admission, "prepare", None):
+            await prepare(texts)
+
     def tell(self, log: Iterable[Operation]) -> None:
         """Tell the retention rule, if it wants to know, what the log says that was observed."""
         if observe := getattr(self.retention, "observe", None):
@@ -91,7 +96,7 @@ class Keeper:
             `Accepted`: there is room now, its score is the entry's. `Refused`: by either rule; the reason names it.
         """
         rules = self._rules
-        admission = rules.admission.admit(candidate, self._seen())
+        admission = rules.admission.admit(candidate, self.seen())
         if isinstance(admission, Merged):
             return replace(admission, score=_number(admission.score))
         if isinstance(admission, Refused):
@@ -100,7 +105,7 @@ class Keeper:
         if score is not None:
             candidate = replace(candidate, score=score)
         while self._capacity is not None and len(self._state.contents.entries) >= self._capacity:
-            eviction = rules.retention.evict(candidate, self._seen())
+            eviction = rules.retention.evict(candidate, self.seen())
             if eviction.entry_id is None:
                 return Refused(f"{rules.retains}: {eviction.reason}", _number(eviction.score))
             self._give_up(eviction)
@@ -109,13 +114,13 @@ class Keeper:
     def rated(self, candidate: Candidate, score: float | None = None) -> float | None:
         """What the retention rule says that a text is worth; `score` where it has no opinion."""
         rate = getattr(self._rules.retention, "rate", None)
-        return _number(score if rate is None else rate(candidate, self._seen()))
+        return _number(score if rate is None else rate(candidate, self.seen()))
 
     def sweep(self) -> None:
         """What the retention rule gives up at the end of a step."""
         if self._rules.sweeps:
             sweep: Any = self._rules.retention
-            for eviction in sweep.sweep(self._seen()):
+            for eviction in sweep.sweep(self.seen()):
                 self._give_up(eviction)
 
     def _give_up(self, eviction: Eviction) -> None:
@@ -136,7 +141,7 @@ class Keeper:
             )
         )
 
-    def _seen(self) -> StoreState:
+    def seen(self) -> StoreState:
         """The store as rules see it now."""
         state = self._state
         seed = (self._seed, state.contents.position)

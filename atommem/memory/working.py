@@ -328,16 +328,13 @@ class WorkingMemory:
 
 def _with_vectors(contents: Contents, vectors: TextVectors) -> State:
     """The part of `contents` whose vectors are there."""
-    entries = list(contents.entries.values())
-    places = vectors.find([entry.text for entry in entries], "entry")
-    held = [entry for entry, place in zip(entries, places.tolist(), strict=True) if place >= 0]
-    index = VectorIndex(vectors.rows.shape[1])
-    index.add([entry.id for entry in held], vectors.rows[places[places >= 0]])
+    index = vectors.index_of(contents.entries.values())
     query_vector = None
     if contents.query is not None:
         (place,) = vectors.find([contents.query], "query")
         query_vector = vectors.rows[place] if place >= 0 else None
-    part = Contents(SharedMap((entry.id, entry) for entry in held), query=contents.query)
+    held = ((entry.id, entry) for entry in contents.entries.values() if entry.id in index)
+    part = Contents(SharedMap(held), query=contents.query)
     return State(part, index, query_vector)
 
 
