@@ -58,12 +58,12 @@ def names(group: str, ours: Mapping[str, str] | None = None) -> list[str]:
 
 def registered(group: str) -> EntryPoints:
     """The entry points of `group`, as this process found them first: a search reads every package's files."""
-    return _search(group, tuple(sys.path))
+    return _search(tuple(sys.path)).select(group=group)
 
 
 @cache
-def _search(group: str, path: tuple[str, ...]) -> EntryPoints:
-    return entry_points(group=group)
+def _search(path: tuple[str, ...]) -> EntryPoints:
+    return entry_points()
 
 
 def _registered(group: str) -> dict[str, str]:

@@ -182,9 +182,8 @@ class Bank:
             raise ConfigError("this bank has no file: open one first.")
         index = self._state.index
         texts = [self._state.contents.entries[entry_id].text for entry_id in index.ids.tolist()]
-        return TextVectors(self._embedder.id, digests_of(texts, "entry"), index.rows()).save(
-            vectors_path(self._file.path)
-        )
+        vectors = TextVectors(self._embedder.id, digests_of(texts, "entry"), index.rows())
+        return vectors.save(vectors_path(self._file.path))
 
     def close(self) -> None:
         """Let others open the file."""

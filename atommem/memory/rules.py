@@ -115,13 +115,12 @@ class StoreState:
         return [(self.entries[entry_id], score) for entry_id, score in self._index.search(vector, k)]
 
 
-def make_rule(setting: str, name: str, ours: tuple[tuple[str, str], ...], method: str) -> Any:
-    """The rule that a setting names: one of `ours`, an entry point of the group ``atommem.SETTING``, or a dotted path.
+def make_rule(setting: str, name: str, method: str) -> Any:
+    """The rule that a setting names: an entry point of the group ``atommem.SETTING``, or a dotted path.
 
     Args:
         setting: ``retention`` or ``admission``.
         name: What the setting says: ``NAME``, or with options ``NAME(option=value, ...)``.
-        ours: Names and dotted paths of the rules that we bring.
         method: What the rule must have.
 
     Raises:
@@ -130,7 +129,7 @@ def make_rule(setting: str, name: str, ours: tuple[tuple[str, str], ...], method
     """
     found = _OPTIONS.fullmatch(name.strip())
     plain, written = (found["name"], found["options"]) if found else (name, "")
-    rule_class = _rule_class(setting, plain, ours, method)
+    rule_class = _rule_class(setting, plain, method)
     takes = inspect.signature(rule_class).parameters
     options: dict[str, Any] = {}
     for part in filter(None, map(str.strip, (written or "").split(","))):
@@ -177,8 +176,8 @@ _OPTIONS = re.compile(r"(?P<name>[^()]+)\((?P<options>[^()]*)\)")
 
 
 @cache
-def _rule_class(setting: str, name: str, ours: tuple[tuple[str, str], ...], method: str) -> Any:
-    found = find(f"atommem.{setting}", name, dict(ours))
+def _rule_class(setting: str, name: str, method: str) -> Any:
+    found = find(f"atommem.{setting}", name)
     if not callable(getattr(found, method, None)):
         raise ConfigError(f"{setting} is {name!r}, which is {found!r}: give a class with a method {method!r}.")
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.errors import ConfigError, OutageError
-from atommem.memory import admission, neighbours, retention
+from atommem.memory import neighbours
 from atommem.memory.admission import Accepted, Admission, Merged, Refused
 from atommem.memory.columns import Columns
 from atommem.memory.contents import replay
@@ -55,12 +54,6 @@ def store(last_shown: list[int | None]) -> StoreState:
 def test_our_rules(name: str, last_shown: list[int | None], decision: Eviction) -> None:
     candidate = Candidate("new", UNIT, Source(9))
     assert make_retention(name).evict(candidate, store(last_shown)) == decision
-
-
-def test_ours_are_entry_points_as_a_users_are() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["entry-points"]["atommem.retention"] == dict(retention.OURS)
-    assert project["entry-points"]["atommem.admission"] == dict(admission.OURS)
 
 
 class Nearest:
