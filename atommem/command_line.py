@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
@@ -168,6 +168,58 @@ _KINDS = {
 def _cut(text: str, length: int = 120) -> str:
     """`text`, from whose middle so much is left out that beginning and end fit."""
     return text if len(text) <= length else f"{text[: length // 2]}...{text[len(text) - length // 2 + 3 :]}"
+
+
+def add_fields(
+    parser: argparse._ActionsContainer, config: type, texts: Mapping[str, str] | None = None, *, but: Sequence[str] = ()
+) -> None:
+    """Add a flag for every setting of a dataclass; one that is not given stays out of what was parsed.
+
+    Args:
+        parser: Or a group of one.
+        config: The dataclass.
+        texts: What is said of settings that say nothing of themselves.
+        but: Settings that are left out.
+    """
+    hints = get_type_hints(config)  # `TrlParser` writes into the types that `fields` tells
+    for item in fields(config):
+        if item.name in but:
+            continue
+        hint = hints[item.name]
+        annotation = hint.__name__ if isinstance(hint, type) else str(hint)
+        more: dict[str, Any] = {"nargs": "*"} if annotation.startswith("list") else {}
+        text = item.metadata.get("help") or (texts or {}).get(item.name, "")
+        parser.add_argument(
+            f"--{item.name}",
+            type=reader(annotation),
+            default=argparse.SUPPRESS,
+            metavar=item.name.rpartition("_")[2].upper(),
+            help=text.replace("%", "%%"),
+            **more,
+        )
+
+
+def reader(annotation: str) -> Callable[[str], Any]:
+    """What reads a value of this type: numbers, true, false and null as YAML has them, and text as it is."""
+    kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "dict": (dict,)}
+    wanted = next((kinds[name] for name in kinds if name in annotation), None)
+    optional = "None" in annotation
+
+    def read(value: str) -> Any:
+        import yaml
+
+        if wanted is None:
+            return None if value == "null" and optional else value
+        try:
+            found = yaml.safe_load(value)
+        except yaml.YAMLError:
+            found = value
+        right = isinstance(found, wanted) and (wanted == (bool,) or not isinstance(found, bool))
+        if right or (found is None and optional):
+            return found
+        raise argparse.ArgumentTypeError(f"{value!r} is no {annotation}")
+
+    return read
 
 
 class SettingsParser(CommandParser):
