@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
@@ -26,6 +27,8 @@ from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
 from atommem.tokens import Tokenizer
 from atommem.untrusted import clean
+
+Result = TypeVar("Result")
 
 ENCODE_THREADS = 2
 """Enough for a server of 128 completions a second; more take the interpreter from each other (bench_loop.py)."""
@@ -98,17 +101,14 @@ class Agent:
         self, observation: Observation, view: MemoryView, sampling: Sampling
     ) -> tuple[list[int], Completion]:
         """The prompt of a step as token ids (none for a policy that has no tokens), and its completion."""
-        acts = getattr(self.policy, "complete_observation", None)
-        if acts is not None:  # a script that looks at what the prompt would say
-            prompt_ids = await self._encoded(observation, view)
-            with self.activity.busy("generate"):
-                return prompt_ids, await acts(observation, view, sampling)
+        acts = getattr(self.policy, "complete_observation", None)  # a script that looks at what the prompt would say
         chat = getattr(self.policy, "complete_chat", None)
-        if chat is not None:
-            with self.activity.busy("generate"):
-                return [], await chat(self.prompts.messages(observation, view), sampling)
-        prompt_ids = await self._encoded(observation, view)
+        prompt_ids = [] if chat is not None and acts is None else await self._encoded(observation, view)
         with self.activity.busy("generate"):
+            if acts is not None:
+                return prompt_ids, await acts(observation, view, sampling)
+            if chat is not None:
+                return prompt_ids, await chat(self.prompts.messages(observation, view), sampling)
             return prompt_ids, await self.policy.complete(prompt_ids, sampling)
 
     async def _encoded(self, observation: Observation, view: MemoryView) -> list[int]:
@@ -172,13 +172,7 @@ class Session:
         sampling = request_sampling(agent.sampling, self.key, index, affinity)
         if max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
-        try:
-            async with asyncio.timeout_at(deadline) as clock:
-                prompt_ids, completion = await agent.complete(observation, view, sampling)
-        except TimeoutError as error:
-            if not clock.expired():  # the policy's own
-                raise
-            raise TurnTimeoutError from error
+        prompt_ids, completion = await in_time(agent.complete(observation, view, sampling), deadline)
         self.turns += 1
         text = clean(completion.text)
         thinking = agent.prompts.opens_thinking
@@ -204,13 +198,7 @@ class Session:
         self.sampled += step.completion_tokens
         if steps is not None:
             steps.append(step)
-        try:
-            async with asyncio.timeout_at(deadline) as clock:
-                await self.apply(step)
-        except TimeoutError as error:
-            if not clock.expired():  # the embedder's own
-                raise
-            raise TurnTimeoutError from error
+        await in_time(self.apply(step), deadline)
         step.seconds = time.perf_counter() - started
         return step
 
@@ -275,6 +263,21 @@ class Session:
 
 class TurnTimeoutError(Exception):
     """The deadline of a turn passed before its actions had been applied."""
+
+
+async def in_time(work: Awaitable[Result], deadline: float | None) -> Result:
+    """What `work` gives, which is given up at `deadline`, by the event loop's clock.
+
+    Raises:
+        TurnTimeoutError: It was given up.
+    """
+    try:
+        async with asyncio.timeout_at(deadline) as clock:
+            return await work
+    except TimeoutError as error:
+        if not clock.expired():  # of the policy, the embedder or the environment
+            raise
+        raise TurnTimeoutError from error
 
 
 def request_sampling(sampling: Sampling, key: str, index: int, affinity: str | None = None) -> Sampling:

@@ -273,7 +273,7 @@ async def test_ratings_stand_in_the_log_and_in_the_entries() -> None:
         ("fifo(size=3)", "Takes no|takes no arguments"),
         (f"{HERE}:Tidy(days=3)", "unexpected keyword argument 'days'"),
         ("fito(size=3)", "did you mean fifo"),
-        ("lrv", r"there is no 'lrv'; did you mean lru\? known are .*, lru, .*, or give"),
+        ("lrv", r"there is no 'lrv' \(did you mean lru\?\); known are .*, lru, .*, or give"),
         (f"{HERE}:Missing", "has no attribute 'Missing'"),
         ("nowhere.at.all:Rule", "cannot be loaded"),
         ("periodic(period=[)", "this is no value"),
