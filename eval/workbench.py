@@ -93,12 +93,12 @@ class Workbench:
         return method, settings
 
     async def _open_policy(self, config: EvalConfig) -> tuple[Any, dict[str, Any]]:
-        key = policy_key(config)
-        if self._policy is None or self._policy[0] != key:
+        choice = config.choice
+        if self._policy is None or self._policy[0] != choice:
             await self._close_policy()
-            policy = open_policy(config)
+            policy = open_policy(choice)
             try:
-                self._policy = (key, policy, await policy_identity(config, policy))
+                self._policy = (choice, policy, await policy_identity(choice, policy))
             except BaseException:
                 await policy.close()
                 raise
@@ -122,9 +122,3 @@ class Workbench:
         if self._embedder is not None:
             (_, embedder), self._embedder = self._embedder, None
             await embedder.close()
-
-
-def policy_key(config: EvalConfig) -> tuple[Any, ...]:
-    """What two evaluations must agree in to share a policy."""
-    choice = (config.api, config.model, config.tokenizer, config.max_in_flight, config.max_batch_tokens)
-    return tuple(config.policy), *choice

@@ -21,7 +21,6 @@ from atommem.env_check.probes import Probe, Writer
 from atommem.environment import Environment, Score, StepResult, Turn
 from atommem.episode import Step
 from atommem.errors import OutageError
-from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.session import Agent, Session
@@ -53,12 +52,8 @@ class _Scripted:
 
     text = ""
 
-    async def complete_observation(self, observation: Observation, view: MemoryView, sampling: Sampling) -> Completion:
-        """The text, whatever is observed."""
-        return Completion([1], [0.0], self.text, "stop")
-
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Likewise."""
+        """The text, whatever is observed."""
         return Completion([1], [0.0], self.text, "stop")
 
     async def close(self) -> None:

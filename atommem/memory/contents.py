@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,20 +97,19 @@ class Contents:
         self.query = operation.after
 
     def _retrieve(self, operation: Operation) -> None:
-        shown = [(self._present(operation, entry_id), score) for entry_id, score in operation.scores]
-        for entry, score in shown:
-            self.entries[entry.id] = entry.shown_again(score, operation.step + 1)
+        self._scored(operation, lambda entry, score: entry.shown_again(score, operation.step + 1))
         self.shown = operation.scores
 
     def _outcome(self, operation: Operation) -> None:
-        ended = [(self._present(operation, entry_id), outcome) for entry_id, outcome in operation.scores]
-        for entry, outcome in ended:
-            self.entries[entry.id] = replace(entry, outcome=outcome)
+        self._scored(operation, lambda entry, outcome: replace(entry, outcome=outcome))
 
     def _observe(self, operation: Operation) -> None:
-        ended = [(self._present(operation, entry_id), outcome) for entry_id, outcome in operation.scores]
-        for entry, outcome in ended:
-            self.entries[entry.id] = entry.used_again(outcome)
+        self._scored(operation, Entry.used_again)
+
+    def _scored(self, operation: Operation, changed: Callable[[Entry, float], Entry]) -> None:
+        """Change the entries that it has scores of; all of them are there, or none is changed."""
+        for entry, score in [(self._present(operation, entry_id), score) for entry_id, score in operation.scores]:
+            self.entries[entry.id] = changed(entry, score)
 
     def _addressed(self, operation: Operation) -> Entry:
         entry = self._present(operation, operation.entry_id)

@@ -240,19 +240,20 @@ class WorkingMemory:
         """Note how the writers of entries ended (`Entry.outcome`): by default of all whose outcome is not known."""
         if entry_ids is None:
             entry_ids = [entry.id for entry in self._state.contents.entries.values() if entry.outcome is None]
-        operation = Operation(step, "outcome", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
-        self._state.apply(operation)
-        self._log.append(operation)
-        return operation
+        return self._noted("outcome", step, outcome, entry_ids)
 
     def observe(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:
         """Note how a question or task ended that entries were shown for: by default those that are shown now."""
         if entry_ids is None:
             entry_ids = [entry_id for entry_id, _ in self._state.contents.shown]
-        operation = Operation(step, "observe", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
+        operation = self._noted("observe", step, outcome, entry_ids)
+        self._resources.rules.tell([operation])
+        return operation
+
+    def _noted(self, kind: str, step: int, outcome: float, entry_ids: Iterable[int]) -> Operation:
+        operation = Operation(step, kind, scores=tuple((entry_id, outcome) for entry_id in entry_ids))
         self._state.apply(operation)
         self._log.append(operation)
-        self._resources.rules.tell([operation])
         return operation
 
     def snapshot(self) -> Snapshot:
