@@ -15,7 +15,7 @@ from atommem.eval.eval_config import Configs, EvalConfig
 from atommem.eval.methods import make_method
 from atommem.eval.methods.baseline import Method, Setup
 from atommem.policy.contract import Sampling
-from atommem.policy.opening import open_policy, policy_identity
+from atommem.policy.opening import PolicyChoice, open_policy, policy_identity
 from atommem.session import ENCODE_THREADS
 
 
@@ -30,7 +30,7 @@ class Workbench:
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
         self._slots = slots
-        self._policy: tuple[tuple[Any, ...], Any, dict[str, Any]] | None = None
+        self._policy: tuple[PolicyChoice, Any, dict[str, Any]] | None = None
         self._embedder: tuple[tuple[Any, ...], Embedder] | None = None
         self._environments: dict[tuple[Any, ...], EnvironmentFactory] = {}
 

@@ -66,7 +66,7 @@ class Bank:
         if capacity is not None and capacity < 1:
             raise ConfigError(f"a bank's capacity is {capacity}: give at least 1, or none for no limit.")
         self._embedder, self._capacity, self._seed = embedder, capacity, seed
-        self._rules = Rules.new(admission, retention)
+        self._rules = Rules(admission, retention)
         self._evaluator, self._evaluator_name = make_evaluator(evaluator), evaluator
         self._newest_first = newest_first
         self._state = State(Contents(), VectorIndex(embedder.dim))

@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from math import nan
 from typing import Any
 
 from atommem.errors import ConfigError
-from atommem.memory.admission import Accepted, Admission, AdmissionRule, Merged, Refused, make_admission
+from atommem.memory.admission import Accepted, Admission, Merged, Refused, make_admission
 from atommem.memory.operations import Operation
-from atommem.memory.retention import Eviction, RetentionRule, make_retention
+from atommem.memory.retention import Eviction, make_retention
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.state import State
 
 
-@dataclass(frozen=True)
 class Rules:
-    """The rules of one store, by their names in the settings; see `new`."""
+    """The rules of one store, new objects of those that the settings name.
 
-    admission_name: str
-    retention_name: str
-    admission: AdmissionRule
-    retention: RetentionRule
+    Attributes:
+        admission, retention: The rules.
+        admits, retains: They as actors of the log.
+        sweeps: Whether entries may go without a create.
 
-    @staticmethod
-    def new(admission: str, retention: str) -> Rules:
-        """New objects of the rules that the settings name. Raises ConfigError where there is no such rule."""
-        return Rules(admission, retention, make_admission(admission), make_retention(retention))
+    Raises:
+        ConfigError: There is no such rule.
+    """
+
+    def __init__(self, admission: str, retention: str) -> None:
+        self._names = admission, retention
+        self.admission, self.retention = make_admission(admission), make_retention(retention)
+        self.admits, self.retains = f"admission:{admission}", f"retention:{retention}"
+        self.sweeps = hasattr(self.retention, "sweep")
 
     def again(self) -> Rules:
         """The same rules, made anew: for another store, or one whose log is told again."""
-        return Rules.new(self.admission_name, self.retention_name)
-
-    @property
-    def admits(self) -> str:
-        """The admission rule as an actor of the log."""
-        return f"admission:{self.admission_name}"
-
-    @property
-    def retains(self) -> str:
-        """The retention rule as an actor of the log."""
-        return f"retention:{self.retention_name}"
-
-    @cached_property
-    def sweeps(self) -> bool:
-        """Whether entries may go without a create."""
-        return hasattr(self.retention, "sweep")
+        return Rules(*self._names)
 
     async def prepare(self, texts: Sequence[str]) -> None:
         """Have the admission rule, if it wants to, ask somebody about texts that it is to decide on."""

@@ -57,7 +57,7 @@ class WorkingMemory:
         activity: ActivityClock | None = None,
         seed: int = 0,
     ) -> None:
-        rules = Rules.new(config.admission, config.retention)
+        rules = Rules(config.admission, config.retention)
         activity = activity or ActivityClock()
         self._resources = Resources(embedder, tokenizer, config, cut_marker, activity, rules)
         self._start = Snapshot(embedder.id, Contents(), seed)

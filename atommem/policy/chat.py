@@ -31,8 +31,6 @@ class ChatPolicy(ServedPolicy):
         ConfigError: `base_url` is no http(s) URL, or its key (ATOMMEM_POLICY_API_KEY) may not be sent there.
     """
 
-    speaks_chat = True
-
     def __init__(
         self,
         base_url: str,

@@ -60,7 +60,7 @@ class Asking:
             return str(known)
         messages = [{"role": "user", "content": text}]
         sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        if getattr(self._policy, "speaks_chat", False):
+        if hasattr(self._policy, "complete_chat"):
             asked = self._policy.complete_chat(messages, sampling)
         else:
             rendered = render_chat(self._policy.tokenizer, messages, {})

@@ -119,7 +119,6 @@ async def ask(*replies: Reply, sampling: Sampling = CHAT_SAMPLING) -> Completion
 async def test_messages_in_text_and_counts_out() -> None:
     server = FakeChat("<read_memory>\u0436</read_memory>")
     chat = chat_policy(server)
-    assert chat.speaks_chat
     completion = await chat.complete_chat(MESSAGES, Sampling(temperature=0.7, max_tokens=8, seed=3, top_p=0.9, top_k=5))
     assert completion == Completion([], [], "<read_memory>\u0436</read_memory>", "stop", 11, 3)
     assert server.bodies == [

@@ -95,8 +95,6 @@ def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPat
     heard: list[str] = []
 
     class Model:
-        speaks_chat = True
-
         async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
             heard.append(messages[0]["content"])
             last = heard[-1].rpartition("boxed{")[2].partition("}")[0]  # the most alike stands last
