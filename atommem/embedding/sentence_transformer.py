@@ -18,7 +18,7 @@ from atommem.untrusted import clean
 
 
 class SentenceTransformerEmbedder:
-    """Embeds in a worker thread, so that the event loop stays free.
+    """Embeds in a worker thread, so that the event loop stays free; on the first GPU if there is one.
 
     Queries get the model's own query prompt and entries its document prompt, where it defines them
     (Qwen3-Embedding's instruction for queries, say). Texts beyond the model's longest input are cut, which
@@ -26,18 +26,16 @@ class SentenceTransformerEmbedder:
 
     Args:
         model: A hub name (NAME, or NAME@REVISION) or a folder.
-        device: None is the first GPU if there is one, else the CPU.
-        batch_size: Texts in one forward pass.
 
     Raises:
         ConfigError: There is no such model, or nothing follows the ``@``.
     """
 
-    def __init__(self, model: str | Path, device: str | None = None, batch_size: int = 32) -> None:
+    def __init__(self, model: str | Path) -> None:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = "float32" if device == "cpu" else "auto"
         name, revision = hub_name(str(model))
         try:
@@ -57,7 +55,6 @@ class SentenceTransformerEmbedder:
         self.model = Path(model).name if Path(model).is_dir() else str(model)
         self.dim = int(self._model.get_embedding_dimension())
         self.id = f"sentence_transformer/{self.model}/{self.dim}"
-        self._batch_size = batch_size
         self.counts = EmbeddingCounts()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-embedder")
 
@@ -79,7 +76,7 @@ class SentenceTransformerEmbedder:
             if window is not None and len(text.encode()) > window and self._tokens(text) > window:
                 self.counts.add_cut(text)
         encode = self._model.encode_query if kind == "query" else self._model.encode_document
-        encoded = np.asarray(encode(texts, batch_size=self._batch_size, show_progress_bar=False), dtype=np.float32)
+        encoded = np.asarray(encode(texts, show_progress_bar=False), dtype=np.float32)
         # Normalised here, in float32: a model in half precision would be off by 1e-3.
         vectors, lost = unit_rows(encoded)
         self.counts.add(len(texts), lost)
