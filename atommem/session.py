@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from atommem.activity import ActivityClock
@@ -16,9 +16,8 @@ from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory
 from atommem.episode import Step
-from atommem.memory.admission import make_admission
 from atommem.memory.entries import MemoryView, Source
-from atommem.memory.retention import make_retention
+from atommem.memory.keeper import Rules
 from atommem.memory.working import WorkingMemory
 from atommem.observation import Observation
 from atommem.parsing import THINK
@@ -34,10 +33,11 @@ ENCODE_THREADS = 2
 """Enough for a server of 128 completions a second; more take the interpreter from each other (bench_loop.py)."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Agent:
     """What the sessions of one policy in one kind of environment share.
 
-    Args:
+    Attributes:
         policy: What completes prompts; shared, it batches across sessions.
         embedder: Shared likewise.
         tokenizer: The policy's.
@@ -48,44 +48,34 @@ class Agent:
         encode_threads: How many threads encode prompts, beside the event loop; 0 encodes them in it, as
             always for a policy that `samples_what_waits`. Training and evaluation use `ENCODE_THREADS`.
         keep_prompts: Keep the prompts' ids in the steps, as training needs them; otherwise only their number.
-
-    Attributes:
         activity: Seconds in which at least one session waited for a completion (``generate``) or for
             embeddings (``embed``), and seconds of searching stores (``retrieve``).
     """
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        embedder: Embedder,
-        tokenizer: Tokenizer,
-        environments: EnvironmentFactory,
-        memory: MemoryConfig,
-        sampling: Sampling,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        encode_threads: int = 0,
-        keep_prompts: bool = False,
-    ) -> None:
-        self.policy = policy
-        self.embedder = embedder
-        self.tokenizer = tokenizer
-        self.environments = environments
-        self.memory = memory
-        self.sampling = sampling
-        self.keep_prompts = keep_prompts
-        self.activity = ActivityClock()
-        make_admission(memory.admission), make_retention(memory.retention)  # a wrong name is told now
+    policy: Policy
+    embedder: Embedder
+    tokenizer: Tokenizer
+    environments: EnvironmentFactory
+    memory: MemoryConfig
+    sampling: Sampling
+    chat_template_kwargs: dict[str, Any] | None = None
+    encode_threads: int = 0
+    keep_prompts: bool = False
+    activity: ActivityClock = field(default_factory=ActivityClock, init=False)
+
+    def __post_init__(self) -> None:
+        memory, environments = self.memory, self.environments
+        Rules(memory.admission, memory.retention)  # a wrong name is told now
         self.dialect = get_dialect(memory.dialect, memory.templates)
         self.grammar = self.dialect.grammar(environments.actions, environments.phases)
-        self.prompts = PromptBuilder.of(tokenizer, self.dialect, memory, environments, chat_template_kwargs)
+        self.prompts = PromptBuilder.of(self.tokenizer, self.dialect, memory, environments, self.chat_template_kwargs)
         self._threads: ThreadPoolExecutor | None = None
         # Where a policy samples whatever waits, the loop has nothing else to do meanwhile, and threads that hand over
         # prompts one by one, each waiting for the interpreter, would have it begin with the first that is ready.
-        if encode_threads and not getattr(policy, "samples_what_waits", False):
+        if self.encode_threads and not getattr(self.policy, "samples_what_waits", False):
             # The first call may change settings of a fast tokenizer, which must not happen while it is in use.
-            tokenizer.encode("", add_special_tokens=False)
-            self._threads = ThreadPoolExecutor(encode_threads, thread_name_prefix="atommem-prompts")
+            self.tokenizer.encode("", add_special_tokens=False)
+            self._threads = ThreadPoolExecutor(self.encode_threads, thread_name_prefix="atommem-prompts")
 
     def new_memory(self, key: str = "") -> WorkingMemory:
         """An empty memory of a session ``TASK/SAMPLE``, whose task may draw the capacity.

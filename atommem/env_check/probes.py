@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from atommem.actions import MEMORY_ACTIONS, ActionSpec, Body
@@ -43,17 +44,17 @@ _MALFORMED = (
 )
 
 
+@dataclass(frozen=True)
 class Writer:
     """Writes actions as a dialect wants them.
 
-    Args:
+    Attributes:
         dialect: With tags.
         actions: The environment's.
     """
 
-    def __init__(self, dialect: Dialect, actions: Sequence[ActionSpec]) -> None:
-        self.dialect = dialect
-        self.actions = actions
+    dialect: Dialect
+    actions: Sequence[ActionSpec]
 
     def action(self, spec: ActionSpec, text: str, rng: random.Random) -> str:
         """One action that can be read; its arguments fit its schema, `text` among their strings."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
 
@@ -53,10 +53,11 @@ class Rules:
                     observe(operation.details["shown"], nan, operation.step)
 
 
+@dataclass(frozen=True)
 class Keeper:
     """Rules at one step of a store.
 
-    Args:
+    Attributes:
         rules: Which.
         state: The store.
         capacity: Most entries; None is unlimited.
@@ -65,17 +66,12 @@ class Keeper:
         apply: Applies an operation to the store, and logs it.
     """
 
-    def __init__(
-        self,
-        rules: Rules,
-        state: State,
-        capacity: int | None,
-        step: int,
-        seed: int,
-        apply: Callable[[Operation], None],
-    ) -> None:
-        self._rules, self._state, self._capacity = rules, state, capacity
-        self._step, self._seed, self._apply = step, seed, apply
+    rules: Rules
+    state: State
+    capacity: int | None
+    step: int
+    seed: int
+    apply: Callable[[Operation], None]
 
     def decide(self, candidate: Candidate) -> Admission:
         """Ask about a create, and make room for it.
@@ -83,7 +79,7 @@ class Keeper:
         Returns:
             `Accepted`: there is room now, its score is the entry's. `Refused`: by either rule; the reason names it.
         """
-        rules = self._rules
+        rules = self.rules
         admission = rules.admission.admit(candidate, self.seen())
         if isinstance(admission, Merged):
             return replace(admission, score=_number(admission.score))
@@ -92,7 +88,7 @@ class Keeper:
         score = self.rated(candidate, admission.score)
         if score is not None:
             candidate = replace(candidate, score=score)
-        while self._capacity is not None and len(self._state.contents.entries) >= self._capacity:
+        while self.capacity is not None and len(self.state.contents.entries) >= self.capacity:
             eviction = rules.retention.evict(candidate, self.seen())
             if eviction.entry_id is None:
                 return Refused(f"{rules.retains}: {eviction.reason}", _number(eviction.score))
@@ -101,29 +97,29 @@ class Keeper:
 
     def rated(self, candidate: Candidate, score: float | None = None) -> float | None:
         """What the retention rule says that a text is worth; `score` where it has no opinion."""
-        rate = getattr(self._rules.retention, "rate", None)
+        rate = getattr(self.rules.retention, "rate", None)
         return _number(score if rate is None else rate(candidate, self.seen()))
 
     def sweep(self) -> None:
         """What the retention rule gives up at the end of a step."""
-        if self._rules.sweeps:
-            sweep: Any = self._rules.retention
+        if self.rules.sweeps:
+            sweep: Any = self.rules.retention
             for eviction in sweep.sweep(self.seen()):
                 self._give_up(eviction)
 
     def _give_up(self, eviction: Eviction) -> None:
-        entry = self._state.contents.entries.get(eviction.entry_id or 0)
+        entry = self.state.contents.entries.get(eviction.entry_id or 0)
         if entry is None:
             raise ConfigError(
-                f"{self._rules.retains} evicts entry {eviction.entry_id}, which is not there: mend the rule."
+                f"{self.rules.retains} evicts entry {eviction.entry_id}, which is not there: mend the rule."
             )
-        self._apply(
+        self.apply(
             Operation(
-                self._step,
+                self.step,
                 "delete",
                 entry_id=entry.id,
                 before=entry.text,
-                actor=self._rules.retains,
+                actor=self.rules.retains,
                 reason=eviction.reason,
                 score=_number(eviction.score),
             )
@@ -131,9 +127,9 @@ class Keeper:
 
     def seen(self) -> StoreState:
         """The store as rules see it now."""
-        state = self._state
-        seed = (self._seed, state.contents.position)
-        return StoreState(state.contents.entries, state.index, state.numbers, self._step, self._capacity, seed)
+        state = self.state
+        seed = (self.seed, state.contents.position)
+        return StoreState(state.contents.entries, state.index, state.numbers, self.step, self.capacity, seed)
 
 
 def _number(score: float | None) -> float | None:

@@ -105,16 +105,15 @@ def open_policy(settings: PolicyChoice) -> LocalPolicy | ServerPolicy | ServerPo
         )
     tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
     allow_connections(settings.max_in_flight)
+    first, *others = settings.policy
     if settings.api == "chat":
         from atommem.policy.chat import ChatPolicy
 
-        return ChatPolicy(settings.policy[0], settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
-    if len(settings.policy) == 1:
+        return ChatPolicy(first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
+    if not others:
         from atommem.policy.server import ServerPolicy
 
-        return ServerPolicy(
-            settings.policy[0], settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
-        )
+        return ServerPolicy(first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
     from atommem.policy.server_pool import ServerPool
 
     # While the others are gone, one server may get all requests.
