@@ -194,12 +194,9 @@ class Change:
             return
         texts = [write.text for write in stored]
         with resources.activity.busy("embed"):
-            if stored and asked:
-                vectors, asked_vectors = await asyncio.gather(
-                    resources.embed(texts, "entry"), resources.embed(asked, "query")
-                )
-            else:
-                vectors, asked_vectors = await resources.embed(texts, "entry"), await resources.embed(asked, "query")
+            vectors, asked_vectors = await asyncio.gather(
+                resources.embed(texts, "entry"), resources.embed(asked, "query")
+            )
         for write, vector in zip(stored, vectors, strict=True):
             write.vector = vector
         if asked:
