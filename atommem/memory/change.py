@@ -130,8 +130,7 @@ class Change:
 
         with self._resources.activity.busy("retrieve"):
             if writes and self._state.index.is_large:
-                text: str | None = await offload(go_on)
-                return text
+                return await offload(go_on)
             return go_on()
 
     def _work(self, writes: Sequence[_Write]) -> Generator[str, Vectors, None]:

@@ -202,8 +202,7 @@ class VectorIndex:
     async def find(self, vector: Vectors, k: int) -> Hits:
         """As `search`, in a thread where the store is large."""
         if self.is_large:
-            hits: Hits = await offload(self.search, vector, k)
-            return hits
+            return await offload(self.search, vector, k)
         return self.search(vector, k)
 
     @property
