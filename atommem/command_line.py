@@ -161,7 +161,9 @@ _KINDS = {
     "int": "a whole number",
     "float": "a number",
     "Path": "a path",
+    "bool": "true or false",
     "string_to_bool": "true or false",
+    "dict": "a JSON object",
 }
 
 
@@ -199,26 +201,31 @@ def add_fields(
         )
 
 
-def reader(annotation: str) -> Callable[[str], Any]:
-    """What reads a value of this type: numbers, true, false and null as YAML has them, and text as it is."""
-    kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "dict": (dict,)}
-    wanted = next((kinds[name] for name in kinds if name in annotation), None)
-    optional = "None" in annotation
+_TYPES: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "dict": (dict,)}
 
-    def read(value: str) -> Any:
+
+def reader(annotation: str) -> Callable[[str], Any]:
+    """What reads a value of this type: numbers, true, false and null as YAML has them, and text as it is.
+
+    It raises ValueError for a value of another type; the message says what to give.
+    """
+    kind, optional = next((kind for kind in _TYPES if kind in annotation), "str"), "None" in annotation
+
+    def read(text: str) -> Any:
         import yaml
 
-        if wanted is None:
-            return None if value == "null" and optional else value
+        if kind == "str":
+            return None if text == "null" and optional else text
         try:
-            found = yaml.safe_load(value)
+            found = yaml.safe_load(text)
         except yaml.YAMLError:
-            found = value
-        right = isinstance(found, wanted) and (wanted == (bool,) or not isinstance(found, bool))
+            found = text
+        right = isinstance(found, _TYPES[kind]) and (kind == "bool" or not isinstance(found, bool)) and found == found
         if right or (found is None and optional):
             return found
-        raise argparse.ArgumentTypeError(f"{value!r} is no {annotation}")
+        raise ValueError(f"give {_KINDS[kind]}")
 
+    read.__name__ = kind  # which argparse tells
     return read
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from atommem.command_line import reader
 from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
 from atommem.memory.columns import Columns, Numbers
@@ -147,29 +148,18 @@ def make_rule(setting: str, name: str, method: str) -> Any:
         raise ConfigError(f"{setting} is {name!r}: {error}; options that it takes: {known}.") from error
 
 
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "bool": ((bool,), "true or false"),
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "str": ((str,), "a text"),
-}
-
-
 def _value(written: str, annotation: Any) -> Any:
     """An option's value, of the kind that the rule asks for where that is plain. Raises ValueError for another."""
+    asked = str(getattr(annotation, "__name__", annotation))
+    wanted, _, other = asked.partition(" | ")
+    plain = other in ("", "None")
+    if plain and wanted in ("bool", "int", "float"):
+        return reader(asked)(written)
     try:
         value = yaml.safe_load(written)
     except yaml.YAMLError as error:
         raise ValueError("this is no value") from error
-    wanted, _, optional = str(getattr(annotation, "__name__", annotation)).partition(" | ")
-    if wanted not in _KINDS or optional not in ("", "None") or (value is None and optional):
-        return value
-    if wanted == "str" and value is not None:
-        return value if isinstance(value, str) else written
-    types, described = _KINDS[wanted]
-    if not isinstance(value, types) or (isinstance(value, bool) and wanted != "bool") or value != value:
-        raise ValueError(f"give {described}")
-    return value
+    return written if plain and wanted == "str" and value is not None and not isinstance(value, str) else value
 
 
 _OPTIONS = re.compile(r"(?P<name>[^()]+)\((?P<options>[^()]*)\)")
