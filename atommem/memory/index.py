@@ -142,7 +142,9 @@ class VectorIndex:
     def cosines(self, vector: Vectors) -> Vectors:
         """The inner product of a vector (dim,) with every row, in the order of `ids`: shape (n,), float32."""
         scores = np.empty(len(self._rows), dtype=np.float32)
-        self._score(vector, scores, 0, len(self._blocks))
+        parts = THREADS if self.is_large else 1
+        edges = [len(self._blocks) * part // parts for part in range(parts + 1)]
+        share([partial(self._score, vector, scores, start, end) for start, end in pairwise(edges)])
         return scores
 
     def products(self, vectors: Vectors) -> Vectors:
@@ -190,14 +192,7 @@ class VectorIndex:
             vector: The query's embedding, shape (dim,).
             k: How many to return.
         """
-        query = self.check(vector)
-        scores = np.empty(len(self._rows), dtype=np.float32)
-        if self.is_large:
-            edges = [len(self._blocks) * part // THREADS for part in range(THREADS + 1)]
-            share([partial(self._score, query, scores, start, end) for start, end in pairwise(edges)])
-        else:
-            self._score(query, scores, 0, len(self._blocks))
-        return best(scores, self._ids[: len(scores)], k)
+        return best(self.cosines(self.check(vector)), self.ids, k)
 
     async def find(self, vector: Vectors, k: int) -> Hits:
         """As `search`, in a thread where the store is large."""
