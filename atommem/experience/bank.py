@@ -22,7 +22,7 @@ from atommem.memory.keeper import Keeper, Rules
 from atommem.memory.operations import MEMORY, Operation, Outcome
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.state import State
-from atommem.memory.vectors import TextVectors, digests_of, vectors_path
+from atommem.memory.vectors import TextVectors, digests_of, embedded, vectors_path
 
 Similarity = Callable[[str, StoreState], Numbers]
 """How like a query each record is, in the order of `StoreState.ids`, instead of the cosine of their vectors."""
@@ -243,9 +243,8 @@ class Bank:
         if kept is not None and kept.embedder == self._embedder.id:
             index = kept.index_of(contents.entries.values())
         missing = [entry for entry in contents.entries.values() if entry.id not in index]
-        for first in range(0, len(missing), _EMBEDDED_AT_ONCE):
-            part = missing[first : first + _EMBEDDED_AT_ONCE]
-            index.add([entry.id for entry in part], await self._embedder.embed([entry.text for entry in part], "entry"))
+        for ids, rows in await embedded(self._embedder, missing):
+            index.add(ids, rows)
         return index
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import zipfile
@@ -12,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from atommem.embedding.embedder import TextKind, Vectors
+from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.errors import TraceError
 from atommem.memory.entries import Entry
 from atommem.memory.index import Ids, VectorIndex
 
+_AT_ONCE = 256
 Digests = npt.NDArray[np.uint64]
 
 
@@ -87,6 +89,13 @@ class TextVectors:
         if digests.dtype != np.uint64 or rows.dtype != np.float32 or rows.ndim != 2 or digests.shape != rows.shape[:1]:
             raise TraceError(f"{path} holds no vectors of texts: delete it, and they are made again.")
         return TextVectors(embedder, digests, rows)
+
+
+async def embedded(embedder: Embedder, entries: Sequence[Entry]) -> list[tuple[list[int], Vectors]]:
+    """The ids and vectors of entries, in parts that an embedder takes at once; all of them wait for it together."""
+    parts = [entries[first : first + _AT_ONCE] for first in range(0, len(entries), _AT_ONCE)]
+    rows = await asyncio.gather(*(embedder.embed([entry.text for entry in part], "entry") for part in parts))
+    return [([entry.id for entry in part], found) for part, found in zip(parts, rows, strict=True)]
 
 
 def vectors_path(path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -24,10 +23,8 @@ from atommem.memory.operations import POLICY, USER, Operation, Outcome
 from atommem.memory.shared_map import SharedMap
 from atommem.memory.state import State
 from atommem.memory.threads import offload
-from atommem.memory.vectors import TextVectors, digests_of
+from atommem.memory.vectors import TextVectors, digests_of, embedded
 from atommem.tokens import Tokenizer
-
-_EMBEDDED_AT_ONCE = 256
 
 
 class WorkingMemory:
@@ -313,13 +310,10 @@ class WorkingMemory:
     async def _become(self, contents: Contents, log: list[Operation]) -> None:
         """Hold other contents; the vectors of texts that stay as they are serve on."""
         gone, new = await offload(_difference, self._state.contents, contents)
-        parts = [new[first : first + _EMBEDDED_AT_ONCE] for first in range(0, len(new), _EMBEDDED_AT_ONCE)]
-        embed = self._resources.embedder.embed
-        rows = await asyncio.gather(*(embed([entry.text for entry in part], "entry") for part in parts))
-        ids = [[entry.id for entry in part] for part in parts]
+        added = await embedded(self._resources.embedder, new)
         index = self._state.index
         if gone or new:
-            index = await offload(_changed, index, gone, list(zip(ids, rows, strict=True)))
+            index = await offload(_changed, index, gone, added)
         same_query = contents.query == self._state.contents.query
         self._state = State(contents, index, self._state.query_vector if same_query else None)
         self._view, self._log = contents.view(self._resources.config.capacity), log
