@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
@@ -198,13 +198,72 @@ _KINDS = {
     "int": "a whole number",
     "float": "a number",
     "Path": "a path",
+    "bool": "true or false",
     "string_to_bool": "true or false",
+    "dict": "a JSON object",
 }
 
 
 def _cut(text: str, length: int = 120) -> str:
     """`text`, from whose middle so much is left out that beginning and end fit."""
     return text if len(text) <= length else f"{text[: length // 2]}...{text[len(text) - length // 2 + 3 :]}"
+
+
+def add_fields(
+    parser: argparse._ActionsContainer, config: type, texts: Mapping[str, str] | None = None, *, but: Sequence[str] = ()
+) -> None:
+    """Add a flag for every setting of a dataclass; one that is not given stays out of what was parsed.
+
+    Args:
+        parser: Or a group of one.
+        config: The dataclass.
+        texts: What is said of settings that say nothing of themselves.
+        but: Settings that are left out.
+    """
+    hints = get_type_hints(config)  # `TrlParser` writes into the types that `fields` tells
+    for item in fields(config):
+        if item.name in but:
+            continue
+        hint = hints[item.name]
+        annotation = hint.__name__ if isinstance(hint, type) else str(hint)
+        more: dict[str, Any] = {"nargs": "*"} if annotation.startswith("list") else {}
+        text = item.metadata.get("help") or (texts or {}).get(item.name, "")
+        parser.add_argument(
+            f"--{item.name}",
+            type=reader(annotation),
+            default=argparse.SUPPRESS,
+            metavar=item.name.rpartition("_")[2].upper(),
+            help=text.replace("%", "%%"),
+            **more,
+        )
+
+
+_TYPES: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "dict": (dict,)}
+
+
+def reader(annotation: str) -> Callable[[str], Any]:
+    """What reads a value of this type: numbers, true, false and null as YAML has them, and text as it is.
+
+    It raises ValueError for a value of another type; the message says what to give.
+    """
+    kind, optional = next((kind for kind in _TYPES if kind in annotation), "str"), "None" in annotation
+
+    def read(text: str) -> Any:
+        import yaml
+
+        if kind == "str":
+            return None if text == "null" and optional else text
+        try:
+            found = yaml.safe_load(text)
+        except yaml.YAMLError:
+            found = text
+        right = isinstance(found, _TYPES[kind]) and (kind == "bool" or not isinstance(found, bool)) and found == found
+        if right or (found is None and optional):
+            return found
+        raise ValueError(f"give {_KINDS[kind]}")
+
+    read.__name__ = kind  # which argparse tells
+    return read
 
 
 class SettingsParser(CommandParser):

@@ -16,7 +16,7 @@ from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
 from atommem.memory.contents import Snapshot
 from atommem.observation import StopReason
-from atommem.session import Agent, Session, TurnTimeoutError
+from atommem.session import Agent, Session, TurnTimeoutError, in_time
 from atommem.session_state import SessionState
 
 Result = TypeVar("Result")
@@ -147,11 +147,11 @@ class EpisodeRunner:
 
         async def advance(step: Step) -> StepResult:
             turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
-            return await _in_time(environment.step(turn), deadline)
+            return await in_time(environment.step(turn), deadline)
 
         try:
             session = await self._session(episode)
-            observation = await _in_time(environment.reset(task), deadline)
+            observation = await in_time(environment.reset(task), deadline)
             for step in list(episode.steps):
                 if step.observation != observation:
                     raise TraceError(
@@ -204,17 +204,6 @@ class EpisodeRunner:
             past[-1] = last = replace(last)
             await session.apply(last)
         return session
-
-
-async def _in_time(work: Awaitable[Result], deadline: float | None) -> Result:
-    """What the environment does, given up when the episode's time is up."""
-    try:
-        async with asyncio.timeout_at(deadline) as clock:
-            return await work
-    except TimeoutError as error:
-        if not clock.expired():  # the environment's own
-            raise
-        raise TurnTimeoutError from error
 
 
 def set_score(episode: Episode, score: Score) -> None:

@@ -6,6 +6,7 @@ added up key by key; `means` turns sums into the means and rates that people rea
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import sqrt
 
@@ -34,7 +35,7 @@ _METRIC_COUNT = "metric_count/"
 def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
     """Additive totals over `episodes`; failed ones count in ``episodes``, ``failed`` and ``stop/failed`` only."""
     counts = ("reward", "reward_squared", "failed", "episodes")
-    sums = dict.fromkeys((*_PER_EPISODE, *_PER_STEP, *_STOPS, *counts), 0.0)
+    sums = defaultdict(float, dict.fromkeys((*_PER_EPISODE, *_PER_STEP, *_STOPS, *counts), 0.0))
     for episode in episodes:
         sums["episodes"] += 1
         sums[f"stop/{episode.stop_reason}"] += 1
@@ -42,12 +43,12 @@ def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
             sums["failed"] += 1
         else:
             _add_episode(sums, episode)
-    return sums
+    return dict(sums)
 
 
-def _add_episode(sums: dict[str, float], episode: Episode) -> None:
+def _add_episode(sums: defaultdict[str, float], episode: Episode) -> None:
     if episode.reward is None:
-        sums[_UNSCORED] = sums.get(_UNSCORED, 0.0) + 1
+        sums[_UNSCORED] += 1
     else:
         sums["reward"] += episode.reward
         sums["reward_squared"] += episode.reward * episode.reward
@@ -55,8 +56,8 @@ def _add_episode(sums: dict[str, float], episode: Episode) -> None:
     sums["seconds"] += episode.seconds
     sums["store_size"] += episode.steps[-1].store_size if episode.steps else 0
     for name, value in episode.metrics.items():
-        sums[_METRIC + name] = sums.get(_METRIC + name, 0.0) + value
-        sums[_METRIC_COUNT + name] = sums.get(_METRIC_COUNT + name, 0.0) + 1
+        sums[_METRIC + name] += value
+        sums[_METRIC_COUNT + name] += 1
     for step in episode.steps:
         sums["tokens/prompt"] += step.prompt_tokens
         sums["tokens/completion"] += step.completion_tokens
@@ -64,7 +65,7 @@ def _add_episode(sums: dict[str, float], episode: Episode) -> None:
         sums["truncated"] += step.finish_reason == "length"
         sums["thinking_cut"] += any(problem.reason is ProblemReason.UNCLOSED_THINKING for problem in step.problems)
         for action in step.actions:
-            sums[_ACTION + action.kind] = sums.get(_ACTION + action.kind, 0.0) + 1
+            sums[_ACTION + action.kind] += 1
         # What rules did stands in the log too, but is none of the policy's doing.
         operations = [operation for operation in step.operations if operation.actor == POLICY]
         for operation in operations:
@@ -120,13 +121,8 @@ def action_names(*statistics: Mapping[str, object]) -> list[str]:
 
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Key-wise sum of several `episode_sums` (one per rank)."""
-    total: dict[str, float] = {}
+    total: defaultdict[str, float] = defaultdict(float)
     for part in parts:
         for key, value in part.items():
-            total[key] = total.get(key, 0.0) + value
-    return total
-
-
-def summarize_episodes(episodes: Iterable[Episode]) -> dict[str, float]:
-    """`means` of `episode_sums`: the keys are described there."""
-    return means(episode_sums(episodes))
+            total[key] += value
+    return dict(total)

@@ -46,7 +46,7 @@ class _Lane(Generic[Request, Result]):
 class RequestBatcher(Generic[Request, Result]):
     """Collects the requests of many coroutines and hands them over together.
 
-    A batch starts once no request has arrived for `linger` seconds of an idle event loop: the timer
+    A batch starts once no request has arrived for `LINGER_SECONDS` of an idle event loop: the timer
     fires only after every coroutine that could run has run, so all that were resumed together are
     in. While a batch is handled, the next one collects. Requests wait in the event loop that they
     were made in, so one batcher may serve several loops, one after the other or at once.
@@ -54,16 +54,10 @@ class RequestBatcher(Generic[Request, Result]):
     Args:
         handle: Resolves (or fails) every request it is given. Those that it leaves open when it
             raises get its exception: no caller waits for ever.
-        linger: Seconds without a new request after which a batch starts.
     """
 
-    def __init__(
-        self,
-        handle: Callable[[list[Waiting[Request, Result]]], Awaitable[None]],
-        linger: float = LINGER_SECONDS,
-    ) -> None:
+    def __init__(self, handle: Callable[[list[Waiting[Request, Result]]], Awaitable[None]]) -> None:
         self._handle = handle
-        self._linger = linger
         self._lanes: dict[asyncio.AbstractEventLoop, _Lane[Request, Result]] = {}
 
     async def submit(self, request: Request) -> Result:
@@ -97,7 +91,7 @@ class RequestBatcher(Generic[Request, Result]):
         seen = -1
         while seen != len(lane.queue):
             seen = len(lane.queue)
-            await asyncio.sleep(self._linger)
+            await asyncio.sleep(LINGER_SECONDS)
 
     async def _handle_batch(self, batch: list[Waiting[Request, Result]]) -> None:
         try:

@@ -5,7 +5,6 @@ Environments, methods, rules, dialects of ours are found in the same way as a us
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -13,6 +12,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
+from atommem.command_line import close_match
 from atommem.errors import ConfigError
 
 
@@ -34,11 +34,9 @@ def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
     module, separator, attribute = path.partition(":")
     if not separator:
         known = names(group, ours)
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(
-            f"{group.removeprefix('atommem.')}: there is no {name!r}; {hint}known are {', '.join(known)}, or give "
-            "package.module:Name."
+            f"{group.removeprefix('atommem.')}: there is no {name!r}{close_match(name, known)}; known are "
+            f"{', '.join(known)}, or give package.module:Name."
         )
     try:
         found: Any = import_module(module)
@@ -58,12 +56,13 @@ def names(group: str, ours: Mapping[str, str] | None = None) -> list[str]:
 
 def registered(group: str) -> EntryPoints:
     """The entry points of `group`, as this process found them first: a search reads every package's files."""
-    return _search(group, tuple(sys.path))
+    found: EntryPoints = _search(tuple(sys.path)).select(group=group)
+    return found
 
 
 @cache
-def _search(group: str, path: tuple[str, ...]) -> EntryPoints:
-    return entry_points(group=group)
+def _search(path: tuple[str, ...]) -> Any:
+    return entry_points()
 
 
 def _registered(group: str) -> dict[str, str]:

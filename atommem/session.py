@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
@@ -16,9 +16,8 @@ from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory
 from atommem.episode import Step
-from atommem.memory.admission import make_admission
 from atommem.memory.entries import MemoryView, Source
-from atommem.memory.retention import make_retention
+from atommem.memory.keeper import Rules
 from atommem.memory.working import WorkingMemory
 from atommem.observation import Observation
 from atommem.parsing import THINK
@@ -28,20 +27,17 @@ from atommem.session_state import SessionState
 from atommem.tokens import Tokenizer
 from atommem.untrusted import clean
 
-if TYPE_CHECKING:
-    from atommem.memory.contents import Snapshot
-    from atommem.memory.operations import Operation
-    from atommem.memory.vectors import TextVectors
-
+Result = TypeVar("Result")
 
 ENCODE_THREADS = 2
 """Enough for a server of 128 completions a second; more take the interpreter from each other (bench_loop.py)."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Agent:
     """What the sessions of one policy in one kind of environment share.
 
-    Args:
+    Attributes:
         policy: What completes prompts; shared, it batches across sessions.
         embedder: Shared likewise.
         tokenizer: The policy's.
@@ -52,92 +48,57 @@ class Agent:
         encode_threads: How many threads encode prompts, beside the event loop; 0 encodes them in it, as
             always for a policy that `samples_what_waits`. Training and evaluation use `ENCODE_THREADS`.
         keep_prompts: Keep the prompts' ids in the steps, as training needs them; otherwise only their number.
-
-    Attributes:
         activity: Seconds in which at least one session waited for a completion (``generate``) or for
             embeddings (``embed``), and seconds of searching stores (``retrieve``).
     """
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        embedder: Embedder,
-        tokenizer: Tokenizer,
-        environments: EnvironmentFactory,
-        memory: MemoryConfig,
-        sampling: Sampling,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        encode_threads: int = 0,
-        keep_prompts: bool = False,
-    ) -> None:
-        self.policy = policy
-        self.embedder = embedder
-        self.tokenizer = tokenizer
-        self.environments = environments
-        self.memory = memory
-        self.sampling = sampling
-        self.keep_prompts = keep_prompts
-        self.activity = ActivityClock()
-        make_admission(memory.admission), make_retention(memory.retention)  # a wrong name is told now
+    policy: Policy
+    embedder: Embedder
+    tokenizer: Tokenizer
+    environments: EnvironmentFactory
+    memory: MemoryConfig
+    sampling: Sampling
+    chat_template_kwargs: dict[str, Any] | None = None
+    encode_threads: int = 0
+    keep_prompts: bool = False
+    activity: ActivityClock = field(default_factory=ActivityClock, init=False)
+
+    def __post_init__(self) -> None:
+        memory, environments = self.memory, self.environments
+        Rules(memory.admission, memory.retention)  # a wrong name is told now
         self.dialect = get_dialect(memory.dialect, memory.templates)
         self.grammar = self.dialect.grammar(environments.actions, environments.phases)
-        self.prompts = PromptBuilder.of(tokenizer, self.dialect, memory, environments, chat_template_kwargs)
+        self.prompts = PromptBuilder.of(self.tokenizer, self.dialect, memory, environments, self.chat_template_kwargs)
         self._threads: ThreadPoolExecutor | None = None
         # Where a policy samples whatever waits, the loop has nothing else to do meanwhile, and threads that hand over
         # prompts one by one, each waiting for the interpreter, would have it begin with the first that is ready.
-        if encode_threads and not getattr(policy, "samples_what_waits", False):
+        if self.encode_threads and not getattr(self.policy, "samples_what_waits", False):
             # The first call may change settings of a fast tokenizer, which must not happen while it is in use.
-            tokenizer.encode("", add_special_tokens=False)
-            self._threads = ThreadPoolExecutor(encode_threads, thread_name_prefix="atommem-prompts")
+            self.tokenizer.encode("", add_special_tokens=False)
+            self._threads = ThreadPoolExecutor(self.encode_threads, thread_name_prefix="atommem-prompts")
 
     def new_memory(self, key: str = "") -> WorkingMemory:
-        """An empty memory; rules draw from random numbers of the session's own."""
+        """An empty memory of a session ``TASK/SAMPLE``, whose task may draw the capacity.
+
+        Rules draw from random numbers of the session's own.
+        """
+        limits = self.memory.of_task(key.rpartition("/")[0] or key)
         marker = self.dialect.templates.cut_marker
         seed = derived_seed(f"{self.sampling.seed}/{key}/rules")
-        return WorkingMemory(self.embedder, self.tokenizer, self._limits_of(key), marker, self.activity, seed)
-
-    def _limits_of(self, key: str) -> MemoryConfig:
-        """The memory's settings for a session ``TASK/SAMPLE``: its task may draw the capacity."""
-        return self.memory.of_task(key.rpartition("/")[0] or key)
-
-    async def restore_memory(
-        self,
-        snapshot: Snapshot,
-        operations: Sequence[Operation] = (),
-        vectors: TextVectors | None = None,
-        reembed: bool = False,
-        key: str = "",
-    ) -> WorkingMemory:
-        """A memory that was put down; see `WorkingMemory.restore`."""
-        marker = self.dialect.templates.cut_marker
-        return await WorkingMemory.restore(
-            snapshot,
-            self.embedder,
-            self.tokenizer,
-            self._limits_of(key),
-            marker,
-            self.activity,
-            operations=operations,
-            vectors=vectors,
-            reembed=reembed,
-        )
+        return WorkingMemory(self.embedder, self.tokenizer, limits, marker, self.activity, seed)
 
     async def complete(
         self, observation: Observation, view: MemoryView, sampling: Sampling
     ) -> tuple[list[int], Completion]:
         """The prompt of a step as token ids (none for a policy that has no tokens), and its completion."""
-        acts = getattr(self.policy, "complete_observation", None)
-        if acts is not None:  # a script that looks at what the prompt would say
-            prompt_ids = await self._encoded(observation, view)
-            with self.activity.busy("generate"):
-                return prompt_ids, await acts(observation, view, sampling)
+        acts = getattr(self.policy, "complete_observation", None)  # a script that looks at what the prompt would say
         chat = getattr(self.policy, "complete_chat", None)
-        if chat is not None:
-            with self.activity.busy("generate"):
-                return [], await chat(self.prompts.messages(observation, view), sampling)
-        prompt_ids = await self._encoded(observation, view)
+        prompt_ids = [] if chat is not None and acts is None else await self._encoded(observation, view)
         with self.activity.busy("generate"):
+            if acts is not None:
+                return prompt_ids, await acts(observation, view, sampling)
+            if chat is not None:
+                return prompt_ids, await chat(self.prompts.messages(observation, view), sampling)
             return prompt_ids, await self.policy.complete(prompt_ids, sampling)
 
     async def _encoded(self, observation: Observation, view: MemoryView) -> list[int]:
@@ -201,13 +162,7 @@ class Session:
         sampling = request_sampling(agent.sampling, self.key, index, affinity)
         if max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
-        try:
-            async with asyncio.timeout_at(deadline) as clock:
-                prompt_ids, completion = await agent.complete(observation, view, sampling)
-        except TimeoutError as error:
-            if not clock.expired():  # the policy's own
-                raise
-            raise TurnTimeoutError from error
+        prompt_ids, completion = await in_time(agent.complete(observation, view, sampling), deadline)
         self.turns += 1
         text = clean(completion.text)
         thinking = agent.prompts.opens_thinking
@@ -233,13 +188,7 @@ class Session:
         self.sampled += step.completion_tokens
         if steps is not None:
             steps.append(step)
-        try:
-            async with asyncio.timeout_at(deadline) as clock:
-                await self.apply(step)
-        except TimeoutError as error:
-            if not clock.expired():  # the embedder's own
-                raise
-            raise TurnTimeoutError from error
+        await in_time(self.apply(step), deadline)
         step.seconds = time.perf_counter() - started
         return step
 
@@ -286,8 +235,8 @@ class Session:
             TraceError: The log does not follow from where it begins.
             OutageError: The embedder is out of reach.
         """
-        memory = await agent.restore_memory(state.memory, state.operations, state.vectors, reembed, state.key)
-        session = cls(agent, state.key, memory)
+        session = cls(agent, state.key)
+        await session.memory.restore(state.memory, state.operations, state.vectors, reembed=reembed)
         session.turns, session.sampled = state.turns, state.sampled
         return session
 
@@ -304,6 +253,21 @@ class Session:
 
 class TurnTimeoutError(Exception):
     """The deadline of a turn passed before its actions had been applied."""
+
+
+async def in_time(work: Awaitable[Result], deadline: float | None) -> Result:
+    """What `work` gives, which is given up at `deadline`, by the event loop's clock.
+
+    Raises:
+        TurnTimeoutError: It was given up.
+    """
+    try:
+        async with asyncio.timeout_at(deadline) as clock:
+            return await work
+    except TimeoutError as error:
+        if not clock.expired():  # of the policy, the embedder or the environment
+            raise
+        raise TurnTimeoutError from error
 
 
 def request_sampling(sampling: Sampling, key: str, index: int, affinity: str | None = None) -> Sampling:

@@ -23,7 +23,7 @@ from typing import Any
 from atommem.errors import TraceError
 from atommem.memory.contents import Snapshot
 from atommem.memory.operations import Operation, operation_from_json, to_json
-from atommem.memory.vectors import TextVectors
+from atommem.memory.vectors import TextVectors, vectors_path
 
 FORMAT = 1
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError)
@@ -156,11 +156,6 @@ class SessionFile:
         self._written = replace(state, vectors=None)
 
 
-def vectors_path(path: Path) -> Path:
-    """Where the vectors of a session's file lie."""
-    return path.with_name(path.name + ".vectors")
-
-
 def _read(path: Path) -> tuple[SessionState, int]:
     """A file's session, and where its last whole line ends."""
     try:
@@ -180,15 +175,7 @@ def _read(path: Path) -> tuple[SessionState, int]:
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
     operations = tuple(operation for part in parts for operation in part.operations)
-    return replace(parts[-1], operations=operations, vectors=_vectors_beside(path)), end
-
-
-def _vectors_beside(path: Path) -> TextVectors | None:
-    """The cache beside a session; one that is not there or damaged is made again."""
-    try:
-        return TextVectors.load(vectors_path(path))
-    except TraceError:
-        return None
+    return replace(parts[-1], operations=operations, vectors=TextVectors.beside(path)), end
 
 
 def _parsed(line: bytes) -> Any:

@@ -6,13 +6,12 @@ itself gets their path from ``atommem configs NAME``.
 
 from __future__ import annotations
 
-import difflib
 import textwrap
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from atommem.command_line import CommandParser
+from atommem.command_line import CommandParser, close_match
 from atommem.errors import ConfigError
 
 _FOLDER = Path(__file__).with_name("configs")
@@ -46,10 +45,9 @@ def find_file(name: str, given: str | Path, folder: str | None = None, field: st
     if wanted in short:
         return short[wanted]
     short = {key: file for key, file in short.items() if f"\n{field}" in file.read_text(encoding="utf-8")}
-    close = difflib.get_close_matches(wanted.rpartition("/")[2], short, n=1)
-    hint = f"did you mean {close[0]}? Shipped" if close else "shipped"
     raise ConfigError(
-        f"{name} is {str(given)!r}: there is no such file; {hint} are {', '.join(short)}, or give another's path."
+        f"{name} is {str(given)!r}: there is no such file{close_match(wanted.rpartition('/')[2], short)}; shipped are "
+        f"{', '.join(short)}, or give another's path."
     )
 
 

@@ -23,6 +23,10 @@ from atommem.memory.operations import operation_from_json, to_json
 from atommem.observation import Observation, Piece, StopReason
 
 FORMAT = 2
+_MAYBE = ("question_metrics", "question_notes")
+"""Left out where nothing is said."""
+_END = ("answers", "reward", "metrics", *_MAYBE, "stop_reason", "error", "seconds")
+"""What an episode has when it has ended."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,10 @@ def write_trace(
         "task": dict(task),
         "config": dict(config or {}),
     }
-    end = {
-        "type": "end",
-        "answers": list(episode.answers),
-        "reward": episode.reward,
-        "metrics": episode.metrics,
-        **({"question_metrics": list(episode.question_metrics)} if episode.question_metrics else {}),
-        **({"question_notes": list(episode.question_notes)} if any(episode.question_notes) else {}),
-        "stop_reason": episode.stop_reason,
-        "error": episode.error,
-        "seconds": round(episode.seconds, 4),
-    }
+    end = {"type": "end"} | {name: getattr(episode, name) for name in _END} | {"seconds": round(episode.seconds, 4)}
+    for name, said in zip(_MAYBE, (episode.question_metrics, any(episode.question_notes)), strict=True):
+        if not said:
+            del end[name]
     lines = [header, *(step_record(step, tokens) for step in episode.steps), end]
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
@@ -121,14 +118,10 @@ def _trace(header: dict[str, Any], records: list[dict[str, Any]]) -> Trace:
             episode.steps.append(step_of(record))
         elif record["type"] == "end":
             complete = True
-            episode.answers = tuple(record["answers"])
-            episode.reward = record["reward"]
-            episode.metrics = record["metrics"]
-            episode.question_metrics = tuple(record.get("question_metrics", ()))
-            episode.question_notes = tuple(record.get("question_notes", ()))
+            for name in _END:
+                value = record.get(name, ()) if name in _MAYBE else record[name]
+                setattr(episode, name, tuple(value) if isinstance(value, list) else value)
             episode.stop_reason = StopReason(record["stop_reason"])
-            episode.error = record["error"]
-            episode.seconds = record["seconds"]
         else:
             raise ValueError(f"unknown record type {record['type']!r}")
     return Trace(header["task"], header["config"], episode, complete)

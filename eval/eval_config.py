@@ -17,7 +17,7 @@ from atommem.errors import ConfigError
 from atommem.eval.budget import Budget
 from atommem.eval.methods import METHODS
 from atommem.policy.contract import check_sampling
-from atommem.policy.opening import API_HELP, check_policy, check_window, is_server
+from atommem.policy.opening import API_HELP, PolicyChoice, check_window, is_server
 from atommem.shipped import with_config_path
 
 _CHECKPOINT_FIELDS = ("max_tokens", "chat_template_kwargs")
@@ -92,7 +92,7 @@ class EvalConfig:
                 f"max_tokens is {self.max_tokens} and context_tokens {self.context_tokens}, which is prompt and "
                 "completion together: make max_tokens smaller."
             )
-        check_policy(self)
+        _ = self.choice
         check_window("max_tokens", self.max_tokens, self.policy[0])
         self.make_budget()
         json_object("chat_template_kwargs", self.chat_template_kwargs)
@@ -101,6 +101,16 @@ class EvalConfig:
     def template_kwargs(self) -> dict[str, Any]:
         """`chat_template_kwargs`, whichever way it was given."""
         return json_object("chat_template_kwargs", self.chat_template_kwargs)
+
+    @property
+    def choice(self) -> PolicyChoice:
+        """Which policy it is: evaluations that agree in it may share one.
+
+        Raises:
+            ConfigError: Its settings do not fit together.
+        """
+        names = tuple(self.policy)
+        return PolicyChoice(names, self.api, self.model, self.tokenizer, self.max_in_flight, self.max_batch_tokens)
 
     @property
     def is_server(self) -> bool:

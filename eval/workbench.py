@@ -16,7 +16,7 @@ from atommem.eval.eval_config import Configs, EvalConfig
 from atommem.eval.methods import make_method
 from atommem.eval.methods.baseline import Method, Setup
 from atommem.policy.contract import Sampling
-from atommem.policy.opening import open_policy, policy_identity
+from atommem.policy.opening import PolicyChoice, open_policy, policy_identity
 from atommem.session import ENCODE_THREADS
 
 
@@ -31,7 +31,7 @@ class Workbench:
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
         self._slots = slots
-        self._policy: tuple[tuple[Any, ...], Any, dict[str, Any]] | None = None
+        self._policy: tuple[PolicyChoice, Any, dict[str, Any]] | None = None
         self._embedder: tuple[EmbedderConfig, Embedder] | None = None
         self._environments: dict[tuple[Any, ...], EnvironmentFactory] = {}
         self._to_close = {"policy": AsyncExitStack(), "embedder": AsyncExitStack()}
@@ -93,13 +93,13 @@ class Workbench:
         return method, settings
 
     async def _open_policy(self, config: EvalConfig) -> tuple[Any, dict[str, Any]]:
-        key = policy_key(config)
-        if self._policy is None or self._policy[0] != key:
+        choice = config.choice
+        if self._policy is None or self._policy[0] != choice:
             self._policy, self._environments = None, {}
             await self._to_close["policy"].aclose()
-            policy = open_policy(config)
+            policy = open_policy(choice)
             self._to_close["policy"].push_async_callback(policy.close)
-            self._policy = (key, policy, await policy_identity(config, policy))
+            self._policy = (choice, policy, await policy_identity(choice, policy))
         return self._policy[1], self._policy[2]
 
     async def _open_embedder(self, config: EmbedderConfig) -> Embedder:
@@ -110,8 +110,3 @@ class Workbench:
             self._to_close["embedder"].push_async_callback(self._embedder[1].close)
         return self._embedder[1]
 
-
-def policy_key(config: EvalConfig) -> tuple[Any, ...]:
-    """What two evaluations must agree in to share a policy."""
-    choice = (config.api, config.model, config.tokenizer, config.max_in_flight, config.max_batch_tokens)
-    return tuple(config.policy), *choice

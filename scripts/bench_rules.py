@@ -33,12 +33,12 @@ from typing import Any
 import numpy as np
 from quick import add_quick, last_line
 
+from atommem import plugins
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Vectors
 from atommem.embedding.random_vectors import RandomEmbedder
 from atommem.experience import Bank, Experience
-from atommem.memory import admission, retention
 from atommem.memory.admission import Accepted, Admission, Refused
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.working import WorkingMemory
@@ -91,7 +91,7 @@ class Told(Rule):
 def promises(rules: dict[str, str], streams: int) -> dict[str, list[str]]:
     """Part 1: what is broken, by rule."""
     broken = {name: check.problems(rules[name], streams=streams) for name in rules}
-    for name, _ in admission.OURS:
+    for name in plugins.names("atommem.admission"):
         broken[f"admission {name}"] = check.problems("lru", name, streams=streams)
     plain = check.play
 
@@ -220,11 +220,10 @@ def main() -> int:
         (folder / "linear.json").write_text(json.dumps({"bias": -1.0, **dict.fromkeys(FEATURES, 0.5)}))
         (folder / "needs.json").write_text("{}")
         options = {"linear": f"(weights={folder}/linear.json)", "oracle": f"(needs={folder}/needs.json)"}
-        rules = {name: name + options.get(name, "") for name, _ in retention.OURS}
+        rules = {name: name + options.get(name, "") for name in plugins.names("atommem.retention")}
         result["broken"] = promises(rules, args.streams)
-        print(
-            f"promises: {len(rules)} retention rules, {len(admission.OURS)} admission rules, broken: {result['broken']}"
-        )
+        admissions = len(plugins.names("atommem.admission"))
+        print(f"promises: {len(rules)} retention rules, {admissions} admission rules, broken: {result['broken']}")
         seconds: dict[str, dict[str, float]] = {name: {} for name in rules}
         rng = np.random.default_rng(0)
         for shape in ("random", "topics"):

@@ -103,7 +103,7 @@ class Bench:
     async def restored(self) -> WorkingMemory:
         """The memory, from the snapshot and its vectors."""
         tokenizer: Any = None  # no text here is so long that it would be measured
-        return await WorkingMemory.restore(self.snapshot, self.embedder, tokenizer, self.config, vectors=self.vectors)
+        return await WorkingMemory(self.embedder, tokenizer, self.config).restore(self.snapshot, vectors=self.vectors)
 
     async def alone(self, repeats: int) -> WorkingMemory:
         """Part 1."""

@@ -38,8 +38,6 @@ _ENTRY = re.compile(r"^Memory \d+: (.*)", re.MULTILINE)
 class Secretary:
     """A chat policy: `latency` seconds a completion, and what the script says."""
 
-    speaks_chat = True
-
     def __init__(self, latency: float) -> None:
         self.tokenizer = RoughTokenizer()
         self.latency = latency

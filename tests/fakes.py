@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from atommem.cli import main as atommem
+from atommem.env_check.probes import WordTokenizer as WordTokenizer
 from atommem.environment import EnvironmentFactory, environment_config, make_environments
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
@@ -48,38 +48,6 @@ def word_level(words: Sequence[str], **special: Any) -> Any:
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", **special)
-
-
-class WordTokenizer:
-    """Words, with the white space before them, as tokens; ids are handed out as words come up."""
-
-    eos_token_id = 0
-    pad_token_id = 0
-
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {"<eos>": 0}
-        self._words: list[str] = ["<eos>"]
-
-    def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> dict[str, Any]:
-        spans = [match.span() for match in re.finditer(r"\s*\S+|\s+$", text)]
-        return {"input_ids": [self._id(text[a:b]) for a, b in spans], "offset_mapping": spans}
-
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        ids: list[int] = self(text, add_special_tokens=False, return_offsets_mapping=True)["input_ids"]
-        return ids
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return "".join(self._words[i] for i in token_ids if i or not skip_special_tokens)
-
-    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
-        turns = "".join(f"[{message['role']}] {message['content']}\n" for message in conversation)
-        return turns + ("[assistant]" if kwargs.get("add_generation_prompt") else "")
-
-    def _id(self, word: str) -> int:
-        if word not in self._ids:
-            self._ids[word] = len(self._words)
-            self._words.append(word)
-        return self._ids[word]
 
 
 class ListPolicy:

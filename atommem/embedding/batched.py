@@ -31,22 +31,13 @@ class MicroBatcher:
 
     def __init__(self, embedder: Embedder, max_batch: int = 1024, cache_size: int = 16_384) -> None:
         self.embedder = embedder
+        self.id, self.dim = embedder.id, embedder.dim
         self.max_batch = max_batch
         self.cache_size = cache_size
         self.calls = 0
         """Calls of the wrapped embedder so far."""
         self._cache: OrderedDict[_Key, Vectors] = OrderedDict()
         self._batcher: RequestBatcher[_Request, Vectors] = RequestBatcher(self._embed_all)
-
-    @property
-    def id(self) -> str:
-        """Which vectors these are; see `Embedder`."""
-        return self.embedder.id
-
-    @property
-    def dim(self) -> int:
-        """Length of the vectors."""
-        return self.embedder.dim
 
     @property
     def counts(self) -> EmbeddingCounts:

@@ -51,7 +51,7 @@ class EmbeddingCounts:
             )
 
 
-def unit_rows(vectors: npt.NDArray[np.float32]) -> tuple[Vectors, int]:
+def unit_rows(vectors: npt.NDArray[np.floating]) -> tuple[Vectors, int]:
     """Rows of norm 1, shape as given, float32; and how many had no direction and became the first unit vector."""
     norms = np.linalg.norm(vectors, axis=-1)
     lost = ~(np.isfinite(norms) & (norms > 0))

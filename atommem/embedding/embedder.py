@@ -13,17 +13,15 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Embedder(Protocol):
-    """Maps texts to unit vectors."""
+    """Maps texts to unit vectors.
 
-    @property
-    def id(self) -> str:
-        """Which vectors these are: kind, model and dim. Vectors of two ids are not to be compared."""
-        ...
+    Attributes:
+        id: Which vectors these are: kind, model and dim. Vectors of two ids are not to be compared.
+        dim: Length of the vectors.
+    """
 
-    @property
-    def dim(self) -> int:
-        """Length of the vectors."""
-        ...
+    id: str
+    dim: int
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1.

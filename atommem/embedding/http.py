@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,7 @@ import numpy.typing as npt
 from atommem.embedding.counted import EmbeddingCounts, unit_rows
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError
-from atommem.servers.client import RefusedError, ServerClient
-
-if TYPE_CHECKING:
-    import httpx
+from atommem.servers.client import ClientOptions, RefusedError, ServerClient
 
 
 class HttpEmbedder:
@@ -29,52 +26,23 @@ class HttpEmbedder:
     Args:
         base_url: The server, with or without the closing ``/v1``.
         model: The model's name there.
-        timeout: Seconds that one request may take.
-        retries: How often a failed request is repeated, with exponential back-off.
-        max_in_flight: Most requests at the same time.
-        transport: An httpx transport, for tests.
+        options: Of the `ServerClient`.
 
     Raises:
         OutageError: The server is out of reach and retries are used up.
         ConfigError: The server refused, or what it returned are no embeddings.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        timeout: float = 60.0,
-        retries: int = 5,
-        max_in_flight: int = 16,
-        backoff: float = 0.5,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
+    def __init__(self, base_url: str, model: str, **options: Unpack[ClientOptions]) -> None:
         self.model = model
         self.counts = EmbeddingCounts()
-        self._client = ServerClient(
-            base_url,
-            service="embedder",
-            timeout=timeout,
-            retries=retries,
-            max_in_flight=max_in_flight,
-            backoff=backoff,
-            transport=transport,
-        )
-        self._dim = 0
+        options = ClientOptions(timeout=60.0, max_in_flight=16) | options
+        self._client = ServerClient(base_url, service="embedder", **options)
+        self.dim = 0
         # In a thread with an event loop of its own: the constructor may run inside one.
         with ThreadPoolExecutor(max_workers=1) as thread:
-            self._dim = thread.submit(asyncio.run, self._ask_dim()).result()
-
-    @property
-    def id(self) -> str:
-        """Which vectors these are; see `Embedder`."""
-        return f"http/{self.model}/{self._dim}"
-
-    @property
-    def dim(self) -> int:
-        """Length of the vectors."""
-        return self._dim
+            self.dim = thread.submit(asyncio.run, self._ask_dim()).result()
+        self.id = f"http/{model}/{self.dim}"
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1; `kind` makes no difference.
@@ -84,7 +52,7 @@ class HttpEmbedder:
             ConfigError: The server refused, or what it returned are no embeddings of these texts.
         """
         if not texts:
-            return np.empty((0, self._dim), dtype=np.float32)
+            return np.empty((0, self.dim), dtype=np.float32)
         return await self._embed(list(texts))
 
     async def close(self) -> None:
@@ -132,7 +100,7 @@ class HttpEmbedder:
             self.counts.add(1, lost)
             return vectors
         self.counts.add(1, 1, str(error))
-        return np.eye(1, self._dim, dtype=np.float32)
+        return np.eye(1, self.dim, dtype=np.float32)
 
     async def _post(self, texts: list[str], settings: dict[str, Any] | None = None) -> npt.NDArray[np.float32]:
         """Vectors as the server returns them. Raises RefusedError, and what `embed` does."""
@@ -145,9 +113,9 @@ class HttpEmbedder:
                 f"{self._client.base_url}/v1/embeddings returned no embeddings of {len(texts)} texts "
                 f"({type(error).__name__}: {error}): is it an embedding server?"
             ) from error
-        if self._dim and vectors.shape[1] != self._dim:
+        if self.dim and vectors.shape[1] != self.dim:
             raise ConfigError(
-                f"{self._client.base_url} returned vectors of length {vectors.shape[1]}, before of {self._dim}: "
+                f"{self._client.base_url} returned vectors of length {vectors.shape[1]}, before of {self.dim}: "
                 "is it serving one model only?"
             )
         return vectors

@@ -18,7 +18,7 @@ from atommem.untrusted import clean
 
 
 class SentenceTransformerEmbedder:
-    """Embeds in a worker thread, so that the event loop stays free.
+    """Embeds in a worker thread, so that the event loop stays free; on the first GPU if there is one.
 
     Queries get the model's own query prompt and entries its document prompt, where it defines them
     (Qwen3-Embedding's instruction for queries, say). Texts beyond the model's longest input are cut, which
@@ -26,18 +26,16 @@ class SentenceTransformerEmbedder:
 
     Args:
         model: A hub name (NAME, or NAME@REVISION) or a folder.
-        device: None is the first GPU if there is one, else the CPU.
-        batch_size: Texts in one forward pass.
 
     Raises:
         ConfigError: There is no such model, or nothing follows the ``@``.
     """
 
-    def __init__(self, model: str | Path, device: str | None = None, batch_size: int = 32) -> None:
+    def __init__(self, model: str | Path) -> None:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = "float32" if device == "cpu" else "auto"
         name, revision = hub_name(str(model))
         try:
@@ -55,25 +53,15 @@ class SentenceTransformerEmbedder:
             ) from error
         # A folder's name, not its path: the same model lies elsewhere on another machine.
         self.model = Path(model).name if Path(model).is_dir() else str(model)
-        self._dim = int(self._model.get_embedding_dimension())
-        self._batch_size = batch_size
+        self.dim = int(self._model.get_embedding_dimension())
+        self.id = f"sentence_transformer/{self.model}/{self.dim}"
         self.counts = EmbeddingCounts()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-embedder")
-
-    @property
-    def id(self) -> str:
-        """Which vectors these are; see `Embedder`."""
-        return f"sentence_transformer/{self.model}/{self._dim}"
-
-    @property
-    def dim(self) -> int:
-        """Length of the vectors."""
-        return self._dim
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1."""
         if not texts:
-            return np.empty((0, self._dim), dtype=np.float32)
+            return np.empty((0, self.dim), dtype=np.float32)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, list(texts), kind)
 
     async def close(self) -> None:
@@ -88,7 +76,7 @@ class SentenceTransformerEmbedder:
             if window is not None and len(text.encode()) > window and self._tokens(text) > window:
                 self.counts.add_cut(text)
         encode = self._model.encode_query if kind == "query" else self._model.encode_document
-        encoded = np.asarray(encode(texts, batch_size=self._batch_size, show_progress_bar=False), dtype=np.float32)
+        encoded = np.asarray(encode(texts, show_progress_bar=False), dtype=np.float32)
         # Normalised here, in float32: a model in half precision would be off by 1e-3.
         vectors, lost = unit_rows(encoded)
         self.counts.add(len(texts), lost)

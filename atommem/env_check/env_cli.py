@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import typing
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from atommem.command_line import CommandParser
+from atommem.command_line import CommandParser, add_fields, names_of
 from atommem.env_check import CHECKS, Finding, check_environment
 from atommem.environment import EnvironmentConfig, environment_names, find_environment
 from atommem.errors import AtomMemError, ConfigError
@@ -64,33 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_settings(kind: type[EnvironmentConfig], name: str, flags: Sequence[str]) -> EnvironmentConfig:
-    """Settings of an environment from ``--NAME VALUE``, each value as YAML would have it.
+    """Settings of an environment from ``--NAME VALUE``.
 
     Raises:
         ConfigError: A setting is unknown, or out of range.
     """
     parser = CommandParser(prog=f"atommem env check {name}")
-    types = typing.get_type_hints(kind)
-    known = [item.name for item in fields(kind) if item.name != "environment"]
-    for setting in known:
-        parser.add_argument(f"--{setting}", nargs="+")
+    add_fields(parser, kind, but=("environment",))
     values, unknown = parser.parse_known_args(list(flags))
     if unknown:
-        raise ConfigError(f"{' '.join(unknown)} is no setting of {name}: it has {', '.join(known)}.")
-    settings: dict[str, Any] = {"environment": name}
-    for setting, words in vars(values).items():
-        if words is not None:
-            read = [_read(word, types[setting]) for word in words]
-            settings[setting] = read if typing.get_origin(types[setting]) is list else read[0]
-    return kind(**settings)
-
-
-def _read(word: str, hint: Any) -> Any:
-    """A word of the command line as a value of the type, or of the list's type."""
-    kinds = (hint, *typing.get_args(hint))
-    if str in kinds and not (type(None) in kinds and word in ("null", "None")):
-        return word
-    return yaml.safe_load(word)
+        known = ", ".join(item for item in names_of(kind) if item != "environment")
+        raise ConfigError(f"{' '.join(unknown)} is no setting of {name}: it has {known}.")
+    return kind(**{**vars(values), "environment": name})
 
 
 def _print_list() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import sys
 import time
 import types
 from collections.abc import AsyncIterator, Callable, Generator
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.description import TaskDescription
-from atommem.dialects import get_dialect
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.env_check.contents import check_observation, check_score
 from atommem.env_check.declarations import Declared
@@ -21,9 +21,9 @@ from atommem.env_check.probes import Probe, Writer
 from atommem.environment import Environment, Score, StepResult, Turn
 from atommem.episode import Step
 from atommem.errors import OutageError
-from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, StopReason
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Sampling
+from atommem.policy.scripted import ScriptedPolicy
 from atommem.session import Agent, Session
 
 STALL_SECONDS = 0.5
@@ -48,23 +48,6 @@ class Played:
         return self.observations, self.reason, self.score
 
 
-class _Scripted:
-    """The policy of all episodes: writes what it was last given."""
-
-    text = ""
-
-    async def complete_observation(self, observation: Observation, view: MemoryView, sampling: Sampling) -> Completion:
-        """The text, whatever is observed."""
-        return Completion([1], [0.0], self.text, "stop")
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Likewise."""
-        return Completion([1], [0.0], self.text, "stop")
-
-    async def close(self) -> None:
-        """It holds nothing."""
-
-
 class Player:
     """Plays episodes and notes what is wrong with them.
 
@@ -81,16 +64,17 @@ class Player:
         self.seed = seed
         self.most_steps = most_steps
         factory, memory = declared.factory, declared.memory
-        self.script = _Scripted()
+        self.text = ""
+        """What the policy of all episodes writes next."""
         self.agent = Agent(
-            policy=self.script,
+            policy=ScriptedPolicy(factory.tokenizer, lambda prompt: self.text),
             embedder=HashingEmbedder(64),
             tokenizer=factory.tokenizer,
             environments=factory,
             memory=memory,
-            sampling=Sampling(),
+            sampling=Sampling(max_tokens=sys.maxsize),
         )
-        self.writer = Writer(get_dialect(memory.dialect, memory.templates), factory.actions)
+        self.writer = Writer(self.agent.dialect, factory.actions)
 
     async def play(self, task: Any, description: TaskDescription, probe: Probe, most: int | None = None) -> Played:
         """An episode to its end, or for so many steps; then its score."""
@@ -180,7 +164,7 @@ class Player:
     async def turn(self, session: Session, probe: Probe, played: Played) -> Turn:
         observation = played.observations[-1]
         rng = random.Random(f"{self.seed}/{probe.__name__}/{session.key}/{len(played.steps)}")
-        self.script.text = probe(self.writer, observation, rng)
+        self.text = probe(self.writer, observation, rng)
         try:
             step = await session.turn(observation)
         except Exception as error:

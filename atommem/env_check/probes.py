@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from atommem.actions import MEMORY_ACTIONS, ActionSpec, Body
@@ -43,17 +44,17 @@ _MALFORMED = (
 )
 
 
+@dataclass(frozen=True)
 class Writer:
     """Writes actions as a dialect wants them.
 
-    Args:
+    Attributes:
         dialect: With tags.
         actions: The environment's.
     """
 
-    def __init__(self, dialect: Dialect, actions: Sequence[ActionSpec]) -> None:
-        self.dialect = dialect
-        self.actions = actions
+    dialect: Dialect
+    actions: Sequence[ActionSpec]
 
     def action(self, spec: ActionSpec, text: str, rng: random.Random) -> str:
         """One action that can be read; its arguments fit its schema, `text` among their strings."""
@@ -157,11 +158,11 @@ PROBES: Mapping[str, Probe] = {
 class WordTokenizer:
     """Words, with the white space before them, as tokens: counts and cuts where no model's tokenizer is at hand."""
 
-    eos_token_id = 0
+    eos_token_id = pad_token_id = 0
 
     def __init__(self) -> None:
-        self._ids: dict[str, int] = {"": 0}
-        self._words = [""]
+        self._ids: dict[str, int] = {"<eos>": 0}
+        self._words = ["<eos>"]
 
     def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> dict[str, Any]:
         """Ids and spans."""
@@ -174,11 +175,12 @@ class WordTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids."""
-        return "".join(self._words[token_id] for token_id in token_ids)
+        return "".join(self._words[token_id] for token_id in token_ids if token_id or not skip_special_tokens)
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
         """The messages under their roles."""
-        return "".join(f"[{message['role']}] {message['content']}\n" for message in conversation)
+        turns = "".join(f"[{message['role']}] {message['content']}\n" for message in conversation)
+        return turns + "[assistant]" * bool(kwargs.get("add_generation_prompt"))
 
     def _id(self, word: str) -> int:
         if word not in self._ids:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.errors import ConfigError, TraceError
+from atommem.errors import ConfigError
 from atommem.experience.bank_file import BankFile
 from atommem.experience.evaluators import Experience, make_evaluator
-from atommem.memory.admission import Accepted, Merged
+from atommem.memory.admission import Merged, Refused
 from atommem.memory.columns import Numbers
 from atommem.memory.contents import Contents, replay
 from atommem.memory.entries import Entry, Source
@@ -22,7 +22,7 @@ from atommem.memory.keeper import Keeper, Rules
 from atommem.memory.operations import MEMORY, Operation, Outcome
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.state import State
-from atommem.memory.vectors import TextVectors, digests_of
+from atommem.memory.vectors import TextVectors, digests_of, embedded, vectors_path
 
 Similarity = Callable[[str, StoreState], Numbers]
 """How like a query each record is, in the order of `StoreState.ids`, instead of the cosine of their vectors."""
@@ -66,7 +66,7 @@ class Bank:
         if capacity is not None and capacity < 1:
             raise ConfigError(f"a bank's capacity is {capacity}: give at least 1, or none for no limit.")
         self._embedder, self._capacity, self._seed = embedder, capacity, seed
-        self._rules = Rules.new(admission, retention)
+        self._rules = Rules(admission, retention)
         self._evaluator, self._evaluator_name = make_evaluator(evaluator), evaluator
         self._newest_first = newest_first
         self._state = State(Contents(), VectorIndex(embedder.dim))
@@ -86,17 +86,17 @@ class Bank:
             TraceError: It is no bank, or damaged.
             ConfigError: It was made with another embedder, or is open elsewhere.
         """
-        file = BankFile(path, {"embedder": self._embedder.id, "seed": self._seed}, durable)
+        file = BankFile(path, durable)
         try:
-            if file.header["embedder"] != self._embedder.id:
-                raise ConfigError(f"{path} was made with embedder {file.header['embedder']!r}: use it again.")
-            operations = file.take()
+            header, operations = file.read({"embedder": self._embedder.id, "seed": self._seed})
+            if header["embedder"] != self._embedder.id:
+                raise ConfigError(f"{path} was made with embedder {header['embedder']!r}: use it again.")
             contents = replay(operations)
-            self._state = State(contents, await self._index_of(contents, path))
+            self._state = State(contents, await self._index_of(contents, file.path))
         except BaseException:
             file.close()
             raise
-        self._seed, self._file = int(file.header["seed"]), file
+        self._seed, self._file = int(header["seed"]), file
         self._rules = self._rules.again()
         self._rules.tell(operations)
         self.task = max(1, contents.step)
@@ -115,7 +115,7 @@ class Bank:
             raise ConfigError(f"k is {k}: retrieve at least 1 record.")
         index = self._state.index
         if similarity is not None:
-            scores = np.asarray(similarity(query, self._seen()), dtype=np.float32)
+            scores = np.asarray(similarity(query, self._keeper().seen()), dtype=np.float32)
         elif len(index):
             scores = index.cosines(await self._vector(query))
         else:
@@ -143,8 +143,7 @@ class Bank:
         vector = None
         if verdict.add:
             vector = await self._vector(experience.query)
-            if prepare := getattr(self._rules.admission, "prepare", None):
-                await prepare([experience.query])
+            await self._rules.prepare([experience.query])
         shown, utility = [entry_id for entry_id, _ in self._state.contents.shown], verdict.utility
         told = Operation(self.task, "observe", actor=_SYSTEM)
         if utility is not None:
@@ -172,8 +171,7 @@ class Bank:
             part = given[first : first + _EMBEDDED_AT_ONCE]
             queries = [experience.query for experience in part]
             vectors = await self._embedder.embed(queries, "entry")
-            if prepare := getattr(self._rules.admission, "prepare", None):
-                await prepare(queries)
+            await self._rules.prepare(queries)
             for experience, vector in zip(part, vectors, strict=True):
                 await self._add(experience, vector, self.task - 1)
                 self._write()
@@ -184,7 +182,8 @@ class Bank:
             raise ConfigError("this bank has no file: open one first.")
         index = self._state.index
         texts = [self._state.contents.entries[entry_id].text for entry_id in index.ids.tolist()]
-        return TextVectors(self._embedder.id, digests_of(texts, "entry"), index.rows()).save(_beside(self._file.path))
+        vectors = TextVectors(self._embedder.id, digests_of(texts, "entry"), index.rows())
+        return vectors.save(vectors_path(self._file.path))
 
     def close(self) -> None:
         """Let others open the file."""
@@ -194,57 +193,31 @@ class Bank:
 
     async def _add(self, experience: Experience, vector: Vectors, step: int | None = None) -> None:
         step = self.task if step is None else step
-        source = Source(step)
-        details = {"execution": experience.execution, **experience.details}
-        candidate = Candidate(experience.query, vector, source, outcome=experience.outcome, details=details)
+        text, details = experience.query, {"execution": experience.execution, **experience.details}
+        candidate = Candidate(text, vector, Source(step), outcome=experience.outcome, details=details)
         decision = self._keeper(step).decide(candidate)
-        text = experience.query
-        if isinstance(decision, Merged):
-            text = decision.text or text
-            if text != experience.query:
-                (vector,) = await self._embedder.embed([text], "entry")
-            entry_id, before = decision.entry_id, self._state.contents.entries[decision.entry_id].text
-            kind, actor = "update", self._rules.admits
-        elif isinstance(decision, Accepted):
-            entry_id, before, kind, actor = self._state.contents.newest_id + 1, None, "create", _SYSTEM
-        else:
-            self._apply(
-                Operation(
-                    step,
-                    "create",
-                    Outcome.REJECTED,
-                    after=text,
-                    actor=_SYSTEM,
-                    reason=decision.reason,
-                    score=decision.score,
-                )
-            )
+        why: dict[str, Any] = {"reason": decision.reason, "score": decision.score}
+        if isinstance(decision, Refused):
+            self._apply(Operation(step, "create", Outcome.REJECTED, after=text, actor=_SYSTEM, **why))
             return
-        self._apply(
-            Operation(
-                step,
-                kind,
-                entry_id=entry_id,
-                before=before,
-                after=text,
-                actor=actor,
-                reason=decision.reason,
-                score=decision.score,
-                details=details,
-            ),
-            vector,
-        )
+        contents, why = self._state.contents, {**why, "details": details}
+        if isinstance(decision, Merged):
+            before = contents.entries[decision.entry_id].text
+            if decision.text and decision.text != text:
+                text = decision.text
+                (vector,) = await self._embedder.embed([text], "entry")
+            entry_id, why = decision.entry_id, {**why, "before": before, "actor": self._rules.admits}
+            written = Operation(step, "update", entry_id=entry_id, after=text, **why)
+        else:
+            entry_id = contents.newest_id + 1
+            written = Operation(step, "create", entry_id=entry_id, after=text, actor=_SYSTEM, **why)
+        self._apply(written, vector)
         if experience.outcome is not None:
             self._apply(Operation(step, "outcome", actor=_SYSTEM, scores=((entry_id, float(experience.outcome)),)))
 
     def _keeper(self, step: int | None = None) -> Keeper:
         step = self.task if step is None else step
         return Keeper(self._rules, self._state, self._capacity, step, self._seed, self._apply)
-
-    def _seen(self) -> StoreState:
-        state = self._state
-        seed = (self._seed, state.contents.position)
-        return StoreState(state.contents.entries, state.index, state.numbers, self.task, self._capacity, seed)
 
     def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
         self._state.apply(operation, vector)
@@ -264,29 +237,15 @@ class Bank:
             self._known = (query, vector)
         return self._known[1]
 
-    async def _index_of(self, contents: Contents, path: str | Path) -> VectorIndex:
+    async def _index_of(self, contents: Contents, path: Path) -> VectorIndex:
         """The vectors of all records: from beside the file, and else embedded."""
-        ids, texts = list(contents.entries), [entry.text for entry in contents.entries.values()]
-        places = np.full(len(ids), -1)
-        rows = np.empty((len(ids), self._embedder.dim), dtype=np.float32)
-        try:
-            kept = TextVectors.load(_beside(Path(path)))
-        except TraceError:
-            kept = None
+        index, kept = VectorIndex(self._embedder.dim), TextVectors.beside(path)
         if kept is not None and kept.embedder == self._embedder.id:
-            places = kept.find(texts, "entry")
-            rows[places >= 0] = kept.rows[places[places >= 0]]
-        missing = np.flatnonzero(places < 0)
-        for first in range(0, len(missing), _EMBEDDED_AT_ONCE):
-            part = missing[first : first + _EMBEDDED_AT_ONCE]
-            rows[part] = await self._embedder.embed([texts[place] for place in part], "entry")
-        index = VectorIndex(self._embedder.dim)
-        index.add(ids, rows)
+            index = kept.index_of(contents.entries.values())
+        missing = [entry for entry in contents.entries.values() if entry.id not in index]
+        for ids, rows in await embedded(self._embedder, missing):
+            index.add(ids, rows)
         return index
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(path.name + ".vectors")
 
 
 def demonstrations(found: Sequence[tuple[Entry, float]], template: str = "Task: {query}\nDone: {execution}") -> str:

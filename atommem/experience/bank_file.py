@@ -27,36 +27,42 @@ class BankFile:
 
     Args:
         path: It is made where it is not there.
-        header: Of a new file: what its vectors and random numbers are.
         durable: Wait for the disk at every line.
 
-    Attributes:
-        header: As the file has it.
-        operations: What it holds, in order; emptied by who takes it (`take`).
-
     Raises:
-        TraceError: The file is no bank, or damaged before its end.
         ConfigError: Another process has it.
     """
 
-    def __init__(self, path: str | Path, header: dict[str, Any], durable: bool = False) -> None:
+    def __init__(self, path: str | Path, durable: bool = False) -> None:
         self.path = Path(path)
         self._durable = durable
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.header, self._operations = self._read(header)
-        except BlockingIOError as error:
+        except OSError as error:
             os.close(self._fd)
+            if not isinstance(error, BlockingIOError):
+                raise
             raise ConfigError(f"{path} is open in another process: close that bank, or take another file.") from error
-        except BaseException:
-            os.close(self._fd)
-            raise
 
-    def take(self) -> list[Operation]:
-        """The operations that it held when it was opened: once."""
-        operations, self._operations = self._operations, []
-        return operations
+    def read(self, header: dict[str, Any]) -> tuple[dict[str, Any], list[Operation]]:
+        """Its header and the operations that it holds, in order.
+
+        Args:
+            header: Of a new file: what its vectors and random numbers are.
+
+        Raises:
+            TraceError: The file is no bank, or damaged before its end.
+        """
+        raw = self.path.read_bytes()
+        end = raw.rfind(b"\n") + 1
+        if end < len(raw):
+            os.ftruncate(self._fd, end)
+        if not end:
+            header = {"type": "experience bank", "format": FORMAT, **header}
+            self._write(header)
+            return header, []
+        return read_bank(raw, self.path)
 
     def append(self, operations: Sequence[Operation]) -> None:
         """Add a line; when this returns, a process that is killed has not lost it."""
@@ -77,17 +83,6 @@ class BankFile:
         except BaseException:
             os.ftruncate(self._fd, length)  # the next line must not stand behind a part of this one
             raise
-
-    def _read(self, header: dict[str, Any]) -> tuple[dict[str, Any], list[Operation]]:
-        raw = self.path.read_bytes()
-        end = raw.rfind(b"\n") + 1
-        if end < len(raw):
-            os.ftruncate(self._fd, end)
-        if not end:
-            header = {"type": "experience bank", "format": FORMAT, **header}
-            self._write(header)
-            return header, []
-        return read_bank(raw, self.path)
 
 
 def read_bank(raw: bytes, path: Path) -> tuple[dict[str, Any], list[Operation]]:

@@ -178,20 +178,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"> {line}" for line in guard_text(text).splitlines() or [""])
 
 
-OURS = tuple(
-    (name, f"atommem.experience.evaluators:{kind.__name__}")
-    for name, kind in (
-        ("fixed", Fixed),
-        ("add_all", AddAll),
-        ("strict", Strict),
-        ("threshold", Threshold),
-        ("noisy", Noisy),
-        ("judge", Judge),
-    )
-)
-
-
 def make_evaluator(name: str) -> Evaluator:
-    """The evaluator called `name`: one of `OURS`, an entry point of ``atommem.evaluators``, or a dotted path."""
-    evaluator: Evaluator = make_rule("evaluators", name, OURS, "evaluate")
+    """The evaluator called `name`: an entry point of ``atommem.evaluators``, or a dotted path."""
+    evaluator: Evaluator = make_rule("evaluators", name, "evaluate")
     return evaluator

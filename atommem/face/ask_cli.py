@@ -119,7 +119,9 @@ async def _run(arguments: argparse.Namespace, text: str | None) -> int:
     async with memory:
         try:
             if text is not None:
-                await _read(memory, text, arguments)
+                name = "" if arguments.file == "-" else Path(arguments.file).name
+                with _bar(arguments.quiet) as progress:
+                    await memory.read(text, questions=arguments.questions, name=name, progress=progress, again=False)
             for question in arguments.questions:
                 answers.append(await memory.ask(question))
                 if not arguments.json:
@@ -131,12 +133,6 @@ async def _run(arguments: argparse.Namespace, text: str | None) -> int:
         if arguments.json:
             print(json.dumps(_report(arguments, memory, answers), ensure_ascii=False, indent=2))
     return 0 if all(answer.text is not None for answer in answers) else EXIT_UNANSWERED
-
-
-async def _read(memory: AsyncMemory, text: str, arguments: argparse.Namespace) -> None:
-    with _bar(arguments.quiet) as progress:
-        name = "" if arguments.file == "-" else Path(arguments.file).name
-        await memory.read(text, questions=arguments.questions, name=name, progress=progress, again=False)
 
 
 @contextmanager

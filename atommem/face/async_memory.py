@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from atommem.embedding.embedder import Embedder
 from atommem.episode import Step
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, DataError, TraceError
 from atommem.face import saved
 from atommem.face.answers import Answer, Reading
 from atommem.face.asking import asked
@@ -107,16 +107,18 @@ class AsyncMemory:
             settings: As of the constructor. What was given by name when the memory was made still holds.
 
         Raises:
-            DataError: The folder holds no memory.
+            DataError: The folder holds no memory, or a log that contradicts itself.
             ConfigError: It was saved under another embedder, or with a policy that has no name.
             ...: And as of the constructor.
         """
         stored = await asyncio.to_thread(saved.read, folder)
         engine = await asyncio.to_thread(saved.open_engine, stored, policy, settings, reembed)
         try:
-            session = await saved.restore(stored, engine, reembed)
-        except BaseException:
+            session = await Session.take_up(engine.agent, stored.session, reembed=reembed)
+        except BaseException as error:
             await engine.close()
+            if isinstance(error, TraceError):
+                raise DataError(f"the memory is damaged: {error}") from error
             raise
         return cls._of(engine, session, stored.readings)
 

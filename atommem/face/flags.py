@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any, get_type_hints
+from argparse import SUPPRESS, ArgumentParser
+from collections.abc import Sequence
+from typing import Any
 
-import yaml
-
+from atommem.command_line import add_fields, reader
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.environment import find_environment
-from atommem.face.settings import SAMPLING
 from atommem.policy.contract import Sampling
 
 _SAMPLING_HELP = {
@@ -36,25 +33,10 @@ def add_settings(parser: ArgumentParser, environment: str) -> None:
         ("sampling", Sampling),
     ):
         group = parser.add_argument_group(f"settings: {title}")
-        hints = get_type_hints(kind)  # `TrlParser` writes into the types that `fields` tells
-        for item in fields(kind):
-            if kind is Sampling and item.name not in SAMPLING:
-                continue
-            text = item.metadata.get("help") or _SAMPLING_HELP.get(item.name, "")
-            hint = hints[item.name]
-            annotation = hint.__name__ if isinstance(hint, type) else str(hint)
-            several = {"nargs": "*"} if annotation.startswith("list") else {}
-            group.add_argument(
-                f"--{item.name}",
-                type=_reader(annotation),
-                default=SUPPRESS,
-                metavar=item.name.rpartition("_")[2].upper(),
-                help=text.replace("%", "%%"),
-                **several,  # type: ignore[arg-type]
-            )
+        add_fields(group, kind, _SAMPLING_HELP, but=("affinity",))
     group.add_argument(
         "--chat_template_kwargs",
-        type=_reader("dict"),
+        type=reader("dict"),
         default=SUPPRESS,
         metavar="JSON",
         help="Arguments of the chat template, a JSON object.",
@@ -64,24 +46,3 @@ def add_settings(parser: ArgumentParser, environment: str) -> None:
 def given_settings(arguments: Any, own: Sequence[str]) -> dict[str, Any]:
     """Those of the flags that were given; `own` are the names of the command's other arguments."""
     return {name: value for name, value in vars(arguments).items() if name not in own}
-
-
-def _reader(annotation: str) -> Callable[[str], Any]:
-    """What reads a value of this type: numbers, true, false and null as YAML has them, and text as it is."""
-    kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "dict": (dict,)}
-    wanted = next((kinds[name] for name in kinds if name in annotation), None)
-    optional = "None" in annotation
-
-    def read(value: str) -> Any:
-        if wanted is None:
-            return None if value == "null" and optional else value
-        try:
-            found = yaml.safe_load(value)
-        except yaml.YAMLError:
-            found = value
-        right = isinstance(found, wanted) and (wanted == (bool,) or not isinstance(found, bool))
-        if right or (found is None and optional):
-            return found
-        raise ArgumentTypeError(f"{value!r} is no {annotation}")
-
-    return read

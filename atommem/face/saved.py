@@ -137,17 +137,3 @@ def open_engine(saved: Saved, policy: Any, settings: Mapping[str, Any], reembed:
             )
     stored = {} if reembed else fields_of(EmbedderConfig, without_addresses(saved.embedder))
     return Engine.open(policy, stored=stored, **{**without_addresses(saved.given), **opening, **settings})
-
-
-async def restore(saved: Saved, engine: Engine, reembed: bool) -> Session:
-    """The session of a saved memory.
-
-    Raises:
-        DataError: The log contradicts itself.
-        ConfigError: The embedder is another one, and `reembed` is not set.
-        OutageError: The embedder is out of reach.
-    """
-    try:
-        return await Session.take_up(engine.agent, saved.session, reembed=reembed)
-    except TraceError as error:
-        raise DataError(f"the memory is damaged: {error}") from error

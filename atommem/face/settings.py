@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from atommem.command_line import close_match
 from atommem.config import EmbedderConfig, MemoryConfig, fields_of
 from atommem.environment import DEFAULT_ENVIRONMENT, EnvironmentConfig, find_environment
 from atommem.errors import ConfigError
@@ -49,9 +49,8 @@ class Settings:
         kinds = (MemoryConfig, EmbedderConfig, world)
         known = [*(item.name for kind in kinds for item in fields(kind)), *SAMPLING, "chat_template_kwargs"]
         for wrong in sorted({*given} - {*known}):
-            close = difflib.get_close_matches(wrong, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
-            raise ConfigError(f"there is no setting {wrong!r}: {hint}")
+            hint = close_match(wrong, known) or f": there are {', '.join(known)}"
+            raise ConfigError(f"there is no setting {wrong!r}{hint}.")
         sampling = Sampling(**{key: values[key] for key in SAMPLING if key in values})
         check_sampling(sampling)
         return cls(

@@ -68,19 +68,11 @@ class AcceptAll:
         return Accepted()
 
 
-OURS = (
-    ("accept", "atommem.memory.admission:AcceptAll"),
-    ("memobank", "atommem.rules.memobank:MemoBank"),
-    ("amac", "atommem.rules.amac:AMac"),
-    ("amac_published", "atommem.rules.amac:AMacPublished"),
-)
-
-
 def make_admission(name: str) -> AdmissionRule:
-    """The rule called `name`: ``accept``, another's entry point, or ``package.module:Class``; see `make_rule`.
+    """The rule called `name`: an entry point of ``atommem.admission``, or ``package.module:Class``; see `make_rule`.
 
     Raises:
         ConfigError: There is no such rule.
     """
-    rule: AdmissionRule = make_rule("admission", name, OURS, "admit")
+    rule: AdmissionRule = make_rule("admission", name, "admit")
     return rule

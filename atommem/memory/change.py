@@ -83,8 +83,8 @@ class Change:
         shown = {handle: entry_id for handle, (entry_id, _) in enumerate(self._state.contents.shown, start=1)}
         writes = [self._prepare(action, shown) for action in actions]
         await self._embed(writes)
-        if prepare := getattr(self._resources.rules.admission, "prepare", None):
-            await prepare([write.text for write in writes if write.action.kind == "create" and not write.disabled])
+        creates = [write.text for write in writes if write.action.kind == "create" and not write.disabled]
+        await self._resources.rules.prepare(creates)
         work = self._work(writes)
         text = await self._advance(work, None, writes)
         while text is not None:
@@ -130,8 +130,7 @@ class Change:
 
         with self._resources.activity.busy("retrieve"):
             if writes and self._state.index.is_large:
-                text: str | None = await offload(go_on)
-                return text
+                return await offload(go_on)
             return go_on()
 
     def _work(self, writes: Sequence[_Write]) -> Generator[str, Vectors, None]:
@@ -194,12 +193,9 @@ class Change:
             return
         texts = [write.text for write in stored]
         with resources.activity.busy("embed"):
-            if stored and asked:
-                vectors, asked_vectors = await asyncio.gather(
-                    resources.embed(texts, "entry"), resources.embed(asked, "query")
-                )
-            else:
-                vectors, asked_vectors = await resources.embed(texts, "entry"), await resources.embed(asked, "query")
+            vectors, asked_vectors = await asyncio.gather(
+                resources.embed(texts, "entry"), resources.embed(asked, "query")
+            )
         for write, vector in zip(stored, vectors, strict=True):
             write.vector = vector
         if asked:

@@ -20,10 +20,9 @@ from atommem.memory.neighbours import Neighbours
 Numbers = npt.NDArray[np.float64]
 _DETAILS = ("steps",)
 """Numbers that rules know in `Entry.details`."""
+_ATTRIBUTES = [item.name for item in fields(Entry) if item.type in ("int", "float", "int | None", "float | None")]
+_attributes_of = attrgetter(*_ATTRIBUTES)
 _FIRST_ROWS = 16
-
-
-_NUMERIC = ("int", "float", "int | None", "float | None")
 
 
 def known_number(entry: Entry, name: str) -> float | None:
@@ -38,13 +37,11 @@ class Columns:
     Args:
         entries: By id.
         index: The vectors of the same ids; its order of rows is followed.
-        kind: The entries' class.
     """
 
-    def __init__(self, entries: Mapping[int, Entry], index: VectorIndex, kind: type[Entry] = Entry) -> None:
-        attributes = [item.name for item in fields(kind) if item.type in _NUMERIC]
-        self.names = (*attributes, *_DETAILS)
-        self._attributes = attrgetter(*attributes)
+    names = (*_ATTRIBUTES, *_DETAILS)
+
+    def __init__(self, entries: Mapping[int, Entry], index: VectorIndex) -> None:
         self._functions: list[Callable[[Entry], float]] = []
         self._rows: dict[object, int] = {name: row for row, name in enumerate(self.names)}
         self._entries, self._index = entries, index
@@ -108,6 +105,6 @@ class Columns:
             self._table[:, place] = self._table[:, self._size]
 
     def _row(self, entry: Entry) -> list[float]:
-        values = [*self._attributes(entry), *[known_number(entry, name) for name in _DETAILS]]
+        values = [*_attributes_of(entry), *[known_number(entry, name) for name in _DETAILS]]
         values += [function(entry) for function in self._functions]
         return [np.nan if value is None else value for value in values]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atommem.errors import TraceError
 from atommem.memory.entries import Entry, MemoryView, Retrieved, Source
-from atommem.memory.operations import Operation, Outcome, to_json
+from atommem.memory.operations import Operation, Outcome, entry_from_json, to_json
 from atommem.memory.shared_map import SharedMap
 
 SNAPSHOT_FORMAT = 1
@@ -97,20 +97,19 @@ class Contents:
         self.query = operation.after
 
     def _retrieve(self, operation: Operation) -> None:
-        shown = [(self._present(operation, entry_id), score) for entry_id, score in operation.scores]
-        for entry, score in shown:
-            self.entries[entry.id] = entry.shown_again(score, operation.step + 1)
+        self._scored(operation, lambda entry, score: entry.shown_again(score, operation.step + 1))
         self.shown = operation.scores
 
     def _outcome(self, operation: Operation) -> None:
-        ended = [(self._present(operation, entry_id), outcome) for entry_id, outcome in operation.scores]
-        for entry, outcome in ended:
-            self.entries[entry.id] = replace(entry, outcome=outcome)
+        self._scored(operation, lambda entry, outcome: replace(entry, outcome=outcome))
 
     def _observe(self, operation: Operation) -> None:
-        ended = [(self._present(operation, entry_id), outcome) for entry_id, outcome in operation.scores]
-        for entry, outcome in ended:
-            self.entries[entry.id] = entry.used_again(outcome)
+        self._scored(operation, Entry.used_again)
+
+    def _scored(self, operation: Operation, changed: Callable[[Entry, float], Entry]) -> None:
+        """Change the entries that it has scores of; all of them are there, or none is changed."""
+        for entry, score in [(self._present(operation, entry_id), score) for entry_id, score in operation.scores]:
+            self.entries[entry.id] = changed(entry, score)
 
     def _addressed(self, operation: Operation) -> Entry:
         entry = self._present(operation, operation.entry_id)
@@ -163,7 +162,7 @@ class Snapshot:
             "newest_id": contents.newest_id,
             "position": contents.position,
             "step": contents.step,
-            "entries": [_entry_to_json(entry) for entry in contents.entries.values()],
+            "entries": [to_json(entry) for entry in contents.entries.values()],
         }
 
     @staticmethod
@@ -177,7 +176,7 @@ class Snapshot:
             found = record.get("format") if isinstance(record, Mapping) else type(record).__name__
             raise TraceError(f"this is no memory snapshot of format {SNAPSHOT_FORMAT} (its format is {found!r}).")
         try:
-            entries = map(_entry_from_json, record["entries"])
+            entries = map(entry_from_json, record["entries"])
             contents = Contents(
                 SharedMap((entry.id, entry) for entry in entries),
                 record["scratchpad"],
@@ -206,23 +205,6 @@ def replay(operations: Iterable[Operation], start: Snapshot | None = None) -> Co
     for operation in operations:
         contents.apply(operation)
     return contents
-
-
-_ENTRY_FIELDS = [(item.name, item.default) for item in fields(Entry)]
-
-
-def _entry_to_json(entry: Entry) -> dict[str, Any]:
-    values = {name: getattr(entry, name) for name, default in _ENTRY_FIELDS if getattr(entry, name) != default}
-    if entry.source is not None:
-        values["source"] = to_json(entry.source)
-    return values
-
-
-def _entry_from_json(record: Mapping[str, Any]) -> Entry:
-    values = dict(record)
-    if "source" in values:
-        values["source"] = Source(**values["source"])
-    return Entry(**values)
 
 
 def _written(operation: Operation) -> str:

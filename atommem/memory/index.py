@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import sqrt
-from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,6 @@ _BLOCKS_ON_LOOP, _ENTRIES_ON_LOOP = 4, 4096
 _SLAB_BLOCKS = 16
 """Blocks beyond the first are allocated by so many: memory in large pages is read a fifth faster."""
 _FIRST_ROWS = 16
-_FEW = 64
 _FEW_VECTORS = 8
 
 
@@ -144,7 +142,9 @@ class VectorIndex:
     def cosines(self, vector: Vectors) -> Vectors:
         """The inner product of a vector (dim,) with every row, in the order of `ids`: shape (n,), float32."""
         scores = np.empty(len(self._rows), dtype=np.float32)
-        self._score(vector, scores, 0, len(self._blocks))
+        parts = THREADS if self.is_large else 1
+        edges = [len(self._blocks) * part // parts for part in range(parts + 1)]
+        share([partial(self._score, vector, scores, start, end) for start, end in pairwise(edges)])
         return scores
 
     def products(self, vectors: Vectors) -> Vectors:
@@ -192,20 +192,12 @@ class VectorIndex:
             vector: The query's embedding, shape (dim,).
             k: How many to return.
         """
-        query = self.check(vector)
-        scores = np.empty(len(self._rows), dtype=np.float32)
-        if self.is_large:
-            edges = [len(self._blocks) * part // THREADS for part in range(THREADS + 1)]
-            share([partial(self._score, query, scores, start, end) for start, end in pairwise(edges)])
-        else:
-            self._score(query, scores, 0, len(self._blocks))
-        return best(scores, self._ids[: len(scores)], k)
+        return best(self.cosines(self.check(vector)), self.ids, k)
 
     async def find(self, vector: Vectors, k: int) -> Hits:
         """As `search`, in a thread where the store is large."""
         if self.is_large:
-            hits: Hits = await offload(self.search, vector, k)
-            return hits
+            return await offload(self.search, vector, k)
         return self.search(vector, k)
 
     @property
@@ -282,42 +274,14 @@ def best(scores: Vectors, ids: Ids, k: int) -> Hits:
     k = min(k, len(scores))
     if k < 1:
         return []
-    if len(scores) <= _FEW:
-        ranked = sorted(zip((-scores).tolist(), ids.tolist(), strict=True))
-        return [(entry_id, round(-score, 6)) for score, entry_id in _by_group(ranked)[:k]]
-    kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
-    above = np.flatnonzero(scores > kth)  # fewer than k
-    above = above[np.argsort(-scores[above], kind="stable")]
-    places: list[int] = []
-    group: list[int] = []
-    top = kth
-    for place in above:
-        score = float(scores[place])
-        if not group or score < top - TIE_TOLERANCE:
-            places += sorted(group, key=ids.__getitem__)
-            group, top = [], score
-        group.append(int(place))
-    if not group or kth < top - TIE_TOLERANCE:
-        places += sorted(group, key=ids.__getitem__)
-        group, top = [], kth
-    # The group of rank k may reach far below it, to every row: the oldest are chosen without sorting them all.
-    low = np.float64(top - TIE_TOLERANCE)
-    members = np.flatnonzero((scores <= kth) & (scores >= low))
-    members = np.concatenate([np.array(group, dtype=members.dtype), members])
-    wanted = k - len(places)
-    if wanted < len(members):
-        members = members[np.argpartition(ids[members], wanted - 1)[:wanted]]
-    places += sorted(members.tolist(), key=ids.__getitem__)
-    return [(int(ids[place]), round(float(scores[place]), 6)) for place in places]
-
-
-def _by_group(ranked: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Pairs of a score's negative and an id, sorted, with each group in the order of its ids."""
-    ordered: list[tuple[float, int]] = []
-    group: list[tuple[float, int]] = []
-    for pair in ranked:
-        if group and pair[0] > group[0][0] + TIE_TOLERANCE:
-            ordered += sorted(group, key=itemgetter(1))
-            group = []
-        group.append(pair)
-    return ordered + sorted(group, key=itemgetter(1))
+    kth = np.float64(np.partition(scores, len(scores) - k)[len(scores) - k])
+    # The group of rank k, whatever its best score is, reaches no lower than this.
+    places = np.flatnonzero(~(scores < kth - TIE_TOLERANCE))  # a score that is no number is the last
+    places = places[np.argsort(-scores[places], kind="stable")]
+    falling = -scores[places].astype(np.float64)
+    chosen: list[int] = []
+    while len(chosen) < k:
+        first = len(chosen)
+        group = places[first : np.searchsorted(falling, falling[first] + TIE_TOLERANCE, side="right")]
+        chosen += group[np.argsort(ids[group])][: k - first].tolist()
+    return [(int(ids[place]), round(float(scores[place]), 6)) for place in chosen]

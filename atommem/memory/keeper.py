@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import nan
 from typing import Any
 
 from atommem.errors import ConfigError
-from atommem.memory.admission import Accepted, Admission, AdmissionRule, Merged, Refused, make_admission
+from atommem.memory.admission import Accepted, Admission, Merged, Refused, make_admission
 from atommem.memory.operations import Operation
-from atommem.memory.retention import Eviction, RetentionRule, make_retention
+from atommem.memory.retention import Eviction, make_retention
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.state import State
 
 
-@dataclass(frozen=True)
 class Rules:
-    """The rules of one store, by their names in the settings; see `new`."""
+    """The rules of one store, new objects of those that the settings name.
 
-    admission_name: str
-    retention_name: str
-    admission: AdmissionRule
-    retention: RetentionRule
+    Attributes:
+        admission, retention: The rules.
+        admits, retains: They as actors of the log.
+        sweeps: Whether entries may go without a create.
 
-    @staticmethod
-    def new(admission: str, retention: str) -> Rules:
-        """New objects of the rules that the settings name. Raises ConfigError where there is no such rule."""
-        return Rules(admission, retention, make_admission(admission), make_retention(retention))
+    Raises:
+        ConfigError: There is no such rule.
+    """
+
+    def __init__(self, admission: str, retention: str) -> None:
+        self._names = admission, retention
+        self.admission, self.retention = make_admission(admission), make_retention(retention)
+        self.admits, self.retains = f"admission:{admission}", f"retention:{retention}"
+        self.sweeps = hasattr(self.retention, "sweep")
 
     def again(self) -> Rules:
         """The same rules, made anew: for another store, or one whose log is told again."""
-        return Rules.new(self.admission_name, self.retention_name)
+        return Rules(*self._names)
 
-    @property
-    def admits(self) -> str:
-        """The admission rule as an actor of the log."""
-        return f"admission:{self.admission_name}"
-
-    @property
-    def retains(self) -> str:
-        """The retention rule as an actor of the log."""
-        return f"retention:{self.retention_name}"
-
-    @cached_property
-    def sweeps(self) -> bool:
-        """Whether entries may go without a create."""
-        return hasattr(self.retention, "sweep")
+    async def prepare(self, texts: Sequence[str]) -> None:
+        """Have the admission rule, if it wants to, ask somebody about texts that it is to decide on."""
+        if prepare := getattr(self.admission, "prepare", None):
+            await prepare(texts)
 
     def tell(self, log: Iterable[Operation]) -> None:
         """Tell the retention rule, if it wants to know, what the log says that was observed."""
@@ -60,10 +53,11 @@ class Rules:
                     observe(operation.details["shown"], nan, operation.step)
 
 
+@dataclass(frozen=True)
 class Keeper:
     """Rules at one step of a store.
 
-    Args:
+    Attributes:
         rules: Which.
         state: The store.
         capacity: Most entries; None is unlimited.
@@ -72,17 +66,12 @@ class Keeper:
         apply: Applies an operation to the store, and logs it.
     """
 
-    def __init__(
-        self,
-        rules: Rules,
-        state: State,
-        capacity: int | None,
-        step: int,
-        seed: int,
-        apply: Callable[[Operation], None],
-    ) -> None:
-        self._rules, self._state, self._capacity = rules, state, capacity
-        self._step, self._seed, self._apply = step, seed, apply
+    rules: Rules
+    state: State
+    capacity: int | None
+    step: int
+    seed: int
+    apply: Callable[[Operation], None]
 
     def decide(self, candidate: Candidate) -> Admission:
         """Ask about a create, and make room for it.
@@ -90,8 +79,8 @@ class Keeper:
         Returns:
             `Accepted`: there is room now, its score is the entry's. `Refused`: by either rule; the reason names it.
         """
-        rules = self._rules
-        admission = rules.admission.admit(candidate, self._seen())
+        rules = self.rules
+        admission = rules.admission.admit(candidate, self.seen())
         if isinstance(admission, Merged):
             return replace(admission, score=_number(admission.score))
         if isinstance(admission, Refused):
@@ -99,8 +88,8 @@ class Keeper:
         score = self.rated(candidate, admission.score)
         if score is not None:
             candidate = replace(candidate, score=score)
-        while self._capacity is not None and len(self._state.contents.entries) >= self._capacity:
-            eviction = rules.retention.evict(candidate, self._seen())
+        while self.capacity is not None and len(self.state.contents.entries) >= self.capacity:
+            eviction = rules.retention.evict(candidate, self.seen())
             if eviction.entry_id is None:
                 return Refused(f"{rules.retains}: {eviction.reason}", _number(eviction.score))
             self._give_up(eviction)
@@ -108,39 +97,39 @@ class Keeper:
 
     def rated(self, candidate: Candidate, score: float | None = None) -> float | None:
         """What the retention rule says that a text is worth; `score` where it has no opinion."""
-        rate = getattr(self._rules.retention, "rate", None)
-        return _number(score if rate is None else rate(candidate, self._seen()))
+        rate = getattr(self.rules.retention, "rate", None)
+        return _number(score if rate is None else rate(candidate, self.seen()))
 
     def sweep(self) -> None:
         """What the retention rule gives up at the end of a step."""
-        if self._rules.sweeps:
-            sweep: Any = self._rules.retention
-            for eviction in sweep.sweep(self._seen()):
+        if self.rules.sweeps:
+            sweep: Any = self.rules.retention
+            for eviction in sweep.sweep(self.seen()):
                 self._give_up(eviction)
 
     def _give_up(self, eviction: Eviction) -> None:
-        entry = self._state.contents.entries.get(eviction.entry_id or 0)
+        entry = self.state.contents.entries.get(eviction.entry_id or 0)
         if entry is None:
             raise ConfigError(
-                f"{self._rules.retains} evicts entry {eviction.entry_id}, which is not there: mend the rule."
+                f"{self.rules.retains} evicts entry {eviction.entry_id}, which is not there: mend the rule."
             )
-        self._apply(
+        self.apply(
             Operation(
-                self._step,
+                self.step,
                 "delete",
                 entry_id=entry.id,
                 before=entry.text,
-                actor=self._rules.retains,
+                actor=self.rules.retains,
                 reason=eviction.reason,
                 score=_number(eviction.score),
             )
         )
 
-    def _seen(self) -> StoreState:
+    def seen(self) -> StoreState:
         """The store as rules see it now."""
-        state = self._state
-        seed = (self._seed, state.contents.position)
-        return StoreState(state.contents.entries, state.index, state.numbers, self._step, self._capacity, seed)
+        state = self.state
+        seed = (self.seed, state.contents.position)
+        return StoreState(state.contents.entries, state.index, state.numbers, self.step, self.capacity, seed)
 
 
 def _number(score: float | None) -> float | None:

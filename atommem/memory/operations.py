@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from atommem.memory.entries import Source
+from atommem.memory.entries import Entry, Source
 
 POLICY, MEMORY, USER = "policy", "memory", "user"
 """Actors; a rule's is ``retention:NAME`` or ``admission:NAME``."""
@@ -67,7 +67,7 @@ class Operation:
     details: Mapping[str, Any] | None = None
 
 
-def to_json(record: Operation | Source) -> dict[str, Any]:
+def to_json(record: Operation | Entry | Source) -> dict[str, Any]:
     """The fields that differ from their defaults, as JSON values."""
     found: dict[str, Any] = {}
     for name, default in _DEFAULTS[type(record)]:
@@ -79,14 +79,21 @@ def to_json(record: Operation | Source) -> dict[str, Any]:
 
 def operation_from_json(record: Mapping[str, Any]) -> Operation:
     """The inverse of `to_json`. Raises TypeError, KeyError or ValueError where `record` is no operation."""
-    values = dict(record)
+    values = _with_source(record)
     if "outcome" in values:
         values["outcome"] = Outcome(values["outcome"])
     if "scores" in values:
         values["scores"] = tuple((int(entry_id), float(score)) for entry_id, score in values["scores"])
-    if "source" in values:
-        values["source"] = Source(**values["source"])
     return Operation(**values)
 
 
-_DEFAULTS = {kind: [(item.name, item.default) for item in fields(kind)] for kind in (Operation, Source)}
+def entry_from_json(record: Mapping[str, Any]) -> Entry:
+    """The inverse of `to_json`, for an entry. Raises as `operation_from_json` does."""
+    return Entry(**_with_source(record))
+
+
+def _with_source(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {**record, "source": Source(**record["source"])} if "source" in record else dict(record)
+
+
+_DEFAULTS = {kind: [(item.name, item.default) for item in fields(kind)] for kind in (Operation, Entry, Source)}

@@ -42,34 +42,11 @@ class RetentionRule(Protocol):
         ...
 
 
-OURS = (
-    ("reject", "atommem.rules.reject:Reject"),
-    ("fifo", "atommem.rules.fifo:FirstInFirstOut"),
-    ("lru", "atommem.rules.lru:LeastRecentlyUsed"),
-    ("lfu", "atommem.rules.lfu:LeastFrequentlyUsed"),
-    ("random", "atommem.rules.chance:Chance"),
-    ("ebbinghaus", "atommem.rules.ebbinghaus:Ebbinghaus"),
-    ("redundancy", "atommem.rules.redundancy:Redundancy"),
-    ("novelty", "atommem.rules.novelty:Novelty"),
-    ("length", "atommem.rules.length:Length"),
-    ("type_prior", "atommem.rules.type_prior:TypePrior"),
-    ("linear", "atommem.rules.linear:Linear"),
-    ("oracle", "atommem.rules.oracle:GreedyOracle"),
-    ("failures_first", "atommem.rules.failures_first:FailuresFirst"),
-    ("periodic", "atommem.rules.periodic:Periodic"),
-    ("history", "atommem.rules.history:History"),
-    ("combined", "atommem.rules.combined:Combined"),
-    ("constrained", "atommem.rules.constrained:Constrained"),
-    ("traceretain", "atommem.rules.traceretain:TraceRetain"),
-    ("memobank", "atommem.rules.memobank:MemoBank"),
-)
-
-
 def make_retention(name: str) -> RetentionRule:
-    """The rule called `name`: one of `OURS`, another's entry point, or ``package.module:Class``; see `make_rule`.
+    """The rule called `name`: an entry point of ``atommem.retention``, or ``package.module:Class``; see `make_rule`.
 
     Raises:
         ConfigError: There is no such rule.
     """
-    rule: RetentionRule = make_rule("retention", name, OURS, "evict")
+    rule: RetentionRule = make_rule("retention", name, "evict")
     return rule

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from atommem.command_line import reader
 from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
 from atommem.memory.columns import Columns, Numbers
@@ -115,13 +116,12 @@ class StoreState:
         return [(self.entries[entry_id], score) for entry_id, score in self._index.search(vector, k)]
 
 
-def make_rule(setting: str, name: str, ours: tuple[tuple[str, str], ...], method: str) -> Any:
-    """The rule that a setting names: one of `ours`, an entry point of the group ``atommem.SETTING``, or a dotted path.
+def make_rule(setting: str, name: str, method: str) -> Any:
+    """The rule that a setting names: an entry point of the group ``atommem.SETTING``, or a dotted path.
 
     Args:
         setting: ``retention`` or ``admission``.
         name: What the setting says: ``NAME``, or with options ``NAME(option=value, ...)``.
-        ours: Names and dotted paths of the rules that we bring.
         method: What the rule must have.
 
     Raises:
@@ -130,7 +130,7 @@ def make_rule(setting: str, name: str, ours: tuple[tuple[str, str], ...], method
     """
     found = _OPTIONS.fullmatch(name.strip())
     plain, written = (found["name"], found["options"]) if found else (name, "")
-    rule_class = _rule_class(setting, plain, ours, method)
+    rule_class = _rule_class(setting, plain, method)
     takes = inspect.signature(rule_class).parameters
     options: dict[str, Any] = {}
     for part in filter(None, map(str.strip, (written or "").split(","))):
@@ -148,37 +148,26 @@ def make_rule(setting: str, name: str, ours: tuple[tuple[str, str], ...], method
         raise ConfigError(f"{setting} is {name!r}: {error}; options that it takes: {known}.") from error
 
 
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "bool": ((bool,), "true or false"),
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "str": ((str,), "a text"),
-}
-
-
 def _value(written: str, annotation: Any) -> Any:
     """An option's value, of the kind that the rule asks for where that is plain. Raises ValueError for another."""
+    asked = str(getattr(annotation, "__name__", annotation))
+    wanted, _, other = asked.partition(" | ")
+    plain = other in ("", "None")
+    if plain and wanted in ("bool", "int", "float"):
+        return reader(asked)(written)
     try:
         value = yaml.safe_load(written)
     except yaml.YAMLError as error:
         raise ValueError("this is no value") from error
-    wanted, _, optional = str(getattr(annotation, "__name__", annotation)).partition(" | ")
-    if wanted not in _KINDS or optional not in ("", "None") or (value is None and optional):
-        return value
-    if wanted == "str" and value is not None:
-        return value if isinstance(value, str) else written
-    types, described = _KINDS[wanted]
-    if not isinstance(value, types) or (isinstance(value, bool) and wanted != "bool") or value != value:
-        raise ValueError(f"give {described}")
-    return value
+    return written if plain and wanted == "str" and value is not None and not isinstance(value, str) else value
 
 
 _OPTIONS = re.compile(r"(?P<name>[^()]+)\((?P<options>[^()]*)\)")
 
 
 @cache
-def _rule_class(setting: str, name: str, ours: tuple[tuple[str, str], ...], method: str) -> Any:
-    found = find(f"atommem.{setting}", name, dict(ours))
+def _rule_class(setting: str, name: str, method: str) -> Any:
+    found = find(f"atommem.{setting}", name)
     if not callable(getattr(found, method, None)):
         raise ConfigError(f"{setting} is {name!r}, which is {found!r}: give a class with a method {method!r}.")
     return found

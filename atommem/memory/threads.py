@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
+Result = TypeVar("Result")
 THREADS = max(1, min(8, os.cpu_count() or 1))
 
 
-async def offload(function: Callable[..., Any], *arguments: Any) -> Any:
+async def offload(function: Callable[..., Result], *arguments: Any) -> Result:
     """Run `function` in a thread. It is waited for also when this is cancelled: what it works on is at rest then."""
     future = asyncio.get_running_loop().run_in_executor(_pool(), function, *arguments)
     try:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from atommem.embedding.embedder import TextKind, Vectors
+from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.errors import TraceError
-from atommem.memory.index import Ids
+from atommem.memory.entries import Entry
+from atommem.memory.index import Ids, VectorIndex
 
+_AT_ONCE = 256
 Digests = npt.NDArray[np.uint64]
 
 
@@ -54,6 +57,23 @@ class TextVectors:
         os.replace(draft, path)
         return path
 
+    def index_of(self, entries: Iterable[Entry]) -> VectorIndex:
+        """The vectors of those of some entries that have one here."""
+        held = list(entries)
+        places = self.find([entry.text for entry in held], "entry")
+        index = VectorIndex(self.rows.shape[1])
+        ids = [entry.id for entry, place in zip(held, places.tolist(), strict=True) if place >= 0]
+        index.add(ids, self.rows[places[places >= 0]])
+        return index
+
+    @staticmethod
+    def beside(path: Path) -> TextVectors | None:
+        """Those kept beside a file (`vectors_path`); ones that are not there or damaged are made again."""
+        try:
+            return TextVectors.load(vectors_path(path))
+        except TraceError:
+            return None
+
     @staticmethod
     def load(path: str | Path) -> TextVectors:
         """Read them.
@@ -69,6 +89,18 @@ class TextVectors:
         if digests.dtype != np.uint64 or rows.dtype != np.float32 or rows.ndim != 2 or digests.shape != rows.shape[:1]:
             raise TraceError(f"{path} holds no vectors of texts: delete it, and they are made again.")
         return TextVectors(embedder, digests, rows)
+
+
+async def embedded(embedder: Embedder, entries: Sequence[Entry]) -> list[tuple[list[int], Vectors]]:
+    """The ids and vectors of entries, in parts that an embedder takes at once; all of them wait for it together."""
+    parts = [entries[first : first + _AT_ONCE] for first in range(0, len(entries), _AT_ONCE)]
+    rows = await asyncio.gather(*(embedder.embed([entry.text for entry in part], "entry") for part in parts))
+    return [([entry.id for entry in part], found) for part, found in zip(parts, rows, strict=True)]
+
+
+def vectors_path(path: Path) -> Path:
+    """Where the vectors of what is in a file lie."""
+    return path.with_name(path.name + ".vectors")
 
 
 def digests_of(texts: Sequence[str], kind: TextKind) -> Digests:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -24,10 +23,8 @@ from atommem.memory.operations import POLICY, USER, Operation, Outcome
 from atommem.memory.shared_map import SharedMap
 from atommem.memory.state import State
 from atommem.memory.threads import offload
-from atommem.memory.vectors import TextVectors, digests_of
+from atommem.memory.vectors import TextVectors, digests_of, embedded
 from atommem.tokens import Tokenizer
-
-_EMBEDDED_AT_ONCE = 256
 
 
 class WorkingMemory:
@@ -57,7 +54,7 @@ class WorkingMemory:
         activity: ActivityClock | None = None,
         seed: int = 0,
     ) -> None:
-        rules = Rules.new(config.admission, config.retention)
+        rules = Rules(config.admission, config.retention)
         activity = activity or ActivityClock()
         self._resources = Resources(embedder, tokenizer, config, cut_marker, activity, rules)
         self._start = Snapshot(embedder.id, Contents(), seed)
@@ -65,25 +62,18 @@ class WorkingMemory:
         self._log: list[Operation] = []
         self._view = MemoryView(capacity=config.capacity)
 
-    @classmethod
     async def restore(
-        cls,
+        self,
         snapshot: Snapshot,
-        embedder: Embedder,
-        tokenizer: Tokenizer,
-        config: MemoryConfig,
-        cut_marker: str = "",
-        activity: ActivityClock | None = None,
-        *,
         operations: Sequence[Operation] = (),
         vectors: TextVectors | None = None,
+        *,
         reembed: bool = False,
     ) -> Self:
-        """Take up a memory that was put down: a snapshot, and the operations since.
+        """Take up, in a new memory, one that was put down: a snapshot, and the operations since.
 
         Args:
-            snapshot: Where the new memory's log begins.
-            embedder, tokenizer, config, cut_marker, activity: As for a new memory.
+            snapshot: Where the log begins, with the seed.
             operations: The log from the snapshot on.
             vectors: As `vectors` gave them, then or at another time; what is missing is embedded.
             reembed: Take another embedder than the snapshot's; all entries are then embedded anew.
@@ -93,18 +83,18 @@ class WorkingMemory:
             TraceError: The operations do not follow from the snapshot.
             OutageError: The embedder is out of reach.
         """
-        if snapshot.embedder != embedder.id and not reembed:
+        own = self._resources.embedder.id
+        if snapshot.embedder != own and not reembed:
             raise ConfigError(
-                f"the memory was searched with embedder {snapshot.embedder!r}, this one is {embedder.id!r}: their "
+                f"the memory was searched with embedder {snapshot.embedder!r}, this one is {own!r}: their "
                 "vectors do not compare. Use the same one, or set reembed to embed all entries anew."
             )
-        memory = cls(embedder, tokenizer, config, cut_marker, activity)
-        memory._start = replace(snapshot, embedder=embedder.id)
+        self._start = replace(snapshot, embedder=own)
         contents = await offload(replay, operations, snapshot)
-        if vectors is not None and vectors.embedder == embedder.id:
-            memory._state = await offload(_with_vectors, contents, vectors)
-        await memory._become(contents, list(operations))
-        return memory
+        if vectors is not None and vectors.embedder == own:
+            self._state = await offload(_with_vectors, contents, vectors)
+        await self._become(contents, list(operations))
+        return self
 
     @property
     def start(self) -> Snapshot:
@@ -247,19 +237,20 @@ class WorkingMemory:
         """Note how the writers of entries ended (`Entry.outcome`): by default of all whose outcome is not known."""
         if entry_ids is None:
             entry_ids = [entry.id for entry in self._state.contents.entries.values() if entry.outcome is None]
-        operation = Operation(step, "outcome", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
-        self._state.apply(operation)
-        self._log.append(operation)
-        return operation
+        return self._noted("outcome", step, outcome, entry_ids)
 
     def observe(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:
         """Note how a question or task ended that entries were shown for: by default those that are shown now."""
         if entry_ids is None:
             entry_ids = [entry_id for entry_id, _ in self._state.contents.shown]
-        operation = Operation(step, "observe", scores=tuple((entry_id, outcome) for entry_id in entry_ids))
+        operation = self._noted("observe", step, outcome, entry_ids)
+        self._resources.rules.tell([operation])
+        return operation
+
+    def _noted(self, kind: str, step: int, outcome: float, entry_ids: Iterable[int]) -> Operation:
+        operation = Operation(step, kind, scores=tuple((entry_id, outcome) for entry_id in entry_ids))
         self._state.apply(operation)
         self._log.append(operation)
-        self._resources.rules.tell([operation])
         return operation
 
     def snapshot(self) -> Snapshot:
@@ -319,13 +310,10 @@ class WorkingMemory:
     async def _become(self, contents: Contents, log: list[Operation]) -> None:
         """Hold other contents; the vectors of texts that stay as they are serve on."""
         gone, new = await offload(_difference, self._state.contents, contents)
-        parts = [new[first : first + _EMBEDDED_AT_ONCE] for first in range(0, len(new), _EMBEDDED_AT_ONCE)]
-        embed = self._resources.embedder.embed
-        rows = await asyncio.gather(*(embed([entry.text for entry in part], "entry") for part in parts))
-        ids = [[entry.id for entry in part] for part in parts]
+        added = await embedded(self._resources.embedder, new)
         index = self._state.index
         if gone or new:
-            index = await offload(_changed, index, gone, list(zip(ids, rows, strict=True)))
+            index = await offload(_changed, index, gone, added)
         same_query = contents.query == self._state.contents.query
         self._state = State(contents, index, self._state.query_vector if same_query else None)
         self._view, self._log = contents.view(self._resources.config.capacity), log
@@ -335,16 +323,13 @@ class WorkingMemory:
 
 def _with_vectors(contents: Contents, vectors: TextVectors) -> State:
     """The part of `contents` whose vectors are there."""
-    entries = list(contents.entries.values())
-    places = vectors.find([entry.text for entry in entries], "entry")
-    held = [entry for entry, place in zip(entries, places.tolist(), strict=True) if place >= 0]
-    index = VectorIndex(vectors.rows.shape[1])
-    index.add([entry.id for entry in held], vectors.rows[places[places >= 0]])
+    index = vectors.index_of(contents.entries.values())
     query_vector = None
     if contents.query is not None:
         (place,) = vectors.find([contents.query], "query")
         query_vector = vectors.rows[place] if place >= 0 else None
-    part = Contents(SharedMap((entry.id, entry) for entry in held), query=contents.query)
+    held = ((entry.id, entry) for entry in contents.entries.values() if entry.id in index)
+    part = Contents(SharedMap(held), query=contents.query)
     return State(part, index, query_vector)
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
+from atommem.errors import OutageError, PolicyError
 from atommem.policy.contract import Completion, Sampling
+from atommem.policy.served import ServedPolicy
 from atommem.rough_tokens import RoughTokenizer
 from atommem.servers.chat import ChatClient
-from atommem.servers.client import RefusedError, ServerClient
-from atommem.servers.served import Served, only_model
+from atommem.servers.client import ClientOptions, RefusedError
 
 if TYPE_CHECKING:
-    import httpx
-
     from atommem.tokens import Tokenizer
 
 
-class ChatPolicy:
+class ChatPolicy(ServedPolicy):
     """Samples from a hosted or local model that takes messages. It can be evaluated and used, not trained.
 
     What the model's server puts apart as its reasoning is not part of the completion, as it is not of the prompt.
@@ -27,17 +25,11 @@ class ChatPolicy:
         base_url: The server, with or without the closing ``/v1``.
         model: The model's name there; None asks ``/v1/models``, which must list exactly one.
         tokenizer: Measures chunks and memory; None counts roughly (`atommem.rough_tokens`). Nothing of it is sent.
-        max_in_flight: Most requests at the same time; the others wait here.
-        timeout: Seconds that one completion may take.
-        retries: How often a failed request is repeated, with exponential back-off.
-        backoff: Seconds before the first repetition; doubles each time, at most 30.
-        transport: An httpx transport, for tests.
+        options: Of the `ServerClient`.
 
     Raises:
         ConfigError: `base_url` is no http(s) URL, or its key (ATOMMEM_POLICY_API_KEY) may not be sent there.
     """
-
-    speaks_chat = True
 
     def __init__(
         self,
@@ -45,24 +37,10 @@ class ChatPolicy:
         model: str | None = None,
         *,
         tokenizer: Tokenizer | None = None,
-        max_in_flight: int = 64,
-        timeout: float = 600.0,
-        retries: int = 5,
-        backoff: float = 0.5,
-        transport: httpx.AsyncBaseTransport | None = None,
+        **options: Unpack[ClientOptions],
     ) -> None:
-        self.tokenizer = RoughTokenizer() if tokenizer is None else tokenizer
-        self._client = ServerClient(
-            base_url,
-            service="policy",
-            timeout=timeout,
-            retries=retries,
-            max_in_flight=max_in_flight,
-            backoff=backoff,
-            transport=transport,
-        )
+        super().__init__(base_url, model, RoughTokenizer() if tokenizer is None else tokenizer, options)
         self._chat = ChatClient(self._client)
-        self._served = None if model is None else Served(model)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Not to be had of a chat server.
@@ -100,33 +78,9 @@ class ChatPolicy:
                 seed=sampling.seed,
             )
         except RefusedError as error:
-            if error.too_long:
-                raise PromptTooLongError(f"{self._client.base_url} refused a prompt: {error.message}") from error
-            if error.filtered:
+            if error.filtered and not error.too_long:
                 return Completion([], [], "", "content_filter")
-            if error.status == 404:
-                raise UnknownModelError(
-                    f"{self._client.base_url} does not serve a model named {model!r} ({error}): check name and URL."
-                ) from error
-            raise PolicyError(
-                f"{self._client.base_url} refused a completion of model {model!r} ({error}): check the key "
-                "(ATOMMEM_POLICY_API_KEY), the model's name and the sampling values."
-            ) from error
+            raise self._refused(error, model, "a prompt") from error
         if reply.finish_reason == "error":
             raise OutageError(f"{self._client.base_url} returned no chat completion: {reply.text[:200]!r}.")
         return Completion([], [], reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens)
-
-    async def model_name(self) -> str:
-        """The model's name on the server; asks for it where none was given.
-
-        Raises:
-            OutageError: The server is out of reach.
-            PolicyError: It does not serve exactly one model.
-        """
-        if self._served is None:
-            self._served = await only_model(self._client)
-        return self._served.name
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop."""
-        await self._client.close()

@@ -70,8 +70,8 @@ class Completion:
 class Policy(Protocol):
     """Maps a prompt to a completion.
 
-    One with an attribute ``speaks_chat`` that is true has ``complete_chat(messages, sampling)`` instead, which takes
-    the messages that the prompt is made of (`atommem.policy.chat.ChatPolicy`).
+    One that has ``complete_chat(messages, sampling)`` is asked by that instead, with the messages that the prompt is
+    made of (`atommem.policy.chat.ChatPolicy`).
     """
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:

@@ -9,7 +9,7 @@ batch with, and the batch shrinks as rows end.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,6 +123,9 @@ def _uniforms(rows: Sequence[Row]) -> np.ndarray:
     return streams
 
 
+_OF_EACH_ROW = ("temperature", "top_p", "top_k", "greedy", "cut")
+
+
 @dataclass(slots=True)
 class _Settings:
     """The sampling settings of the running rows, one column vector each."""
@@ -152,15 +155,7 @@ class _Settings:
 
     def select(self, keep: torch.Tensor) -> _Settings:
         """Those of the rows `keep`."""
-        return _Settings(
-            self.temperature[keep],
-            self.top_p[keep],
-            self.top_k[keep],
-            self.greedy[keep],
-            self.cut[keep],
-            self.any_greedy,
-            self.any_cut,
-        )
+        return replace(self, **{name: getattr(self, name)[keep] for name in _OF_EACH_ROW})
 
     def draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample one token id per row by inverting the cumulative distribution at `uniforms`.

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from atommem.command_line import close_path
 from atommem.config import check_choice
@@ -30,37 +30,17 @@ OTHER_FILES = 256
 """Files that may be open beside the connections to servers."""
 
 
-class PolicySettings(Protocol):
-    """What says which policy it is: fields of `atommem.eval.eval_config.EvalConfig`, or a `PolicyChoice`."""
-
-    @property
-    def policy(self) -> Sequence[str]:
-        """A model folder (or hub name, NAME@REVISION), or the base URLs of servers."""
-
-    @property
-    def api(self) -> str:
-        """How servers are asked, one of `APIS`."""
-
-    @property
-    def model(self) -> str | None:
-        """The model's name on the servers; None where each has one only."""
-
-    @property
-    def tokenizer(self) -> str | None:
-        """Folder or hub name of the tokenizer (servers)."""
-
-    @property
-    def max_in_flight(self) -> int:
-        """Most requests at the same time."""
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Most tokens in one batch (model folder)."""
-
-
 @dataclass(frozen=True)
 class PolicyChoice:
-    """`PolicySettings` by themselves.
+    """Which policy it is. Cheap: nothing is opened.
+
+    Attributes:
+        policy: A model folder (or hub name, NAME@REVISION), or the base URLs of servers.
+        api: How servers are asked, one of `APIS`.
+        model: The model's name on the servers; None where each has one only.
+        tokenizer: Folder or hub name of the tokenizer (servers).
+        max_in_flight: Most requests at the same time.
+        max_batch_tokens: Most tokens in one batch (model folder).
 
     Raises:
         ConfigError: They do not fit together.
@@ -74,7 +54,19 @@ class PolicyChoice:
     max_batch_tokens: int = 65_536
 
     def __post_init__(self) -> None:
-        check_policy(self)
+        check_choice("api", self.api, APIS)
+        first = self.policy[0] if self.policy else ""
+        if not is_server(self.policy):
+            if self.tokenizer is not None or self.model is not None or self.api != "completions":
+                raise ConfigError(f"policy is the folder {first}: model, tokenizer and api are for servers only.")
+        elif self.api == "chat":
+            if len(self.policy) > 1:
+                raise ConfigError(f"api is chat and policy is {list(self.policy)}: give one chat server.")
+        elif self.tokenizer is None:
+            raise ConfigError(
+                f"policy is the server {first}: give the tokenizer of its model (--tokenizer, a folder or hub name) "
+                "as well; or, for a server that takes messages instead of token ids, api=chat (--api chat)."
+            )
 
     @property
     def settings_folder(self) -> str:
@@ -94,28 +86,7 @@ def is_server(policy: Sequence[str]) -> bool:
     return urls[0]
 
 
-def check_policy(settings: PolicySettings) -> None:
-    """Whether what names the policy fits together. Cheap: nothing is opened.
-
-    Raises:
-        ConfigError: It does not; or the folder is no model folder.
-    """
-    check_choice("api", settings.api, APIS)
-    first = settings.policy[0] if settings.policy else ""
-    if not is_server(settings.policy):
-        if settings.tokenizer is not None or settings.model is not None or settings.api != "completions":
-            raise ConfigError(f"policy is the folder {first}: model, tokenizer and api are for servers only.")
-    elif settings.api == "chat":
-        if len(settings.policy) > 1:
-            raise ConfigError(f"api is chat and policy is {list(settings.policy)}: give one chat server.")
-    elif settings.tokenizer is None:
-        raise ConfigError(
-            f"policy is the server {first}: give the tokenizer of its model (--tokenizer, a folder or hub name) as "
-            "well; or, for a server that takes messages instead of token ids, api=chat (--api chat)."
-        )
-
-
-def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
+def open_policy(settings: PolicyChoice) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
     """Load the model, or make the client of its servers. It has a `tokenizer`; close it with ``close()``.
 
     Raises:
@@ -134,16 +105,15 @@ def open_policy(settings: PolicySettings) -> LocalPolicy | ServerPolicy | Server
         )
     tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
     allow_connections(settings.max_in_flight)
+    first, *others = settings.policy
     if settings.api == "chat":
         from atommem.policy.chat import ChatPolicy
 
-        return ChatPolicy(settings.policy[0], settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
-    if len(settings.policy) == 1:
+        return ChatPolicy(first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
+    if not others:
         from atommem.policy.server import ServerPolicy
 
-        return ServerPolicy(
-            settings.policy[0], settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
-        )
+        return ServerPolicy(first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
     from atommem.policy.server_pool import ServerPool
 
     # While the others are gone, one server may get all requests.
@@ -237,7 +207,7 @@ def allow_connections(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
-async def policy_identity(settings: PolicySettings, policy: Any) -> dict[str, Any]:
+async def policy_identity(settings: PolicyChoice, policy: Any) -> dict[str, Any]:
     """What tells this policy from another: for a folder, its files by name, size and time of change.
 
     Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's name has to do.

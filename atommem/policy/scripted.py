@@ -24,11 +24,11 @@ class ScriptedPolicy:
         """The script's answer; longer than `sampling.max_tokens` it is cut, like a model's."""
         text = self._script(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
         token_ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end
-        if len(token_ids) > sampling.max_tokens:
+        is_cut = len(token_ids) > sampling.max_tokens
+        if is_cut:
             token_ids = token_ids[: sampling.max_tokens]
             text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-            return Completion(token_ids, [0.0] * len(token_ids), text, "length")
-        return Completion(token_ids, [0.0] * len(token_ids), text, "stop")
+        return Completion(token_ids, [0.0] * len(token_ids), text, "length" if is_cut else "stop")
 
     async def close(self) -> None:
         """Nothing to free."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
-from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
+from atommem.errors import OutageError, PolicyError
 from atommem.policy.completions import check_request, make_completion
 from atommem.policy.contract import Completion, Sampling
-from atommem.servers.client import RefusedError, ServerClient
-from atommem.servers.served import Served, only_model
-
-if TYPE_CHECKING:
-    import httpx
+from atommem.policy.served import Served, ServedPolicy
+from atommem.servers.client import ClientOptions, RefusedError
 
 
-class ServerPolicy:
+class ServerPolicy(ServedPolicy):
     """Samples from a server, which batches the requests of all episodes itself.
 
     The server must return token ids (``"return_token_ids": true``, vLLM 0.10.2 and later). Its log-probabilities
@@ -27,12 +24,8 @@ class ServerPolicy:
         base_url: The server, with or without the closing ``/v1``.
         model: The model's name there; None asks ``/v1/models``, which must list exactly one.
         tokenizer: The model's; decodes completions.
-        max_in_flight: Most requests at the same time; the others wait here.
-        timeout: Seconds that one completion may take.
-        retries: How often a failed request is repeated, with exponential back-off.
-        backoff: Seconds before the first repetition; doubles each time, at most 30.
         scaled_logprobs: Refuse a server whose log-probabilities leave the temperature out, where it is not 1.
-        transport: An httpx transport, for tests.
+        options: Of the `ServerClient`.
 
     Raises:
         ConfigError: `base_url` is no http(s) URL.
@@ -44,27 +37,13 @@ class ServerPolicy:
         model: str | None = None,
         *,
         tokenizer: Any,
-        max_in_flight: int = 256,
-        timeout: float = 600.0,
-        retries: int = 5,
-        backoff: float = 0.5,
         scaled_logprobs: bool = False,
-        transport: httpx.AsyncBaseTransport | None = None,
+        **options: Unpack[ClientOptions],
     ) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(base_url, model, tokenizer, ClientOptions(max_in_flight=256) | options)
         self._unscaled_is_error = scaled_logprobs
         self._scaling = asyncio.Lock()
         self._scales = False
-        self._client = ServerClient(
-            base_url,
-            service="policy",
-            timeout=timeout,
-            retries=retries,
-            max_in_flight=max_in_flight,
-            backoff=backoff,
-            transport=transport,
-        )
-        self._served = None if model is None else Served(model, None)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion.
@@ -83,29 +62,9 @@ class ServerPolicy:
                 await self._check_scaling(body)
             reply = await self._client.post("/v1/completions", body)
         except RefusedError as error:
-            if error.status == 404:
-                raise UnknownModelError(
-                    f"{self._client.base_url} does not serve a model named {served.name!r} ({error}): check the name."
-                ) from error
-            if error.too_long:
-                raise PromptTooLongError(
-                    f"{self._client.base_url} refused a prompt of {len(prompt_ids)} tokens with "
-                    f"max_tokens={sampling.max_tokens}: {error.message}"
-                ) from error
-            raise PolicyError(
-                f"{self._client.base_url} refused a completion of model {served.name!r} ({error}): "
-                "check the model's name, the key (ATOMMEM_POLICY_API_KEY) and the sampling values."
-            ) from error
+            prompt = f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens}"
+            raise self._refused(error, served.name, prompt) from error
         return self._read(reply)
-
-    async def model_name(self) -> str:
-        """The model's name on the server; asks for it where none was given.
-
-        Raises:
-            OutageError: The server is out of reach.
-            PolicyError: It does not serve exactly one model.
-        """
-        return (await self._model()).name
 
     def use_model(self, name: str) -> None:
         """Ask for this model from now on (an adapter that was loaded, say); requests in flight keep theirs."""
@@ -130,16 +89,6 @@ class ServerPolicy:
                     "it samples at: start it with --logprobs-mode processed_logprobs, or train at temperature 1."
                 )
             self._scales = True
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop."""
-        await self._client.close()
-
-    async def _model(self) -> Served:
-        """Episodes that start together may ask the server at the same time: harmless."""
-        if self._served is None:
-            self._served = await only_model(self._client)
-        return self._served
 
     def _read(self, reply: Any) -> Completion:
         """Take ids and log-probabilities from a reply. An answer without them is an error, never an empty text."""

@@ -28,11 +28,11 @@ class Adapter:
     path: str
 
 
+@dataclass(slots=True, eq=False)
 class PooledServer:
     """One server of a pool.
 
     Attributes:
-        url: Its base URL.
         policy: Completions.
         control: Health, metrics, adapters.
         serving: Whether it gets requests.
@@ -42,15 +42,18 @@ class PooledServer:
         probe: Asks for its health while it is dropped.
     """
 
-    def __init__(self, policy: ServerPolicy, control: VllmControl) -> None:
-        self.url = control.base_url
-        self.policy = policy
-        self.control = control
-        self.serving = True
-        self.in_flight = 0
-        self.adapter: str | None = None
-        self.refusal: PolicyError | None = None
-        self.probe: asyncio.Task[None] | None = None
+    policy: ServerPolicy
+    control: VllmControl
+    serving: bool = True
+    in_flight: int = 0
+    adapter: str | None = None
+    refusal: PolicyError | None = None
+    probe: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        return self.control.base_url
 
 
 class ServerPool:

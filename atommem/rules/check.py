@@ -75,7 +75,7 @@ async def play(
     memory = WorkingMemory(embedder, tokenizer, config, seed=seed)
     for step, actions in enumerate(stream):
         if step == pause:
-            memory = await WorkingMemory.restore(memory.start, embedder, tokenizer, config, operations=memory.log)
+            memory = await WorkingMemory(embedder, tokenizer, config).restore(memory.start, memory.log)
         await memory.apply(actions, step)
         if step % 3 == 2:
             memory.observe(float(len(memory.entries()) % 2), step)

@@ -23,14 +23,11 @@ class History(Rule):
     def __init__(self, n: int = 5, beta: float = 0.5, at_least: bool = False) -> None:
         self._least, self._beta = n if at_least else n + 1, beta
 
-    def harmful(self, store: StoreState) -> dict[int, float]:
-        """What goes, with its mean utility, oldest first."""
+    def sweep(self, store: StoreState) -> Sequence[Eviction]:
+        """After every task, oldest first."""
         means = store.column("mean_outcome")
         # A running mean of 4 in 8 may be 0.5000000000000001.
         bad = (store.column("uses") >= self._least) & (means <= self._beta + 1e-9)
         places = np.flatnonzero(bad)
-        return dict(sorted(zip(store.ids[places].tolist(), means[places].tolist(), strict=True)))
-
-    def sweep(self, store: StoreState) -> Sequence[Eviction]:
-        """After every task."""
-        return [Eviction(i, f"mean utility {mean:.2f}", mean) for i, mean in self.harmful(store).items()]
+        harmful = sorted(zip(store.ids[places].tolist(), means[places].tolist(), strict=True))
+        return [Eviction(entry_id, f"mean utility {mean:.2f}", mean) for entry_id, mean in harmful]

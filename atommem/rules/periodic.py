@@ -31,23 +31,22 @@ class Periodic(Rule):
 
     def observe(self, shown: Sequence[int], outcome: float, step: int) -> None:
         """Counts, and begins anew with each period."""
-        number = (step - 1) // self._period
-        if number != self._number:
-            self._number, self._shown = number, Counter()
+        self._begin((step - 1) // self._period)
         self._shown.update(shown)
-
-    def unused(self, store: StoreState) -> dict[int, int]:
-        """What goes now, with how often it was used; nothing but at the end of a period."""
-        if store.step < 1 or store.step % self._period:
-            return {}
-        if (store.step - 1) // self._period != self._number:  # nothing was shown in all of it
-            self._number, self._shown = (store.step - 1) // self._period, Counter()
-        old = np.sort(store.ids[store.column("created") <= store.step - self._period])
-        return {entry_id: self._shown[entry_id] for entry_id in old.tolist() if self._shown[entry_id] <= self._alpha}
 
     def sweep(self, store: StoreState) -> Sequence[Eviction]:
         """At the last task of a period."""
+        if store.step < 1 or store.step % self._period:
+            return ()
+        self._begin((store.step - 1) // self._period)  # nothing may have been shown in all of it
+        old = np.sort(store.ids[store.column("created") <= store.step - self._period])
+        used = [(entry_id, self._shown[entry_id]) for entry_id in old.tolist()]
         return [
-            Eviction(entry_id, f"used {used} times in {self._period} tasks", used)
-            for entry_id, used in self.unused(store).items()
+            Eviction(entry_id, f"used {times} times in {self._period} tasks", times)
+            for entry_id, times in used
+            if times <= self._alpha
         ]
+
+    def _begin(self, number: int) -> None:
+        if number != self._number:
+            self._number, self._shown = number, Counter()

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -93,6 +93,16 @@ class _Connection:
     slots: asyncio.Semaphore
 
 
+class ClientOptions(TypedDict, total=False):
+    """How a `ServerClient` asks: its own words, for whoever has one."""
+
+    timeout: float
+    retries: int
+    max_in_flight: int
+    backoff: float
+    transport: httpx.AsyncBaseTransport | None
+
+
 class ServerClient:
     """Calls one server, an OpenAI-compatible one or another that speaks JSON.
 
@@ -119,9 +129,9 @@ class ServerClient:
         base_url: str,
         *,
         service: Service,
-        timeout: float,
-        retries: int,
-        max_in_flight: int,
+        timeout: float = 600.0,
+        retries: int = 5,
+        max_in_flight: int = 64,
         backoff: float = 0.5,
         headers: Mapping[str, str] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,

@@ -11,6 +11,8 @@ from atommem.servers.client import RefusedError, ServerClient
 if TYPE_CHECKING:
     import httpx
 
+HEALTH_SECONDS = 5.0
+"""In which a server that is alive says so."""
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>\S+)", re.MULTILINE)
 
 
@@ -20,7 +22,6 @@ class VllmControl:
     Args:
         base_url: The server, with or without the closing ``/v1``.
         timeout: Seconds that loading an adapter may take.
-        health_timeout: Seconds in which a server that is alive says so.
         transport: An httpx transport, for tests.
 
     Raises:
@@ -28,17 +29,12 @@ class VllmControl:
     """
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        timeout: float = 300.0,
-        health_timeout: float = 5.0,
-        transport: httpx.AsyncBaseTransport | None = None,
+        self, base_url: str, *, timeout: float = 300.0, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         # Nothing is repeated here: who calls decides whether a server that fails is waited for.
         common: dict[str, Any] = {"service": "policy", "retries": 0, "max_in_flight": 8, "transport": transport}
         self._client = ServerClient(base_url, timeout=timeout, **common)
-        self._health = ServerClient(base_url, timeout=health_timeout, **common)
+        self._health = ServerClient(base_url, timeout=HEALTH_SECONDS, **common)
         self.base_url = self._client.base_url
 
     async def healthy(self) -> bool:

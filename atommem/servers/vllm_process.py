@@ -15,12 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import httpx
 
 from atommem.errors import ConfigError, PolicyError
 from atommem.servers.vllm_control import parse_metrics
@@ -29,7 +29,6 @@ CONTEXT = 4096
 """Tokens of a server's context on a CPU, unless its flags say so or the model has fewer."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Those that ``--max-lora-rank`` takes."""
-_PASSED = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine is asked past any proxy
 
 
 def engine_of(python: str) -> str:
@@ -173,9 +172,8 @@ class VllmServer:
     def healthy(self) -> bool:
         """Whether it answers now."""
         try:
-            with _PASSED.open(f"{self.url}/health", timeout=5):
-                return True
-        except (urllib.error.URLError, OSError):
+            return self._get("/health", 5).is_success
+        except httpx.TransportError:
             return False
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
@@ -201,8 +199,10 @@ class VllmServer:
 
     def metrics(self) -> dict[str, float]:
         """The sums over all label sets of what ``/metrics`` lists, by name."""
-        with _PASSED.open(f"{self.url}/metrics", timeout=30) as response:
-            return parse_metrics(response.read().decode())
+        return parse_metrics(self._get("/metrics", 30).raise_for_status().text)
+
+    def _get(self, path: str, seconds: float) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=seconds, trust_env=False)  # this machine is asked past any proxy
 
     def __enter__(self) -> Self:
         self.start()

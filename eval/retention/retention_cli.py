@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from atommem import plugins
 from atommem.command_line import CommandParser, check_writable
 from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError
@@ -17,7 +18,6 @@ from atommem.eval.retention.fitting import fit, save
 from atommem.eval.retention.keeping import Embedded, add_embedder_flags, embedded, embedder_of
 from atommem.eval.retention.table import CAPACITIES, RULES, Cell, fill, markdown
 from atommem.eval.retention.turns import read_streams
-from atommem.memory import admission, retention
 from atommem.rules.check import problems
 
 
@@ -108,6 +108,6 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    for setting, ours in (("retention", retention.OURS), ("admission", admission.OURS)):
-        print(f"{setting}: {', '.join(name for name, _ in ours)}")
+    for setting in ("retention", "admission"):
+        print(f"{setting}: {', '.join(plugins.names(f'atommem.{setting}'))}")
     return 0

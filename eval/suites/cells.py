@@ -13,7 +13,6 @@ from atommem.config import fields_of
 from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.eval.eval_config import Configs, parse_arguments
 from atommem.eval.suites.suite import Column, Row, Suite
-from atommem.eval.workbench import policy_key
 from atommem.policy.opening import is_server
 
 _OF_SERVERS = ("model", "tokenizer", "api")
@@ -78,7 +77,7 @@ class Cell:
     @property
     def shares(self) -> tuple[Any, ...]:
         """What cells must agree in to share the open policy and embedder."""
-        return policy_key(self.configs[0]), astuple(self.configs[2])
+        return self.configs[0].choice, astuple(self.configs[2])
 
     def take(self, record: EpisodeRecord) -> None:
         """Count an episode that ended, in this run or in an earlier one."""

@@ -108,10 +108,16 @@ def test_what_is_wrong_is_said(arguments: list[str], message: str, book: Path) -
 
 
 def test_values_of_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, value in (("capacity", "many"), ("temperature", "true"), ("whole_sentences", "1"), ("seed", "[1]")):
+    number, whole, truth = "a number", "a whole number", "true or false"
+    for name, value, kind in (
+        ("capacity", "many", whole),
+        ("temperature", "true", number),
+        ("whole_sentences", "1", truth),
+        ("seed", "[1]", whole),
+    ):
         with pytest.raises(SystemExit):
             ask_cli.main(["f", "q", f"--{name}", value])
-        assert f"--{name}: {value!r} is no" in capsys.readouterr().err
+        assert f"--{name} is {value!r}: give {kind}" in capsys.readouterr().err
 
 
 def test_a_model_folder_of_ours_brings_its_settings_and_no_answer_is_an_exit_status(

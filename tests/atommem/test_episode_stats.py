@@ -1,4 +1,4 @@
-"""`summarize_episodes` against numbers counted by hand."""
+"""`means` of `episode_sums` against numbers counted by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.episode import Episode, Step
-from atommem.episode_stats import action_names, add_sums, episode_sums, means, summarize_episodes
+from atommem.episode_stats import action_names, add_sums, episode_sums, means
 from atommem.memory.entries import MemoryView
 from atommem.memory.operations import Operation, Outcome
 from atommem.observation import Observation, StopReason
@@ -64,7 +64,7 @@ def test_counted_by_hand() -> None:
         Operation(0, "read", Outcome.DISABLED, actor="user"),
         Operation(0, "retrieve", actor="memory"),
     )
-    summary = summarize_episodes(whole)
+    summary = means(episode_sums(whole))
     expected = {
         "episodes": 3,
         "failed": 1,
@@ -101,8 +101,8 @@ def test_counted_by_hand() -> None:
     assert summary == pytest.approx(expected)
     parts = add_sums([episode_sums(whole[:1]), episode_sums(whole[1:2]), episode_sums(whole[2:]), episode_sums([])])
     assert means(parts) == pytest.approx(expected), "sums of parts give the whole"
-    assert summarize_episodes([]) == {"episodes": 0, "failed": 0}
-    only_failed = summarize_episodes([Episode("b", 0)])
+    assert means(episode_sums([])) == {"episodes": 0, "failed": 0}
+    only_failed = means(episode_sums([Episode("b", 0)]))
     assert only_failed["failed"] == only_failed["stop/failed"] == 1
     assert not {"reward", "malformed"} & {*only_failed}
     # Memory's in their order, then what environments brought, by name.

@@ -220,7 +220,7 @@ async def test_files_and_what_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_settings_that_are_none() -> None:
-    with pytest.raises(ConfigError, match="no setting 'chunk_token': did you mean chunk_tokens"):
+    with pytest.raises(ConfigError, match=r"no setting 'chunk_token' \(did you mean chunk_tokens"):
         make(chunk_token=3)
     with pytest.raises(ConfigError, match="chunk_tokens is 0"):
         make(chunk_tokens=0)

@@ -14,15 +14,15 @@ from atommem import hub
 from atommem.errors import ConfigError
 from atommem.policy import opening as policies
 from atommem.policy.local import LocalPolicy
+from atommem.policy.opening import PolicyChoice
 from atommem.policy.server import ServerPolicy
 from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
 from tests.loopback import Quiet, listening
 
 
-def given(*policy: str, model: str | None = None) -> SimpleNamespace:
-    more = {"api": "completions", "tokenizer": "t", "max_in_flight": 8, "max_batch_tokens": 100}
-    return SimpleNamespace(policy=[*policy], model=model, **more)
+def given(*policy: str, model: str | None = None) -> PolicyChoice:
+    return PolicyChoice(policy, model=model, tokenizer="t" if policies.is_server(policy) else None)
 
 
 def test_connections_raise_the_limit_of_open_files_where_they_may(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,10 @@ def test_a_typing_mistake_is_answered_with_the_nearest_name_and_the_list() -> No
     for given, said, unsaid in (
         (
             ("config", "qwen3_8b_hotpot", "train"),
-            r"is no such file; did you mean qwen3_8b_hotpotqa\?.*smollm2",
+            r"is no such file \(did you mean qwen3_8b_hotpotqa\?\).*smollm2",
             "fsdp2",
         ),
-        (("suite", "/nowhere/smoke.yaml", "eval"), r"'/nowhere/smoke\.yaml'.*; did you mean smoke", "fsdp2"),
+        (("suite", "/nowhere/smoke.yaml", "eval"), r"'/nowhere/smoke\.yaml'.* \(did you mean smoke", "fsdp2"),
         (("suite", "nonsense", "eval", "data:"), "shipped are .*table1", "paper"),
     ):
         with pytest.raises(ConfigError, match=said) as raised:

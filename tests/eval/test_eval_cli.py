@@ -129,11 +129,11 @@ async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
     weights = tmp_path / "model.bin"
     weights.write_bytes(b"1234")
     config = EvalConfig(policy=[str(tmp_path)], data="d", out=str(tmp_path / "eval"))
-    first = await policy_identity(config, None)
+    first = await policy_identity(config.choice, None)
     (tmp_path / "eval").mkdir()
-    assert await policy_identity(config, None) == first  # results beside the weights are no change
+    assert await policy_identity(config.choice, None) == first  # results beside the weights are no change
     os.utime(weights, ns=(1, 1))
-    assert await policy_identity(config, None) != first
+    assert await policy_identity(config.choice, None) != first
 
 
 @pytest.mark.slow

@@ -44,14 +44,10 @@ def by_hand(scores: npt.NDArray[np.floating], k: int) -> list[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=40), st.integers(0, 45))
-def test_the_order_is_that_of_the_rule_for_few_scores_and_for_many(steps: list[int], k: int) -> None:
+def test_the_order_is_that_of_the_rule(steps: list[int], k: int) -> None:
     scores = (0.25 + 4e-7 * np.array(steps, dtype=np.float64)).astype(np.float32)
-    ids = np.arange(1, len(steps) + 1)
-    few = best(scores, ids, k)
-    assert [entry_id for entry_id, _ in few] == by_hand(scores, k)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "_FEW", 0)
-        assert best(scores, ids, k) == few
+    found = best(scores, np.arange(1, len(steps) + 1), k)
+    assert [entry_id for entry_id, _ in found] == by_hand(scores, k)
 
 
 def test_a_hundred_thousand_ties_are_found_fast() -> None:

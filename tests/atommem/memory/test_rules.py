@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.errors import ConfigError, OutageError
-from atommem.memory import admission, neighbours, retention
+from atommem.memory import neighbours
 from atommem.memory.admission import Accepted, Admission, Merged, Refused
 from atommem.memory.columns import Columns
 from atommem.memory.contents import replay
@@ -57,12 +56,6 @@ def test_our_rules(name: str, last_shown: list[int | None], decision: Eviction) 
     assert make_retention(name).evict(candidate, store(last_shown)) == decision
 
 
-def test_ours_are_entry_points_as_a_users_are() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["entry-points"]["atommem.retention"] == dict(retention.OURS)
-    assert project["entry-points"]["atommem.admission"] == dict(admission.OURS)
-
-
 class Nearest:
     """Gives up what the new entry is nearest to, and keeps what it saw."""
 
@@ -103,7 +96,7 @@ async def test_a_memory_restored_into_a_smaller_capacity_shrinks_at_its_next_cre
     m = memory()
     await m.apply([Action(CREATE, text) for text in ("one", "two", "three")], 0)
     config = MemoryConfig(capacity=2, retention="fifo")
-    m = await WorkingMemory.restore(m.snapshot(), WordEmbedder(), WordTokenizer(), config)
+    m = await WorkingMemory(WordEmbedder(), WordTokenizer(), config).restore(m.snapshot())
     operations = await m.apply([Action(CREATE, "four")], 1)
     assert [operation.outcome for operation in by_policy(operations)] == [Outcome.APPLIED]
     assert list(texts(m).values()) == ["three", "four"]
@@ -227,9 +220,8 @@ async def test_what_is_observed_is_told_again_when_a_log_is_replayed() -> None:
     m.observe(1.0, 0)
     assert [(e.uses, e.mean_outcome) for e in m.entries()] == [(2, 0.5), (1, 1.0)]
     resources = m._resources
-    taken_up = await WorkingMemory.restore(
-        m.start, resources.embedder, resources.tokenizer, resources.config, operations=m.log
-    )
+    fresh = WorkingMemory(resources.embedder, resources.tokenizer, resources.config)
+    taken_up = await fresh.restore(m.start, m.log)
     for one in (m.fork(), taken_up):
         await one.apply([], 1)
         assert texts(one) == {2: "bob hums"}
@@ -281,10 +273,11 @@ async def test_ratings_stand_in_the_log_and_in_the_entries() -> None:
         ("fifo(size=3)", "Takes no|takes no arguments"),
         (f"{HERE}:Tidy(days=3)", "unexpected keyword argument 'days'"),
         ("fito(size=3)", "did you mean fifo"),
-        ("lrv", r"there is no 'lrv'; did you mean lru\? known are .*, lru, .*, or give"),
+        ("lrv", r"there is no 'lrv' \(did you mean lru\?\); known are .*, lru, .*, or give"),
         (f"{HERE}:Missing", "has no attribute 'Missing'"),
         ("nowhere.at.all:Rule", "cannot be loaded"),
-        ("periodic(period=[)", "this is no value"),
+        ("periodic(period=[)", "give a whole number"),
+        ("linear(weights=[)", "this is no value"),
         ("periodic(period=1.5)", "give a whole number"),
         ("periodic(period=3, period=4)", "each once"),
         ("history(beta=nan)", "beta is 'nan': give a number"),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from atommem import plugins
 from atommem.actions import Action
 from atommem.errors import ConfigError, OutageError
-from atommem.memory import admission, retention
 from atommem.memory.admission import Accepted, Admission, Refused, make_admission
 from atommem.memory.operations import Outcome
 from atommem.memory.retention import Eviction
@@ -23,14 +23,14 @@ from tests.atommem.memory.toys import CREATE, memory, texts
 HERE = __name__
 
 
-@pytest.mark.parametrize("name", [name for name, _ in retention.OURS if name != "oracle"])
+@pytest.mark.parametrize("name", [name for name in plugins.names("atommem.retention") if name != "oracle"])
 def test_our_retention_rules(name: str, tmp_path: Path) -> None:
     weights = tmp_path / "weights.json"
     weights.write_text(json.dumps({"bias": 0.0, "log_words": 1.0, "novelty": 0.5}))
     assert problems(f"linear(weights={weights})" if name == "linear" else name, streams=1) == []
 
 
-@pytest.mark.parametrize("name", [name for name, _ in admission.OURS])
+@pytest.mark.parametrize("name", plugins.names("atommem.admission"))
 def test_our_admission_rules(name: str) -> None:
     assert problems("fifo", name, streams=1) == []
 
