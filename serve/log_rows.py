@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -129,32 +128,6 @@ class Loaded:
     unread: list[tuple[int, int]]
 
 
-class Transaction:
-    """A writer's transaction, under the lock that threads of this process take turns by."""
-
-    def __init__(self, engine: sa.Engine, lock: threading.Lock | None) -> None:
-        self._begun, self._lock = engine.begin(), lock
-
-    def __enter__(self) -> sa.Connection:
-        if self._lock is not None:
-            self._lock.acquire()
-        try:
-            return self._begun.__enter__()
-        except BaseException:
-            self._release()
-            raise
-
-    def __exit__(self, *exception: Any) -> None:
-        try:
-            self._begun.__exit__(*exception)
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-
-
 def event_of(row: sa.RowMapping) -> Event:
     return Event(**{str(name): value for name, value in row.items() if name != "conversation"})
 
@@ -228,19 +201,25 @@ def operations_between(connection: sa.Connection, conversation: str, first: int,
     columns = [operations.c[name] for name in (*OPERATION_FIELDS, "rest")]
     query = sa.select(*columns).where(operations.c.conversation == conversation)
     query = query.where(operations.c.seq >= first, operations.c.seq < last).order_by(operations.c.seq)
-    return list(restored(connection.execute(query).mappings()))
-
-
-def row_of(operation: Operation) -> dict[str, Any]:
-    values = to_json(operation)
-    rest = {name: values.pop(name) for name in _REST if name in values}
-    return {**dict.fromkeys(OPERATION_FIELDS), **values, "rest": rest or None}
-
-
-def restored(rows: Iterable[sa.RowMapping]) -> Iterator[Operation]:
-    for row in rows:
+    found = []
+    for row in connection.execute(query).mappings():
         values = {str(name): value for name, value in row.items() if value is not None}
-        yield operation_from_json(values | values.pop("rest", {}))
+        found.append(operation_from_json(values | values.pop("rest", {})))
+    return found
+
+
+def operation_rows(
+    conversation: str, first: int, written: Sequence[Operation], made: Sequence[tuple[int, str, str]]
+) -> list[dict[str, Any]]:
+    """Those of operations from number `first` on; `made` has the version, checkpoint and embedder of each."""
+    rows = []
+    for seq, (operation, (version, checkpoint, embedder)) in enumerate(zip(written, made, strict=True), first):
+        values = to_json(operation)
+        rest = {name: values.pop(name) for name in _REST if name in values}
+        row = {**dict.fromkeys(OPERATION_FIELDS), **values, "rest": rest or None}
+        row |= {"conversation": conversation, "seq": seq, "version": version}
+        rows.append(row | {"checkpoint": checkpoint, "embedder": embedder})
+    return rows
 
 
 def unread_items(connection: sa.Connection, conversation: str) -> list[tuple[int, int]]:

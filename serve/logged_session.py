@@ -152,7 +152,7 @@ class LoggedSession:
         with shared.metrics.stage("commit"):
             kept = memory.snapshot() if due else None
             await asyncio.wrap_future(
-                shared.log.commit_soon(
+                shared.log.commit(
                     self.id,
                     loaded.version,
                     loaded.seq,
