@@ -19,7 +19,7 @@ from atommem.memory.operations import Operation, Outcome
 from atommem.memory.vectors import TextVectors, digests_of
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.log_rows import ConflictError, Event, NotFoundError
-from atommem.serve.schema import metadata, open_database
+from atommem.serve.schema import metadata, open_database, requests
 
 MADE = {"checkpoint": "c1", "embedder": "words/4"}
 WRITTEN = [
@@ -96,12 +96,22 @@ def test_another_s_conversation_is_not_there_and_an_erased_one_leaves_nothing(
     assert all(b"7151" not in path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_the_migrations_make_the_tables_that_the_code_reads_and_another_database_is_refused(
-    log: ConversationLog,
-) -> None:
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_an_older_database_gets_the_tables_that_the_code_reads(revision: str, log: ConversationLog) -> None:
+    name = log.create("ann", {}).id
     with log.engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+        if revision == "0001":
+            requests.drop(connection)
+    again = ConversationLog(open_database(log.engine.url.render_as_string()))
+    assert again.about(name, "ann").id == name
+    with again.engine.begin() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert connection.scalar(sa.text("SELECT version_num FROM alembic_version")) == "0002"
         assert connection.scalar(sa.text("PRAGMA journal_mode")) == "wal"
+
+
+def test_another_database_is_refused() -> None:
     for url in ("nonsense", "mysql+nothing://x/y", "postgresql://127.0.0.1:1/none"):
         with pytest.raises(ConfigError, match="database"):
             open_database(url)
