@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atommem.actions import READ, Action
 from atommem.episode import Step
 from atommem.errors import PromptTooLongError
 from atommem.face.asking import asked
@@ -16,7 +17,8 @@ from atommem.memory.operations import Operation
 from atommem.memory.threads import offload
 from atommem.observation import Observation
 from atommem.serve.log_rows import About, ConflictError, Event, Loaded, RequestKey, called, is_called
-from atommem.serve.logged_session import LoggedSession, Shared
+from atommem.serve.logged_session import LoggedSession
+from atommem.serve.shared import Shared
 from atommem.session import Session
 from atommem.trace import step_record
 
@@ -193,6 +195,16 @@ class Conversation(LoggedSession):
             event, lambda session: session.memory.forget(name, max(0, session.turns - 1)), stop=name
         )
 
+    async def recall(self, query: str) -> list[tuple[Entry, float]]:
+        """The entries that the policy would be shown for a query, best first, with their scores.
+
+        No model is asked, and it leaves no trace in the log.
+        """
+        twin = self.session.memory.fork()
+        await twin.apply([Action(READ, query)], self.session.turns)
+        held = twin.contents.entries
+        return [(held[item.entry_id], item.score) for item in twin.view().retrieved]
+
     async def move(self) -> bool:
         """Go on under this server's checkpoint and embedder; whether they are others. The session was opened so."""
         shared, log = self._shared, self.log
@@ -244,7 +256,7 @@ class Conversation(LoggedSession):
     async def _turn(self, observation: Observation) -> Step:
         """A turn, not committed yet."""
         shared = self._shared
-        async with shared.turns.turn():
+        async with shared.turn():
             with shared.metrics.stage("turn"):
                 deadline = asyncio.get_running_loop().time() + shared.turn_seconds
                 step = await self.session.turn(observation, affinity=self.id, deadline=deadline)

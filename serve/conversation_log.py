@@ -102,10 +102,21 @@ class ConversationLog:
         with self.engine.begin() as connection:
             return find_about(connection, conversation, owner)
 
-    def all(self) -> list[About]:
-        """Every conversation, of every owner."""
+    def all(self, owner: str | None = None, *, behind: str = "", limit: int | None = None) -> list[About]:
+        """Every conversation, of every owner or of one, newest first; those behind one of them, as many as asked for.
+
+        Raises:
+            NotFoundError: `owner` has none of the id `behind`.
+        """
+        of = conversations.c
+        query = sa.select(conversations).order_by(of.created_at.desc(), of.id.desc()).limit(limit)
+        if owner is not None:
+            query = query.where(of.owner == owner)
+        if behind:
+            last = self.about(behind, owner or "")
+            query = query.where(sa.tuple_(of.created_at, of.id) < sa.tuple_(last.created_at, last.id))
         with self.engine.begin() as connection:
-            return [About(**row) for row in connection.execute(sa.select(conversations)).mappings()]
+            return [About(**row) for row in connection.execute(query).mappings()]
 
     def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> About:
         """Replace its metadata. Raises as `about`."""

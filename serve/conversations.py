@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from atommem.serve.conversation import Conversation, PassingConversation
 from atommem.serve.conversation_log import ConversationLog
-from atommem.serve.logged_session import Shared
 from atommem.serve.serve_metrics import Metrics
 from atommem.serve.served_policy import ServedPolicy
-from atommem.serve.turns import BusyError, Turns
-
-THREADS = 16
-"""They read from the disk; commits have their own."""
+from atommem.serve.shared import BusyError, Shared
 
 
 class Conversations:
@@ -26,10 +21,9 @@ class Conversations:
         policy: Who reads and answers.
         log: Where everything is committed.
         metrics: What is counted.
-        active, waiting: See `Turns`.
+        active, waiting, turn_seconds: See `Shared`.
         waiting_each: Most requests that wait for one conversation.
         open_count, open_bytes: Bounds of what is held open without being in use.
-        turn_seconds: How long a turn may take.
     """
 
     def __init__(
@@ -45,9 +39,7 @@ class Conversations:
         open_bytes: int = 1_000_000_000,
         turn_seconds: float = 300.0,
     ) -> None:
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="atommem-log")
-        turns = Turns(active, waiting, metrics)
-        self.shared = Shared(policy, log, metrics, turns, threads, turn_seconds)
+        self.shared = Shared(policy, log, metrics, active, waiting, turn_seconds)
         self.policy, self.log, self.metrics = policy, log, metrics
         self.in_thread = self.shared.in_thread
         self._waiting_each = waiting_each
@@ -59,7 +51,7 @@ class Conversations:
         """What conversations take that are held open, roughly, as each was when it was last used."""
         metrics.watch("atommem_open_conversations", "Conversations held open", lambda: self.open_count)
         metrics.watch("atommem_open_bytes", "Bytes that they take, roughly", lambda: self.open_bytes)
-        metrics.watch("atommem_turns_taken", "Turns in work or waiting", lambda: turns.taken)
+        metrics.watch("atommem_turns_taken", "Turns in work or waiting", lambda: self.shared.turns_taken)
 
     @asynccontextmanager
     async def use(

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from atommem.errors import AtomMemError
 from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
 from atommem.observation import Observation
-from atommem.serve.conversation_log import SNAPSHOT_EVERY, ConversationLog
+from atommem.serve.conversation_log import SNAPSHOT_EVERY
 from atommem.serve.log_rows import ConflictError, Event, Loaded, RequestKey
-from atommem.serve.serve_metrics import Metrics
-from atommem.serve.served_policy import ServedPolicy
-from atommem.serve.turns import BusyError, Turns
+from atommem.serve.shared import BusyError, Shared
 from atommem.session import Session
 from atommem.session_state import SessionState
 
@@ -28,31 +25,6 @@ _Result = TypeVar("_Result")
 
 class MovedError(AtomMemError):
     """The conversation was written under another checkpoint or embedder."""
-
-
-@dataclass
-class Shared:
-    """What all conversations of a server work with.
-
-    Attributes:
-        policy: Who reads and answers.
-        log: Where everything is committed.
-        metrics: What is counted.
-        turns: Bounds the turns that are taken at the same time.
-        threads: Where the log is read and written.
-        turn_seconds: How long a turn may take.
-    """
-
-    policy: ServedPolicy
-    log: ConversationLog
-    metrics: Metrics
-    turns: Turns
-    threads: ThreadPoolExecutor
-    turn_seconds: float
-
-    async def in_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Do something with the log. Cancelled, it may or may not have been done: callers look again."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
 
 
 class LoggedSession:

@@ -28,7 +28,6 @@ from atommem.serve.api_keys import LOCAL
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import LOGGER
 from atommem.serve.log_rows import Event, NotFoundError
-from atommem.serve.recall import recalled
 from atommem.serve.wire import ConversationId, Message, Name, Text, Words, entry_object, new_item
 
 PATH = "/mcp"
@@ -129,7 +128,7 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         async with _told(), served.use(conversation, owner_of(context)) as memory:
             return [
                 Recalled(id=entry.id, text=entry.text, score=score, source=entry.source.piece if entry.source else None)
-                for entry, score in await recalled(memory, query)
+                for entry, score in await memory.recall(query)
             ]
 
     @server.tool()

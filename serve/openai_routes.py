@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from atommem.errors import DataError
 from atommem.serve.conversation import Answered, Conversation
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
-from atommem.serve.log_rows import Event, NotFoundError, RequestKey
+from atommem.serve.log_rows import About, Event, NotFoundError, RequestKey
 from atommem.serve.streaming import ChatEvents, ResponseEvents, Stream, while_there
 from atommem.serve.wire import (
     Ask,
@@ -69,6 +69,12 @@ async def request_key(
     return RequestKey(_sha256(owner.encode(), key.encode()), _sha256(*sent))
 
 
+def about_of(conversation: ConversationId, owner: Owner, served: Served) -> About:
+    """A conversation of the request's owner."""
+    return served.log.about(conversation, owner)
+
+
+Mine = Annotated[About, Depends(about_of)]
 Once = Annotated[RequestKey | None, Depends(request_key)]
 
 
@@ -102,9 +108,9 @@ async def create_conversation(
 
 
 @router.get("/conversations/{conversation}")
-async def retrieve_conversation(conversation: ConversationId, owner: Owner, served: Served) -> dict[str, Any]:
+def retrieve_conversation(about: Mine) -> dict[str, Any]:
     """What it is."""
-    return conversation_object(await served.in_thread(served.log.about, conversation, owner))
+    return conversation_object(about)
 
 
 @router.post("/conversations/{conversation}")
@@ -135,48 +141,28 @@ async def create_items(
     the same one with the same ``Idempotency-Key`` does not give them again.
     """
     done = await while_there(request, _read(served, conversation, owner, _new_items(body.items), once))
-    return page([item_object(event) for event in done], False)
+    return page([item_object(event) for event in done])
 
 
 @router.get("/conversations/{conversation}/items")
-async def list_items(
-    conversation: ConversationId,
-    owner: Owner,
+def list_items(
+    about: Mine,
     served: Served,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: Annotated[str, Query(max_length=64)] = "",
 ) -> dict[str, Any]:
     """Texts, questions and answers, newest first unless ``order`` is asc."""
-    log = served.log
-
-    def found() -> dict[str, Any]:
-        log.about(conversation, owner)
-        unread, items = log.items(conversation, _LISTED)
-        items = items if order == "asc" else items[::-1]
-        objects = [item_object(event, unread) for event in items]
-        first = next((place for place, item in enumerate(objects, 1) if item["id"] == after), 0)
-        if after and not first:
-            raise NotFoundError(f"there is no item {after!r} in this conversation.")
-        return page(objects[first : first + limit], len(objects) > first + limit)
-
-    return await served.in_thread(found)
+    items = _items(served, about)
+    items = items if order == "asc" else items[::-1]
+    return page(items[_place(items, after) + 1 :] if after else items, limit)
 
 
 @router.get("/conversations/{conversation}/items/{item}")
-async def retrieve_item(conversation: ConversationId, item: str, owner: Owner, served: Served) -> dict[str, Any]:
+def retrieve_item(about: Mine, item: str, served: Served) -> dict[str, Any]:
     """One of them."""
-
-    def found() -> dict[str, Any]:
-        served.log.about(conversation, owner)
-        unread, items = served.log.items(conversation, _LISTED)
-        for event in items:
-            shown = item_object(event, unread)
-            if shown["id"] == item:
-                return shown
-        raise NotFoundError(f"there is no item {item!r} in this conversation.")
-
-    return await served.in_thread(found)
+    items = _items(served, about)
+    return items[_place(items, item)]
 
 
 @router.post("/responses", response_model=None)
@@ -275,6 +261,18 @@ def _asking(
             return await memory.ask(question, response, on_step, on_taken, request)
 
     return ask
+
+
+def _items(served: Conversations, about: About) -> list[dict[str, Any]]:
+    unread, items = served.log.items(about.id, _LISTED)
+    return [item_object(event, unread) for event in items]
+
+
+def _place(items: Sequence[Mapping[str, Any]], item: str) -> int:
+    for place, found in enumerate(items):
+        if found["id"] == item:
+            return place
+    raise NotFoundError(f"there is no item {item!r} in this conversation.")
 
 
 def _new_response(once: RequestKey | None) -> str:

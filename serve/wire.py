@@ -173,10 +173,17 @@ def answer_item(response: str, text: str | None) -> dict[str, Any]:
     }
 
 
-def page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """OpenAI's list."""
-    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-    return {"object": "list", "data": list(data), "has_more": has_more, **ends}
+def listing(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[str, Any]:
+    """The first of `data`, and whether there are more."""
+    shown = list(data[:limit])
+    return {"object": "list", "data": shown, "has_more": len(data) > len(shown)}
+
+
+def page(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[str, Any]:
+    """OpenAI's list: `listing`, with the ids to go on from."""
+    found = listing(data, limit)
+    ids = [item["id"] for item in found["data"]]
+    return {**found, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
 def entry_object(entry: Entry) -> dict[str, Any]:
