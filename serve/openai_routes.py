@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -15,11 +15,11 @@ from fastapi.responses import JSONResponse
 
 from atommem.episode import Step
 from atommem.errors import DataError
-from atommem.serve.conversation import Answered, Conversation
+from atommem.serve.conversation import Answered, Conversation, OnStep, OnTaken
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
 from atommem.serve.log_rows import About, Event, NotFoundError, RequestKey
-from atommem.serve.streaming import ChatEvents, ResponseEvents, Stream, while_there
+from atommem.serve.streaming import ChatEvents, ResponseEvents, streamed, while_there
 from atommem.serve.wire import (
     Ask,
     Chat,
@@ -174,7 +174,7 @@ async def create_response(request: Request, body: Ask, owner: Owner, served: Ser
     name = served.policy.name
     asking = _asking(served, owner, conversation, before, question, response, once)
     if body.stream:
-        return await Stream(asking, ResponseEvents(response, name, conversation)).start(request)
+        return await streamed(request, asking, ResponseEvents(response, name, conversation))
     summaries: list[str] = []
 
     async def noted(step: Step) -> None:
@@ -215,7 +215,7 @@ async def chat(request: Request, body: Chat, owner: Owner, served: Served, once:
     head = {"id": response.replace("resp_", "chatcmpl-"), "created": int(time.time()), "model": served.policy.name}
     asking = _asking(served, owner, body.conversation, before, question, response, once, resent=True)
     if body.stream:
-        return await Stream(asking, ChatEvents(head)).start(request)
+        return await streamed(request, asking, ChatEvents(head))
     answered = await while_there(request, asking(None, None))
     message = {"role": "assistant", "content": answered.text or "", "refusal": None}
     tokens = [
@@ -237,14 +237,10 @@ def _asking(
     once: RequestKey | None,
     *,
     resent: bool = False,
-) -> Callable[
-    [Callable[[Step], Awaitable[None]] | None, Callable[[], Awaitable[None]] | None], Coroutine[Any, Any, Answered]
-]:
+) -> Callable[[OnStep | None, OnTaken | None], Coroutine[Any, Any, Answered]]:
     """What takes the texts `before` a question, and asks it."""
 
-    async def ask(
-        on_step: Callable[[Step], Awaitable[None]] | None, on_taken: Callable[[], Awaitable[None]] | None
-    ) -> Answered:
+    async def ask(on_step: OnStep | None, on_taken: OnTaken | None) -> Answered:
         held: AbstractAsyncContextManager[Conversation]
         request = None if conversation is None else once  # nothing is kept of a call without one
         if conversation is None:
