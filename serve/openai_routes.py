@@ -35,6 +35,7 @@ from atommem.serve.wire import (
     page,
     response_object,
     step_summary,
+    usage,
 )
 
 router = APIRouter(prefix="/v1")
@@ -186,23 +187,20 @@ async def create_response(request: Request, body: Ask, owner: Owner, served: Ser
 
 
 @router.get("/responses/{response}")
-async def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str, Any]:
+def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str, Any]:
     """An answer of a conversation. A question that was taken and is not being answered here is ``incomplete``."""
-    conversation, ask, answer = await served.in_thread(served.log.response, response, owner)
-    name, at = served.policy.name, ask.created_at
+    conversation, ask, answer = served.log.response(response, owner)
+    if answer is None:
+        status = "in_progress" if served.is_answering(response) else "incomplete"
+    else:
+        status = "incomplete" if answer.body["text"] is None else "completed"
     shown = response_object(
-        response,
-        name,
-        created_at=at,
-        conversation=conversation,
-        status="incomplete" if answer is None or answer.body["text"] is None else "completed",
+        response, served.policy.name, created_at=ask.created_at, conversation=conversation, status=status
     )
     if answer is not None:
         shown["output"] = [item_object(answer)]
-    else:
-        working = served.is_answering(response)
-        shown["status"] = "in_progress" if working else "incomplete"
-        shown["incomplete_details"] = None if working else {"reason": "interrupted"}
+    elif status == "incomplete":
+        shown["incomplete_details"] = {"reason": "interrupted"}
     return shown
 
 
@@ -218,13 +216,9 @@ async def chat(request: Request, body: Chat, owner: Owner, served: Served, once:
         return await streamed(request, asking, ChatEvents(head))
     answered = await while_there(request, asking(None, None))
     message = {"role": "assistant", "content": answered.text or "", "refusal": None}
-    tokens = [
-        sum(step.prompt_tokens for step in answered.steps),
-        sum(step.completion_tokens for step in answered.steps),
-    ]
-    usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-    return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+    tokens = usage(answered, "prompt_tokens", "completion_tokens")
+    return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": tokens})
 
 
 def _asking(
