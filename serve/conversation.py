@@ -69,9 +69,10 @@ class Conversation(LoggedSession):
             OutageError: What was read before stays read, and reading goes on there.
         """
         while self.log.unread:
-            of, done = self.log.unread[0]
+            of, (done, _) = next(iter(self.log.unread.items()))
             observations = await self._observations(of)
-            if done >= len(observations):  # cut otherwise, under another checkpoint
+            self.log.unread[of] = done, len(observations)  # cut otherwise, under another checkpoint
+            if done >= len(observations):
                 await self.note(Event("stopped", {"reason": "read under another checkpoint"}, of=of))
                 continue
             try:
@@ -178,7 +179,7 @@ class Conversation(LoggedSession):
                 return before
             stopped = [
                 Event("stopped", {"reason": "taken out by its owner"}, of=of)
-                for of, _ in self.log.unread
+                for of in self.log.unread
                 if stop is not None and is_called(await self._item(of), stop)
             ]
             written = await work(self.session)
@@ -275,7 +276,7 @@ class PassingConversation(Conversation):
     def __init__(self, shared: Shared, metadata: dict[str, str]) -> None:
         super().__init__(shared, f"call_{secrets.token_hex(16)}", "")
         self._session = Session(shared.policy.agent, self.id)
-        self._loaded = Loaded(About(self.id, "", 0, metadata), 0, 0, 0, 0, None, None, None, [], None, [])
+        self._loaded = Loaded(About(self.id, "", 0, metadata), 0, 0, 0, 0, None, None, None, [], None, {})
         self._items: dict[int, Event] = {}
 
     def drop(self) -> None:

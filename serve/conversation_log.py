@@ -22,6 +22,7 @@ from atommem.serve.log_rows import (
     Loaded,
     NotFoundError,
     RequestKey,
+    Unread,
     append_events,
     event_of,
     find_about,
@@ -261,12 +262,12 @@ class ConversationLog:
             rows = connection.execute(query).mappings().all()
         return [event_of(row) for row in rows]
 
-    def items(self, conversation: str, kinds: Sequence[str]) -> tuple[dict[int, int], list[Event]]:
-        """Events of these kinds, oldest first, without deleted items; and how far those unread have been read."""
+    def items(self, conversation: str, kinds: Sequence[str]) -> tuple[Unread, list[Event]]:
+        """Events of these kinds, oldest first, without deleted items; and which are unread."""
         found = self.events(conversation, (*kinds, "deleted"))
         gone = {event.of for event in found if event.kind == "deleted"}
         with self.engine.begin() as connection:
-            unread = dict(unread_items(connection, conversation))
+            unread = unread_items(connection, conversation)
         return unread, [event for event in found if event.kind != "deleted" and event.version not in gone]
 
     def item(self, conversation: str, item: str) -> Event:

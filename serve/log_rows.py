@@ -47,6 +47,9 @@ _READ = (
     .order_by(events.c.version)
 )
 
+Unread = dict[int, tuple[int, int]]
+"""By the version of an item: how many chunks of it have been read, and how many there are."""
+
 
 class NotFoundError(AtomMemError):
     """There is no such thing, or it is another owner's: nobody can tell which."""
@@ -112,7 +115,7 @@ class Loaded:
         turns, sampled: As of `atommem.session.SessionState`.
         checkpoint, embedder: What its newest event and operation were made with; None where there is none.
         start: The newest snapshot, None where there is none; `operations` are those since.
-        unread: Items that have not been read to their end: version, and how many chunks of it have been.
+        unread: Items that have not been read to their end.
     """
 
     about: About
@@ -125,7 +128,7 @@ class Loaded:
     start: Snapshot | None
     operations: list[Operation]
     vectors: TextVectors | None
-    unread: list[tuple[int, int]]
+    unread: Unread
 
 
 def event_of(row: sa.RowMapping) -> Event:
@@ -222,19 +225,26 @@ def operation_rows(
     return rows
 
 
-def unread_items(connection: sa.Connection, conversation: str) -> list[tuple[int, int]]:
-    """Items with chunks that have not been read: only those at the end can have any."""
-    unread: dict[int, list[int]] = {}
-    for version, kind, of, chunks in connection.execute(_READ, {"conversation": conversation}):
-        if kind == "fork":
-            unread.clear()
-        elif kind == "item":
-            unread[version] = [0, chunks]
-        elif kind in ("stopped", "deleted"):
-            unread.pop(of, None)
-        elif of in unread:
-            unread[of][0] += 1
-    return [(version, read) for version, (read, chunks) in unread.items() if read < chunks]
+def unread_items(connection: sa.Connection, conversation: str) -> Unread:
+    """What its events leave unread."""
+    unread: Unread = {}
+    for event in connection.execute(_READ, {"conversation": conversation}):
+        take_unread(unread, *event)
+    return unread
+
+
+def take_unread(unread: Unread, version: int, kind: str, of: int | None, chunks: int | None) -> None:
+    """What an event makes of the items that have not been read to their end."""
+    if kind == "fork":
+        unread.clear()
+    elif kind == "item" and chunks:
+        unread[version] = 0, chunks
+    elif of in unread:  # a step of it, or its end: stopped, deleted
+        read, length = unread[of]
+        if kind == "step" and read + 1 < length:
+            unread[of] = read + 1, length  # in its place: the first is read to its end before the next
+        else:
+            del unread[of]
 
 
 def vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
 from atommem.observation import Observation
 from atommem.serve.conversation_log import SNAPSHOT_EVERY
-from atommem.serve.log_rows import ConflictError, Event, Loaded, RequestKey
+from atommem.serve.log_rows import ConflictError, Event, Loaded, RequestKey, take_unread
 from atommem.serve.shared import BusyError, Shared
 from atommem.session import Session
 from atommem.session_state import SessionState
@@ -144,20 +144,7 @@ class LoggedSession:
         """Stand where the log stands after these events."""
         self.log.version, self.log.seq = done[-1].version, seq
         for event in done:
-            self._take_unread(event)
-
-    def _take_unread(self, event: Event) -> None:
-        unread = self.log.unread
-        if event.kind == "item" and event.chunks:
-            unread.append((event.version, 0))
-        elif event.kind in ("stopped", "deleted"):
-            unread[:] = [(of, done) for of, done in unread if of != event.of]
-        elif event.kind == "fork":
-            unread.clear()
-        elif event.kind == "step" and unread and unread[0][0] == event.of:
-            of, done = unread[0]
-            assert self._shown is not None
-            unread[:1] = [(of, done + 1)] if done + 1 < len(self._shown[1]) else []
+            take_unread(self.log.unread, event.version, event.kind, event.of, event.chunks)
 
     async def _reload(self) -> None:
         self.drop()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
@@ -26,7 +25,7 @@ from atommem.episode import Step
 from atommem.errors import AtomMemError
 from atommem.serve.api_keys import LOCAL
 from atommem.serve.conversations import Conversations
-from atommem.serve.guard import LOGGER
+from atommem.serve.guard import LOGGER, told
 from atommem.serve.log_rows import Event, NotFoundError
 from atommem.serve.wire import ConversationId, Message, Name, Text, Words, entry_object, new_item
 
@@ -219,7 +218,5 @@ async def _told() -> AsyncIterator[None]:
     except AtomMemError as error:
         raise ToolError(str(error)) from error
     except Exception as error:
-        places = traceback.extract_tb(error.__traceback__)
-        at = [f"{place.filename}:{place.lineno}" for place in places[-5:]]
-        LOGGER.error({"event": "mcp", "error": type(error).__name__, "at": at})
+        LOGGER.error({"event": "mcp", **told(error)})
         raise

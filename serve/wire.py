@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
@@ -139,11 +139,11 @@ def conversation_object(about: About) -> dict[str, Any]:
     return {"id": about.id, "object": "conversation", "created_at": about.created_at, "metadata": about.metadata}
 
 
-def item_object(event: Event, unread: Mapping[int, int] | None = None) -> dict[str, Any]:
+def item_object(event: Event, unread: Container[int] = ()) -> dict[str, Any]:
     """OpenAI's ``message`` item: of a text, a question or an answer."""
     body = event.body
     if event.kind == "item":
-        status = "in_progress" if unread and event.version in unread else "completed"
+        status = "in_progress" if event.version in unread else "completed"
         named = {"name": body["name"]} if body["name"] else {}
         return {**_message(body["id"], body["role"], body["parts"], status), "created_at": event.created_at, **named}
     response = event.response or f"resp_{event.version}"
