@@ -15,6 +15,7 @@ from atommem.face.asking import asked
 from atommem.memory.entries import Entry
 from atommem.memory.operations import Operation
 from atommem.memory.threads import offload
+from atommem.memory.working import WorkingMemory
 from atommem.observation import Observation
 from atommem.serve.log_rows import About, ConflictError, Event, Loaded, RequestKey, called, is_called
 from atommem.serve.logged_session import LoggedSession
@@ -160,7 +161,7 @@ class Conversation(LoggedSession):
     async def change(
         self,
         event: Event,
-        work: Callable[[Session], Awaitable[Sequence[Operation]]],
+        work: Callable[[WorkingMemory, int], Awaitable[Sequence[Operation]]],
         request: RequestKey | None = None,
         *,
         stop: str | None = None,
@@ -169,7 +170,7 @@ class Conversation(LoggedSession):
 
         Args:
             event: What was done.
-            work: Does it.
+            work: Does it, given the memory and the step that it counts to.
             request: See `ask`.
             stop: Texts of this name are not read any further.
         """
@@ -182,7 +183,7 @@ class Conversation(LoggedSession):
                 for of in self.log.unread
                 if stop is not None and is_called(await self._item(of), stop)
             ]
-            written = await work(self.session)
+            written = await work(self.session.memory, max(0, self.session.turns - 1))
             return await self._commit([event, *stopped], written, request=request)
 
         done = (await self._again(once))[0]
@@ -191,10 +192,13 @@ class Conversation(LoggedSession):
 
     async def forget(self, name: str) -> list[Mapping[str, Any]]:
         """Take out what was written while texts of this name were read, and read no more of them; see `change`."""
-        event = Event("edit", {"forget": name})
         return await self.change(
-            event, lambda session: session.memory.forget(name, max(0, session.turns - 1)), stop=name
+            Event("edit", {"forget": name}), lambda memory, step: memory.forget(name, step), stop=name
         )
+
+    async def edit(self, entry: int, text: str | None, request: RequestKey | None = None) -> list[Mapping[str, Any]]:
+        """Replace the text of an entry, or delete it (None); see `change`."""
+        return await self.change(Event("edit"), lambda memory, step: memory.edit(entry, text, step), request)
 
     async def recall(self, query: str) -> list[tuple[Entry, float]]:
         """The entries that the policy would be shown for a query, best first, with their scores.

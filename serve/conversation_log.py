@@ -116,8 +116,7 @@ class ConversationLog:
         if behind:
             last = self.about(behind, owner or "")
             query = query.where(sa.tuple_(of.created_at, of.id) < sa.tuple_(last.created_at, last.id))
-        with self.engine.begin() as connection:
-            return [About(**row) for row in connection.execute(query).mappings()]
+        return [About(**row) for row in self._rows(query)]
 
     def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> About:
         """Replace its metadata. Raises as `about`."""
@@ -258,9 +257,7 @@ class ConversationLog:
             query = query.where(events.c.version < after) if after else query
         else:
             query = query.order_by(events.c.version).where(events.c.version > after)
-        with self.engine.begin() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [event_of(row) for row in rows]
+        return [event_of(row) for row in self._rows(query)]
 
     def items(self, conversation: str, kinds: Sequence[str]) -> tuple[Unread, list[Event]]:
         """Events of these kinds, oldest first, without deleted items; and which are unread."""
@@ -345,8 +342,7 @@ class ConversationLog:
         """
         query = sa.select(events).join(conversations, conversations.c.id == events.c.conversation)
         query = query.where(conversations.c.owner == owner, events.c.response == response).order_by(events.c.version)
-        with self.engine.begin() as connection:
-            rows = connection.execute(query).mappings().all()
+        rows = self._rows(query)
         if not rows:
             raise NotFoundError(f"there is no response {response!r}.")
         return rows[0]["conversation"], event_of(rows[0]), event_of(rows[1]) if len(rows) > 1 else None
@@ -357,13 +353,14 @@ class ConversationLog:
         """Its operations from number `first` on, or those of one event, as JSON values with all that is kept."""
         query = sa.select(operations).where(operations.c.conversation == conversation, operations.c.seq >= first)
         query = query if version is None else query.where(operations.c.version == version)
-        with self.engine.begin() as connection:
-            rows = connection.execute(query.order_by(operations.c.seq).limit(limit)).mappings().all()
-        hidden = ("conversation",)
         return [
-            {str(name): value for name, value in row.items() if value is not None and name not in hidden}
-            for row in rows
+            {str(name): value for name, value in row.items() if value is not None and name != "conversation"}
+            for row in self._rows(query.order_by(operations.c.seq).limit(limit))
         ]
+
+    def _rows(self, query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
+        with self.engine.begin() as connection:
+            return connection.execute(query).mappings().all()
 
     def length(self, conversation: str) -> int:
         """How many operations it has."""

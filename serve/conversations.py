@@ -43,12 +43,11 @@ class Conversations:
         self.policy, self.log, self.metrics = policy, log, metrics
         self.in_thread = self.shared.in_thread
         self._waiting_each = waiting_each
-        self._answering: set[str] = set()
+        self.answering: set[str] = set()
+        """Responses that this process is working on; another may be at others."""
         self._most = open_count, open_bytes
         self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         self._sizes: dict[tuple[str, str], int] = {}
-        self.open_bytes = 0
-        """What conversations take that are held open, roughly, as each was when it was last used."""
         metrics.watch("atommem_open_conversations", "Conversations held open", lambda: self.open_count)
         metrics.watch("atommem_open_bytes", "Bytes that they take, roughly", lambda: self.open_bytes)
         metrics.watch("atommem_turns_taken", "Turns in work or waiting", lambda: self.shared.turns_taken)
@@ -97,35 +96,17 @@ class Conversations:
         """Close what is over the bounds, least recently used first."""
         if self._open.get(key) is not held:
             return
-        self._measure(key, held.size)
+        self._sizes[key] = held.size
         self._open.move_to_end(key)
         if held.size == 0 and not held.waiting:
-            del self._open[key]
+            del self._open[key], self._sizes[key]
         count, size = self._most
         while self._open and (len(self._open) > count or self.open_bytes > size):
             idle = next((name for name, item in self._open.items() if not item.waiting), None)
             if idle is None:
                 return
-            self._measure(idle, 0)
             del self._open[idle]
-
-    def _measure(self, key: tuple[str, str], size: int) -> None:
-        self.open_bytes += size - self._sizes.pop(key, 0)
-        if size:
-            self._sizes[key] = size
-
-    @asynccontextmanager
-    async def answering(self, response: str) -> AsyncIterator[None]:
-        """Hold that this process is working on an answer."""
-        self._answering.add(response)
-        try:
-            yield
-        finally:
-            self._answering.discard(response)
-
-    def is_answering(self, response: str) -> bool:
-        """Whether this process is working on it; another may be."""
-        return response in self._answering
+            self._sizes.pop(idle, None)
 
     async def move_all(self) -> int:
         """Move every conversation of another checkpoint or embedder to this server's; how many there were."""
@@ -139,6 +120,11 @@ class Conversations:
         """Requests that use a conversation, or wait to."""
         held = self._open.get((conversation, owner))
         return 0 if held is None else held.waiting
+
+    @property
+    def open_bytes(self) -> int:
+        """What those take that are held open, roughly, as each was when it was last used."""
+        return sum(self._sizes.values())
 
     @property
     def open_count(self) -> int:

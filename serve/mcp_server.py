@@ -26,7 +26,7 @@ from atommem.errors import AtomMemError
 from atommem.serve.api_keys import LOCAL
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import LOGGER, told
-from atommem.serve.log_rows import Event, NotFoundError
+from atommem.serve.log_rows import NotFoundError
 from atommem.serve.wire import ConversationId, Message, Name, Text, Words, entry_object, new_item
 
 PATH = "/mcp"
@@ -140,15 +140,8 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         """Delete an entry, or all that was written while a text was read. The log keeps that it was there."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
-
         async with _told(), served.use(conversation, owner_of(context), whole=bool(source)) as memory:
-            if entry is None:
-                done = await memory.forget(source)
-            else:
-                done = await memory.change(
-                    Event("edit", {"entry": entry, "text": None}),
-                    lambda session: session.memory.edit(entry, None, max(0, session.turns - 1)),
-                )
+            done = await memory.forget(source) if entry is None else await memory.edit(entry, None)
             return Forgotten(entries=[item["entry_id"] for item in done if item["kind"] == "delete"])
 
     @server.tool()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -11,8 +10,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import AfterValidator, BaseModel, Field
 
 from atommem.errors import DataError
-from atommem.memory.operations import Operation
-from atommem.serve.log_rows import Event, RequestKey, called
+from atommem.serve.log_rows import Event, called
 from atommem.serve.openai_routes import Mine, Once, Owner, Served
 from atommem.serve.transfer import exported, imported
 from atommem.serve.wire import (
@@ -26,7 +24,6 @@ from atommem.serve.wire import (
     listing,
     page,
 )
-from atommem.session import Session
 from atommem.untrusted import clean
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
@@ -127,13 +124,15 @@ async def edit_entry(
     conversation: ConversationId, entry: Number, body: NewText, owner: Owner, served: Served, request: Once
 ) -> dict[str, Any]:
     """Replace the text of an entry: an operation of the actor ``user``."""
-    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, body.text), request)
+    async with served.use(conversation, owner) as held:
+        return listing(await held.edit(entry, body.text, request))
 
 
 @router.delete("/entries/{entry}")
 async def delete_entry(conversation: ConversationId, entry: Number, owner: Owner, served: Served) -> dict[str, Any]:
     """Delete an entry; the log keeps what it said until the conversation is deleted."""
-    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, None))
+    async with served.use(conversation, owner) as held:
+        return listing(await held.edit(entry, None))
 
 
 @router.delete("/sources/{name:path}")
@@ -154,7 +153,7 @@ async def delete_item(about: Mine, item: str, served: Served) -> dict[str, Any]:
         read = [event.step for event in found if event.of == of and event.step is not None]
         await held.change(
             Event("deleted", {"item": item}, of=of),
-            lambda session: session.memory.forget(called(text), max(0, session.turns - 1), read=read),
+            lambda memory, step: memory.forget(called(text), step, read=read),
         )
         return conversation_object(held.log.about)
 
@@ -201,18 +200,3 @@ def _checked(length: int, at: int | None) -> int:
     if at is not None and at > length:
         raise DataError(f"at is {at}: this conversation has {length} operations.")
     return length
-
-
-async def _edited(
-    served: Served,
-    conversation: str,
-    owner: str,
-    work: Callable[[Session], Any],
-    request: RequestKey | None = None,
-) -> dict[str, Any]:
-    async with served.use(conversation, owner) as held:
-        return listing(await held.change(Event("edit"), work, request))
-
-
-async def _edit(session: Session, entry: int, text: str | None) -> Sequence[Operation]:
-    return await session.memory.edit(entry, text, max(0, session.turns - 1))

@@ -191,7 +191,7 @@ def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str,
     """An answer of a conversation. A question that was taken and is not being answered here is ``incomplete``."""
     conversation, ask, answer = served.log.response(response, owner)
     if answer is None:
-        status = "in_progress" if served.is_answering(response) else "incomplete"
+        status = "in_progress" if response in served.answering else "incomplete"
     else:
         status = "incomplete" if answer.body["text"] is None else "completed"
     shown = response_object(
@@ -241,14 +241,18 @@ def _asking(
             held = nullcontext(served.passing({"goal": question}))
         else:
             held = served.use(conversation, owner)
-        async with served.answering(response), held as memory:
-            new = before
-            if resent and conversation is not None:
-                new = await served.in_thread(_not_read, served.log, conversation, before)
-            items = [new_item(message) for message in new if message.parts]
-            if items:
-                await memory.add(items, request and request.part("items"))
-            return await memory.ask(question, response, on_step, on_taken, request)
+        served.answering.add(response)
+        try:
+            async with held as memory:
+                new = before
+                if resent and conversation is not None:
+                    new = await served.in_thread(_not_read, served.log, conversation, before)
+                items = [new_item(message) for message in new if message.parts]
+                if items:
+                    await memory.add(items, request and request.part("items"))
+                return await memory.ask(question, response, on_step, on_taken, request)
+        finally:
+            served.answering.discard(response)
 
     return ask
 
