@@ -164,6 +164,7 @@ def test_an_export_is_imported_as_it_was(http: httpx.Client, server: Running) ->
         lambda lines: [lines[0], *lines[2:]],
         lambda lines: [line.replace('"entry_id": 1', '"entry_id": 7') for line in lines],
         lambda lines: [line.replace('"parts"', '"part"') for line in lines],
+        lambda lines: [line.replace('"prompt_tokens"', '"odd": 1e999, "prompt_tokens"') for line in lines],
         lambda lines: [line.replace('"step": 1,', '"step": 0,') for line in lines],
         lambda lines: [line.replace('"version": 2', '"version": 99999999999') for line in lines],
         lambda lines: [line.replace('"step": 2,', '"step": 2147483647,') for line in lines],  # no room to go on
