@@ -88,9 +88,10 @@ class Conversations:
                 held.drop()
             self._settle((conversation, owner), held)
 
-    def passing(self, metadata: dict[str, str]) -> PassingConversation:
+    @asynccontextmanager
+    async def passing(self, goal: str) -> AsyncIterator[Conversation]:
         """A conversation for one call."""
-        return PassingConversation(self.shared, metadata)
+        yield PassingConversation(self.shared, {"goal": goal})
 
     def _settle(self, key: tuple[str, str], held: Conversation) -> None:
         """Close what is over the bounds, least recently used first."""

@@ -6,7 +6,6 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from fastapi.responses import JSONResponse
 
 from atommem.episode import Step
 from atommem.errors import DataError
-from atommem.serve.conversation import Answered, Conversation, OnStep, OnTaken
+from atommem.serve.conversation import Answered, OnStep, OnTaken
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
 from atommem.serve.log_rows import About, Event, NotFoundError, RequestKey
@@ -169,11 +168,8 @@ def retrieve_item(about: Mine, item: str, served: Served) -> dict[str, Any]:
 @router.post("/responses", response_model=None)
 async def create_response(request: Request, body: Ask, owner: Owner, served: Served, once: Once) -> Any:
     """Ask a conversation; without one, the input before the question is read into a memory for this call."""
-    _check_model(served, body.model)
-    before, question = _question(body.messages)
-    response, conversation = _new_response(once), body.conversation_id
-    name = served.policy.name
-    asking = _asking(served, owner, conversation, before, question, response, once)
+    name, conversation = served.policy.name, body.conversation_id
+    response, asking = _asking(served, owner, body, conversation, once)
     if body.stream:
         return await streamed(request, asking, ResponseEvents(response, name, conversation))
     summaries: list[str] = []
@@ -207,11 +203,8 @@ def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str,
 @router.post("/chat/completions", response_model=None)
 async def chat(request: Request, body: Chat, owner: Owner, served: Served, once: Once) -> Any:
     """The last user message asks, what stands before it is read; with ``conversation``, into that memory."""
-    _check_model(served, body.model)
-    before, question = _question(body.messages)
-    response = _new_response(once)
+    response, asking = _asking(served, owner, body, body.conversation, once)
     head = {"id": response.replace("resp_", "chatcmpl-"), "created": int(time.time()), "model": served.policy.name}
-    asking = _asking(served, owner, body.conversation, before, question, response, once, resent=True)
     if body.stream:
         return await streamed(request, asking, ChatEvents(head))
     answered = await while_there(request, asking(None, None))
@@ -222,30 +215,29 @@ async def chat(request: Request, body: Chat, owner: Owner, served: Served, once:
 
 
 def _asking(
-    served: Conversations,
-    owner: str,
-    conversation: str | None,
-    before: Sequence[Message],
-    question: str,
-    response: str,
-    once: RequestKey | None,
-    *,
-    resent: bool = False,
-) -> Callable[[OnStep | None, OnTaken | None], Coroutine[Any, Any, Answered]]:
-    """What takes the texts `before` a question, and asks it."""
+    served: Conversations, owner: str, body: Ask | Chat, conversation: str | None, once: RequestKey | None
+) -> tuple[str, Callable[[OnStep | None, OnTaken | None], Coroutine[Any, Any, Answered]]]:
+    """The id of a response, and what asks for it, the texts before the question read.
+
+    Raises:
+        NotFoundError: It is asked of another model.
+        DataError: There is no question.
+    """
+    _check_model(served, body.model)
+    *before, last = body.messages
+    question = "\n".join(last.parts)
+    if last.role != "user" or not question:
+        raise DataError("the last message is no user's, or blank: it is what asks.")
+    response = f"resp_{secrets.token_hex(16) if once is None else once.key[:32]}"
 
     async def ask(on_step: OnStep | None, on_taken: OnTaken | None) -> Answered:
-        held: AbstractAsyncContextManager[Conversation]
         request = None if conversation is None else once  # nothing is kept of a call without one
-        if conversation is None:
-            held = nullcontext(served.passing({"goal": question}))
-        else:
-            held = served.use(conversation, owner)
+        held = served.passing(question) if conversation is None else served.use(conversation, owner)
         served.answering.add(response)
         try:
             async with held as memory:
-                new = before
-                if resent and conversation is not None:
+                new: Sequence[Message] = before
+                if isinstance(body, Chat) and conversation is not None:
                     new = await served.in_thread(_not_read, served.log, conversation, before)
                 items = [new_item(message) for message in new if message.parts]
                 if items:
@@ -254,7 +246,7 @@ def _asking(
         finally:
             served.answering.discard(response)
 
-    return ask
+    return response, ask
 
 
 def _items(served: Conversations, about: About) -> list[dict[str, Any]]:
@@ -267,10 +259,6 @@ def _place(items: Sequence[Mapping[str, Any]], item: str) -> int:
         if found["id"] == item:
             return place
     raise NotFoundError(f"there is no item {item!r} in this conversation.")
-
-
-def _new_response(once: RequestKey | None) -> str:
-    return f"resp_{secrets.token_hex(16) if once is None else once.key[:32]}"
 
 
 def _new_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -287,15 +275,6 @@ async def _read(
         done = await memory.add(new, once)
         await memory.read()
         return done
-
-
-def _question(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-    """What is to be read, and the question: the last message, which must be a user's."""
-    last = messages[-1]
-    question = "\n".join(last.parts)
-    if last.role != "user" or not question:
-        raise DataError("the last message is no user's, or blank: it is what asks.")
-    return messages[:-1], question
 
 
 def _not_read(log: ConversationLog, conversation: str, messages: Sequence[Message]) -> Sequence[Message]:
