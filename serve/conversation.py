@@ -32,13 +32,11 @@ class Answered:
     """An answer, as it was committed.
 
     Attributes:
-        id: Of the response.
         text: None where the policy gave none.
         entries: What was shown of the memory at the step that answered.
         steps: All steps of answering.
     """
 
-    id: str
     text: str | None
     entries: tuple[Entry, ...]
     steps: tuple[Step, ...]
@@ -153,7 +151,7 @@ class Conversation(LoggedSession):
                 if ask is None:  # it stays, without an answer
                     await self.note(event, request)
                 raise
-            return Answered(response, text, entries, tuple(steps))
+            return Answered(text, entries, tuple(steps))
 
         # Where another gateway was faster it is asked again on top of that; the steps that were kept stay.
         return await self._again(once)
@@ -233,11 +231,11 @@ class Conversation(LoggedSession):
         log = self._shared.log
         found = await self._shared.in_thread(lambda: log.events(self.id, ("answer",), after=ask.version))
         answer = next((event for event in found if event.of == ask.version), None)
-        if answer is None or ask.response is None:
+        if answer is None:
             return None
         held = self.session.memory.contents.entries
         entries = tuple(held[entry_id] for entry_id in answer.body["entries"] if entry_id in held)
-        return Answered(ask.response, answer.body["text"], entries, ())
+        return Answered(answer.body["text"], entries, ())
 
     async def _observations(self, of: int) -> Sequence[Observation]:
         """An item as it is shown."""
