@@ -41,7 +41,6 @@ from atommem.serve.schema import conversations, events, operations, requests, sn
 
 SNAPSHOT_EVERY = 256
 """Operations between two snapshots."""
-KINDS = ("item", "ask", "step", "answer", "stopped", "edit", "deleted", "moved", "fork", "feedback")
 _OF_A_CONVERSATION = (events, operations, snapshots, vectors, requests)
 _Result = TypeVar("_Result")
 
