@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from math import isfinite
 from typing import Any
 
 from atommem.actions import Action, ActionSpec, Problem, ProblemReason
-from atommem.untrusted import clean
+from atommem.untrusted import read_json
 
 _MOST_CHECKS = 10_000
 """Keywords of a schema that the arguments of one call are held to: a third of a second."""
@@ -96,30 +95,7 @@ def _validator(schema: str) -> Callable[[Any], None]:
 def _json_object(body: str) -> tuple[dict[str, Any], str]:
     """A JSON object, or what is wrong with it."""
     try:
-        # Python's NaN and Infinity are no JSON, and would end up in traces.
-        loaded = _carried(json.loads(body, parse_constant=_refuse, parse_float=_finite))
+        loaded = read_json(body, _DEEPEST)
     except (ValueError, RecursionError) as error:
         return {}, f"not a JSON object: {str(error)[:100]}"
     return (loaded, "") if isinstance(loaded, dict) else ({}, "not a JSON object")
-
-
-def _carried(value: Any, depth: int = 0) -> Any:
-    """A parsed value whose texts can be carried: an escape (``\\ud800``) spells what cleaning the text took out."""
-    if depth > _DEEPEST:
-        raise ValueError("nested too deeply")  # for whoever copies or writes it
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list):
-        return [_carried(item, depth + 1) for item in value]
-    if isinstance(value, dict):
-        return {clean(name): _carried(item, depth + 1) for name, item in value.items()}
-    return value
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _finite(literal: str) -> float:
-    number = float(literal)
-    return number if isfinite(number) else _refuse(literal)

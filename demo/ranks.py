@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from atommem.errors import AtomMemError
+from atommem.servers.vllm_process import free_port
 
 MOST = 2
 """Ranks, unless told otherwise: each needs a core of its own, and a third has gained little."""
@@ -36,10 +36,7 @@ def ranks(count: int, command: Sequence[str]) -> Iterator[None]:
     if count == 1 or "RANK" in os.environ:
         yield
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     shared |= {"LOCAL_WORLD_SIZE": str(count), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     before = dict(os.environ)
     others = []

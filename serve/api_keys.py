@@ -54,8 +54,7 @@ class Keys:
         token, number = _PREFIX + secrets.token_urlsafe(32), secrets.token_hex(4)
         values = {"id": number, "sha256": _digest(token), "owner": owner, "created_at": int(time.time())}
         values |= {"requests_per_minute": requests_per_minute, "max_body_bytes": max_body_bytes}
-        with self._log.write() as connection:
-            connection.execute(api_keys.insert().values(values))
+        self._log.write(lambda connection: connection.execute(api_keys.insert().values(values)))
         return number, token
 
     def listed(self) -> list[dict[str, Any]]:
@@ -71,10 +70,9 @@ class Keys:
         Raises:
             ConfigError: There is no such key.
         """
-        with self._log.write() as connection:
-            ended = api_keys.update().where(api_keys.c.id == number).values(revoked_at=int(time.time()))
-            if not connection.execute(ended).rowcount:
-                raise ConfigError(f"there is no key {number!r}: atommem serve keys list.")
+        ended = api_keys.update().where(api_keys.c.id == number).values(revoked_at=int(time.time()))
+        if not self._log.write(lambda connection: connection.execute(ended).rowcount):
+            raise ConfigError(f"there is no key {number!r}: atommem serve keys list.")
 
     def exist(self) -> bool:
         """Whether there is any, or ever was: then nobody gets in without one."""

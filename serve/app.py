@@ -15,14 +15,14 @@ from starlette.exceptions import HTTPException
 
 from atommem.errors import AtomMemError, ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
 from atommem.garbage import frozen_heap
-from atommem.serve import conversation_list, memory_routes, openai_routes, recall, ui_routes
+from atommem.serve import memory_routes, openai_routes, ui_routes
 from atommem.serve.conversations import Conversations
 from atommem.serve.guard import Guard, Limits
 from atommem.serve.log_rows import ConflictError, KeyReusedError, NotFoundError
 from atommem.serve.logged_session import MovedError
 from atommem.serve.mcp_server import make_mcp, mcp_routes
+from atommem.serve.shared import BusyError
 from atommem.serve.streaming import GoneError
-from atommem.serve.turns import BusyError
 from atommem.serve.wire import error_response
 from atommem.session import TurnTimeoutError
 
@@ -57,13 +57,9 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
     app = FastAPI(title="AtomMem", version=version("atommem"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.conversations = conversations
     app.state.ready = False
-    app.include_router(openai_routes.router)
-    app.include_router(conversation_list.router)
-    app.include_router(memory_routes.router)
-    app.include_router(recall.router)
+    for router in (openai_routes.router, memory_routes.router, memory_routes.others, ui_routes.router):
+        app.include_router(router)
     app.router.routes.extend(mcp_routes(mcp))
-    app.include_router(memory_routes.imports)
-    app.include_router(ui_routes.router)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

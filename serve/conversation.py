@@ -8,15 +8,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atommem.actions import READ, Action
 from atommem.episode import Step
 from atommem.errors import PromptTooLongError
 from atommem.face.asking import asked
 from atommem.memory.entries import Entry
 from atommem.memory.operations import Operation
 from atommem.memory.threads import offload
+from atommem.memory.working import WorkingMemory
 from atommem.observation import Observation
 from atommem.serve.log_rows import About, ConflictError, Event, Loaded, RequestKey, called, is_called
-from atommem.serve.logged_session import LoggedSession, Shared
+from atommem.serve.logged_session import LoggedSession
+from atommem.serve.shared import Shared
 from atommem.session import Session
 from atommem.trace import step_record
 
@@ -29,13 +32,11 @@ class Answered:
     """An answer, as it was committed.
 
     Attributes:
-        id: Of the response.
         text: None where the policy gave none.
         entries: What was shown of the memory at the step that answered.
         steps: All steps of answering.
     """
 
-    id: str
     text: str | None
     entries: tuple[Entry, ...]
     steps: tuple[Step, ...]
@@ -67,9 +68,10 @@ class Conversation(LoggedSession):
             OutageError: What was read before stays read, and reading goes on there.
         """
         while self.log.unread:
-            of, done = self.log.unread[0]
+            of, (done, _) = next(iter(self.log.unread.items()))
             observations = await self._observations(of)
-            if done >= len(observations):  # cut otherwise, under another checkpoint
+            self.log.unread[of] = done, len(observations)  # cut otherwise, under another checkpoint
+            if done >= len(observations):
                 await self.note(Event("stopped", {"reason": "read under another checkpoint"}, of=of))
                 continue
             try:
@@ -149,7 +151,7 @@ class Conversation(LoggedSession):
                 if ask is None:  # it stays, without an answer
                     await self.note(event, request)
                 raise
-            return Answered(response, text, entries, tuple(steps))
+            return Answered(text, entries, tuple(steps))
 
         # Where another gateway was faster it is asked again on top of that; the steps that were kept stay.
         return await self._again(once)
@@ -157,7 +159,7 @@ class Conversation(LoggedSession):
     async def change(
         self,
         event: Event,
-        work: Callable[[Session], Awaitable[Sequence[Operation]]],
+        work: Callable[[WorkingMemory, int], Awaitable[Sequence[Operation]]],
         request: RequestKey | None = None,
         *,
         stop: str | None = None,
@@ -166,7 +168,7 @@ class Conversation(LoggedSession):
 
         Args:
             event: What was done.
-            work: Does it.
+            work: Does it, given the memory and the step that it counts to.
             request: See `ask`.
             stop: Texts of this name are not read any further.
         """
@@ -176,10 +178,10 @@ class Conversation(LoggedSession):
                 return before
             stopped = [
                 Event("stopped", {"reason": "taken out by its owner"}, of=of)
-                for of, _ in self.log.unread
+                for of in self.log.unread
                 if stop is not None and is_called(await self._item(of), stop)
             ]
-            written = await work(self.session)
+            written = await work(self.session.memory, max(0, self.session.turns - 1))
             return await self._commit([event, *stopped], written, request=request)
 
         done = (await self._again(once))[0]
@@ -188,10 +190,23 @@ class Conversation(LoggedSession):
 
     async def forget(self, name: str) -> list[Mapping[str, Any]]:
         """Take out what was written while texts of this name were read, and read no more of them; see `change`."""
-        event = Event("edit", {"forget": name})
         return await self.change(
-            event, lambda session: session.memory.forget(name, max(0, session.turns - 1)), stop=name
+            Event("edit", {"forget": name}), lambda memory, step: memory.forget(name, step), stop=name
         )
+
+    async def edit(self, entry: int, text: str | None, request: RequestKey | None = None) -> list[Mapping[str, Any]]:
+        """Replace the text of an entry, or delete it (None); see `change`."""
+        return await self.change(Event("edit"), lambda memory, step: memory.edit(entry, text, step), request)
+
+    async def recall(self, query: str) -> list[tuple[Entry, float]]:
+        """The entries that the policy would be shown for a query, best first, with their scores.
+
+        No model is asked, and it leaves no trace in the log.
+        """
+        twin = self.session.memory.fork()
+        await twin.apply([Action(READ, query)], self.session.turns)
+        held = twin.contents.entries
+        return [(held[item.entry_id], item.score) for item in twin.view().retrieved]
 
     async def move(self) -> bool:
         """Go on under this server's checkpoint and embedder; whether they are others. The session was opened so."""
@@ -216,11 +231,11 @@ class Conversation(LoggedSession):
         log = self._shared.log
         found = await self._shared.in_thread(lambda: log.events(self.id, ("answer",), after=ask.version))
         answer = next((event for event in found if event.of == ask.version), None)
-        if answer is None or ask.response is None:
+        if answer is None:
             return None
         held = self.session.memory.contents.entries
         entries = tuple(held[entry_id] for entry_id in answer.body["entries"] if entry_id in held)
-        return Answered(ask.response, answer.body["text"], entries, ())
+        return Answered(answer.body["text"], entries, ())
 
     async def _observations(self, of: int) -> Sequence[Observation]:
         """An item as it is shown."""
@@ -244,7 +259,7 @@ class Conversation(LoggedSession):
     async def _turn(self, observation: Observation) -> Step:
         """A turn, not committed yet."""
         shared = self._shared
-        async with shared.turns.turn():
+        async with shared.turn():
             with shared.metrics.stage("turn"):
                 deadline = asyncio.get_running_loop().time() + shared.turn_seconds
                 step = await self.session.turn(observation, affinity=self.id, deadline=deadline)
@@ -263,7 +278,7 @@ class PassingConversation(Conversation):
     def __init__(self, shared: Shared, metadata: dict[str, str]) -> None:
         super().__init__(shared, f"call_{secrets.token_hex(16)}", "")
         self._session = Session(shared.policy.agent, self.id)
-        self._loaded = Loaded(About(self.id, "", 0, metadata), 0, 0, 0, 0, None, None, None, [], None, [])
+        self._loaded = Loaded(About(self.id, "", 0, metadata), 0, 0, 0, 0, None, None, None, [], None, {})
         self._items: dict[int, Event] = {}
 
     def drop(self) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -14,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from atommem.memory.contents import Contents, Snapshot, replay
 from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
-from atommem.serve.group_commit import EachCommit, GroupCommit
+from atommem.serve.group_commit import GroupCommit
 from atommem.serve.log_rows import (
     ENDS,
     About,
@@ -23,7 +22,7 @@ from atommem.serve.log_rows import (
     Loaded,
     NotFoundError,
     RequestKey,
-    Transaction,
+    Unread,
     append_events,
     event_of,
     find_about,
@@ -32,8 +31,8 @@ from atommem.serve.log_rows import (
     new_conversation,
     newest_snapshot,
     note_request,
+    operation_rows,
     operations_between,
-    row_of,
     text_vectors,
     unread_items,
     vector_rows,
@@ -42,8 +41,8 @@ from atommem.serve.schema import conversations, events, operations, requests, sn
 
 SNAPSHOT_EVERY = 256
 """Operations between two snapshots."""
-KINDS = ("item", "ask", "step", "answer", "stopped", "edit", "deleted", "moved", "fork", "feedback")
 _OF_A_CONVERSATION = (events, operations, snapshots, vectors, requests)
+_Result = TypeVar("_Result")
 
 
 class ConversationLog:
@@ -55,31 +54,31 @@ class ConversationLog:
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
-        self._writing = engine.execution_options(writes=True)
         self._insert: Any = (sqlite if engine.dialect.name == "sqlite" else postgresql).insert
-        # SQLite has one writer: threads that wait for each other here need not poll it.
-        self._lock = threading.Lock() if engine.dialect.name == "sqlite" else None
-        self._commits: GroupCommit | EachCommit = EachCommit(self._writing)
-        if self._lock is not None:
-            self._commits = GroupCommit(self._writing, self._lock)
+        self._commits = GroupCommit(engine)
 
-    def write(self) -> Transaction:
-        """A transaction; what it wrote is there when its block has ended, and otherwise nothing of it."""
-        return Transaction(self._writing, self._lock)
+    def write(self, work: Callable[[sa.Connection], _Result]) -> _Result:
+        """A transaction: what `work` wrote is there when this returns, and nothing of it when it raises.
+
+        It may be done again from the start: what it is told of the database holds for one time.
+        """
+        return self._commits.submit(work).result()
 
     def create(self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None) -> About:
         """A new conversation; or the one that this request made when it came before."""
         return self._made(owner, request, lambda connection: new_conversation(connection, owner, metadata))
 
     def _made(self, owner: str, request: RequestKey | None, work: Callable[[sa.Connection], About]) -> About:
+        def once(connection: sa.Connection) -> About:
+            found = find_request(connection, request)
+            if found is not None:
+                return find_about(connection, found.conversation, owner)
+            about = work(connection)
+            note_request(connection, request, about.id)
+            return about
+
         try:
-            with self.write() as connection:
-                found = find_request(connection, request)
-                if found is not None:
-                    return find_about(connection, found.conversation, owner)
-                about = work(connection)
-                note_request(connection, request, about.id)
-                return about
+            return self.write(once)
         except sa.exc.IntegrityError:  # another gateway was faster
             if (wrote := self.wrote(request)) is None:
                 raise
@@ -103,26 +102,42 @@ class ConversationLog:
         with self.engine.begin() as connection:
             return find_about(connection, conversation, owner)
 
-    def all(self) -> list[About]:
-        """Every conversation, of every owner."""
-        with self.engine.begin() as connection:
-            return [About(**row) for row in connection.execute(sa.select(conversations)).mappings()]
+    def all(self, owner: str | None = None, *, behind: str = "", limit: int | None = None) -> list[About]:
+        """Every conversation, of every owner or of one, newest first; those behind one of them, as many as asked for.
+
+        Raises:
+            NotFoundError: `owner` has none of the id `behind`.
+        """
+        of = conversations.c
+        query = sa.select(conversations).order_by(of.created_at.desc(), of.id.desc()).limit(limit)
+        if owner is not None:
+            query = query.where(of.owner == owner)
+        if behind:
+            last = self.about(behind, owner or "")
+            query = query.where(sa.tuple_(of.created_at, of.id) < sa.tuple_(last.created_at, last.id))
+        return [About(**row) for row in self._rows(query)]
 
     def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> About:
         """Replace its metadata. Raises as `about`."""
-        with self.write() as connection:
+
+        def work(connection: sa.Connection) -> About:
             find_about(connection, conversation, owner)
             of_it = conversations.update().where(conversations.c.id == conversation)
             connection.execute(of_it.values(metadata=dict(metadata)))
             return find_about(connection, conversation, owner)
 
+        return self.write(work)
+
     def erase(self, conversation: str, owner: str) -> None:
         """Everything of it, for good. Raises as `about`."""
-        with self.write() as connection:
+
+        def work(connection: sa.Connection) -> None:
             find_about(connection, conversation, owner, lock=True)  # whoever commits to it waits, and finds it gone
             for table in _OF_A_CONVERSATION:
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
+
+        self.write(work)
         if self.engine.dialect.name == "sqlite":  # the deleted pages are still in the write-ahead log
             raw = self.engine.raw_connection()
             try:
@@ -130,15 +145,7 @@ class ConversationLog:
             finally:
                 raw.close()
 
-    def commit(self, *arguments: Any, **named: Any) -> None:
-        """`commit_soon`, waited for.
-
-        Raises:
-            ConflictError: It has gone on since, or is gone.
-        """
-        self.commit_soon(*arguments, **named).result()
-
-    def commit_soon(
+    def commit(
         self,
         conversation: str,
         version: int,
@@ -152,7 +159,7 @@ class ConversationLog:
         snapshot: Snapshot | None = None,
         request: RequestKey | None = None,
     ) -> Future[None]:
-        """Append to a conversation, all or nothing; raised in the future is what `commit` raises.
+        """Append to a conversation, all or nothing.
 
         Args:
             conversation: Its id.
@@ -163,15 +170,13 @@ class ConversationLog:
             cached: Vectors of new texts.
             snapshot: Of the memory after `written`, where one is due.
             request: What is written at its behest: only if it has written nothing yet.
+
+        Raises:
+            ConflictError: In the future: it has gone on since, or is gone.
         """
         lines = [replace(event, version=number) for number, event in enumerate(new, version + 1)]
         of = next((line.version for line in lines if line.kind == "step"), version + 1)
-        rows = [
-            row_of(operation)
-            | {"conversation": conversation, "seq": number, "version": of}
-            | {"checkpoint": checkpoint, "embedder": embedder}
-            for number, operation in enumerate(written, seq)
-        ]
+        rows = operation_rows(conversation, seq, written, [(of, checkpoint, embedder)] * len(written))
 
         def insert(connection: sa.Connection) -> None:
             append_events(connection, conversation, lines, checkpoint)
@@ -251,16 +256,14 @@ class ConversationLog:
             query = query.where(events.c.version < after) if after else query
         else:
             query = query.order_by(events.c.version).where(events.c.version > after)
-        with self.engine.begin() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [event_of(row) for row in rows]
+        return [event_of(row) for row in self._rows(query)]
 
-    def items(self, conversation: str, kinds: Sequence[str]) -> tuple[dict[int, int], list[Event]]:
-        """Events of these kinds, oldest first, without deleted items; and how far those unread have been read."""
+    def items(self, conversation: str, kinds: Sequence[str]) -> tuple[Unread, list[Event]]:
+        """Events of these kinds, oldest first, without deleted items; and which are unread."""
         found = self.events(conversation, (*kinds, "deleted"))
         gone = {event.of for event in found if event.kind == "deleted"}
         with self.engine.begin() as connection:
-            unread = dict(unread_items(connection, conversation))
+            unread = unread_items(connection, conversation)
         return unread, [event for event in found if event.kind != "deleted" and event.version not in gone]
 
     def item(self, conversation: str, item: str) -> Event:
@@ -278,18 +281,17 @@ class ConversationLog:
         """A conversation that is another one as `at` operations had left it (unset: all); it has nothing unread."""
 
         def work(connection: sa.Connection) -> About:
-            nonlocal at
             source = find_about(connection, conversation, owner, lock=True)  # whoever commits to it waits
             length = log_length(connection, conversation)
-            at = length if at is None else at
+            end = length if at is None else at
             about = new_conversation(connection, owner, source.metadata)
             last = sa.select(operations.c.version).where(
-                operations.c.conversation == conversation, operations.c.seq == at - 1
+                operations.c.conversation == conversation, operations.c.seq == end - 1
             )
             newest = sa.select(sa.func.max(events.c.version)).where(events.c.conversation == conversation)
-            version = int(connection.scalar(newest if at == length else last) or 0)
-            bounds = {events: events.c.version <= version, operations: operations.c.seq < at}
-            bounds |= {snapshots: snapshots.c.seq <= at, vectors: sa.true()}
+            version = int(connection.scalar(newest if end == length else last) or 0)
+            bounds = {events: events.c.version <= version, operations: operations.c.seq < end}
+            bounds |= {snapshots: snapshots.c.seq <= end, vectors: sa.true()}
             for table, bound in bounds.items():
                 # A response is its own conversation's.
                 other = {"conversation": sa.literal(about.id), "response": sa.null()}
@@ -303,7 +305,7 @@ class ConversationLog:
                 later = sa.select(events.c.body).where(events.c.conversation == conversation)
                 later = later.where(events.c.kind == "fork", events.c.version > version)
                 imported = not all(connection.scalars(later))
-                body = {} if imported else {"conversation": conversation, "at": at}
+                body = {} if imported else {"conversation": conversation, "at": end}
                 append_events(connection, about.id, [Event("fork", body, version=version + 1)], checkpoint)
             return about
 
@@ -325,13 +327,8 @@ class ConversationLog:
             last = Event("fork", {}, version=len(past) + 1, checkpoint=past[-1].checkpoint if past else "")
             if past:
                 append_events(connection, about.id, [*past, last], "")
-            rows = [
-                {**row_of(operation), "conversation": about.id, "seq": seq}
-                | {"version": version, "checkpoint": checkpoint, "embedder": embedder}
-                for seq, (operation, (version, checkpoint, embedder)) in enumerate(zip(written, made, strict=True))
-            ]
-            if rows:
-                connection.execute(operations.insert(), rows)
+            if written:
+                connection.execute(operations.insert(), operation_rows(about.id, 0, written, made))
             return about
 
         return self._made(owner, request, work)
@@ -344,8 +341,7 @@ class ConversationLog:
         """
         query = sa.select(events).join(conversations, conversations.c.id == events.c.conversation)
         query = query.where(conversations.c.owner == owner, events.c.response == response).order_by(events.c.version)
-        with self.engine.begin() as connection:
-            rows = connection.execute(query).mappings().all()
+        rows = self._rows(query)
         if not rows:
             raise NotFoundError(f"there is no response {response!r}.")
         return rows[0]["conversation"], event_of(rows[0]), event_of(rows[1]) if len(rows) > 1 else None
@@ -356,13 +352,14 @@ class ConversationLog:
         """Its operations from number `first` on, or those of one event, as JSON values with all that is kept."""
         query = sa.select(operations).where(operations.c.conversation == conversation, operations.c.seq >= first)
         query = query if version is None else query.where(operations.c.version == version)
-        with self.engine.begin() as connection:
-            rows = connection.execute(query.order_by(operations.c.seq).limit(limit)).mappings().all()
-        hidden = ("conversation",)
         return [
-            {str(name): value for name, value in row.items() if value is not None and name not in hidden}
-            for row in rows
+            {str(name): value for name, value in row.items() if value is not None and name != "conversation"}
+            for row in self._rows(query.order_by(operations.c.seq).limit(limit))
         ]
+
+    def _rows(self, query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
+        with self.engine.begin() as connection:
+            return connection.execute(query).mappings().all()
 
     def length(self, conversation: str) -> int:
         """How many operations it has."""

@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from atommem.serve.conversation import Conversation, PassingConversation
 from atommem.serve.conversation_log import ConversationLog
-from atommem.serve.logged_session import Shared
 from atommem.serve.serve_metrics import Metrics
 from atommem.serve.served_policy import ServedPolicy
-from atommem.serve.turns import BusyError, Turns
-
-THREADS = 16
-"""They read from the disk; commits have their own."""
+from atommem.serve.shared import BusyError, Shared
 
 
 class Conversations:
@@ -26,10 +21,9 @@ class Conversations:
         policy: Who reads and answers.
         log: Where everything is committed.
         metrics: What is counted.
-        active, waiting: See `Turns`.
+        active, waiting, turn_seconds: See `Shared`.
         waiting_each: Most requests that wait for one conversation.
         open_count, open_bytes: Bounds of what is held open without being in use.
-        turn_seconds: How long a turn may take.
     """
 
     def __init__(
@@ -45,21 +39,18 @@ class Conversations:
         open_bytes: int = 1_000_000_000,
         turn_seconds: float = 300.0,
     ) -> None:
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="atommem-log")
-        turns = Turns(active, waiting, metrics)
-        self.shared = Shared(policy, log, metrics, turns, threads, turn_seconds)
+        self.shared = Shared(policy, log, metrics, active, waiting, turn_seconds)
         self.policy, self.log, self.metrics = policy, log, metrics
         self.in_thread = self.shared.in_thread
         self._waiting_each = waiting_each
-        self._answering: set[str] = set()
+        self.answering: set[str] = set()
+        """Responses that this process is working on; another may be at others."""
         self._most = open_count, open_bytes
         self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         self._sizes: dict[tuple[str, str], int] = {}
-        self.open_bytes = 0
-        """What conversations take that are held open, roughly, as each was when it was last used."""
         metrics.watch("atommem_open_conversations", "Conversations held open", lambda: self.open_count)
         metrics.watch("atommem_open_bytes", "Bytes that they take, roughly", lambda: self.open_bytes)
-        metrics.watch("atommem_turns_taken", "Turns in work or waiting", lambda: turns.taken)
+        metrics.watch("atommem_turns_taken", "Turns in work or waiting", lambda: self.shared.turns_taken)
 
     @asynccontextmanager
     async def use(
@@ -97,43 +88,26 @@ class Conversations:
                 held.drop()
             self._settle((conversation, owner), held)
 
-    def passing(self, metadata: dict[str, str]) -> PassingConversation:
+    @asynccontextmanager
+    async def passing(self, goal: str) -> AsyncIterator[Conversation]:
         """A conversation for one call."""
-        return PassingConversation(self.shared, metadata)
+        yield PassingConversation(self.shared, {"goal": goal})
 
     def _settle(self, key: tuple[str, str], held: Conversation) -> None:
         """Close what is over the bounds, least recently used first."""
         if self._open.get(key) is not held:
             return
-        self._measure(key, held.size)
+        self._sizes[key] = held.size
         self._open.move_to_end(key)
         if held.size == 0 and not held.waiting:
-            del self._open[key]
+            del self._open[key], self._sizes[key]
         count, size = self._most
         while self._open and (len(self._open) > count or self.open_bytes > size):
             idle = next((name for name, item in self._open.items() if not item.waiting), None)
             if idle is None:
                 return
-            self._measure(idle, 0)
             del self._open[idle]
-
-    def _measure(self, key: tuple[str, str], size: int) -> None:
-        self.open_bytes += size - self._sizes.pop(key, 0)
-        if size:
-            self._sizes[key] = size
-
-    @asynccontextmanager
-    async def answering(self, response: str) -> AsyncIterator[None]:
-        """Hold that this process is working on an answer."""
-        self._answering.add(response)
-        try:
-            yield
-        finally:
-            self._answering.discard(response)
-
-    def is_answering(self, response: str) -> bool:
-        """Whether this process is working on it; another may be."""
-        return response in self._answering
+            self._sizes.pop(idle, None)
 
     async def move_all(self) -> int:
         """Move every conversation of another checkpoint or embedder to this server's; how many there were."""
@@ -147,6 +121,11 @@ class Conversations:
         """Requests that use a conversation, or wait to."""
         held = self._open.get((conversation, owner))
         return 0 if held is None else held.waiting
+
+    @property
+    def open_bytes(self) -> int:
+        """What those take that are held open, roughly, as each was when it was last used."""
+        return sum(self._sizes.values())
 
     @property
     def open_count(self) -> int:

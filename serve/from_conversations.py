@@ -23,8 +23,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import sqlalchemy as sa
-
 from atommem.command_line import CommandParser, check_writable
 from atommem.config import load_config
 from atommem.envs.task import Document, Question, Task, describe_task
@@ -35,7 +33,7 @@ from atommem.memory.operations import Operation
 from atommem.observation import StopReason
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.log_rows import Event, is_called
-from atommem.serve.schema import conversations, open_database
+from atommem.serve.schema import open_database
 from atommem.trace import step_of, write_trace
 
 SOURCE = "conversation"
@@ -77,8 +75,9 @@ def main(argv: list[str] | None = None) -> int:
     # What was taken before may have been deleted since, or its consent taken back.
     for old in (given.out / "tasks.jsonl", *(given.out / "traces").glob("conv_*.jsonl")):
         old.unlink(missing_ok=True)
-    tasks, count, steps, traces = [], 0, 0, 0
-    for count, conversation in enumerate(_conversations(log, given.owner), 1):  # noqa: B007  (counted)
+    tasks, steps, traces = [], 0, 0
+    held = log.all(given.owner)
+    for conversation in (about.id for about in reversed(held)):
         task, episode = taken_from(log, conversation)
         if episode is None:
             continue
@@ -88,24 +87,15 @@ def main(argv: list[str] | None = None) -> int:
         tasks += [task] if task.questions else []
     if not traces:
         raise DataError(
-            f"none of {count} conversations has an answer that may be trained on: its owner says so with consent in "
-            "the feedback on it (POST /v1/conversations/ID/feedback)."
+            f"none of {len(held)} conversations has an answer that may be trained on: its owner says so with consent "
+            "in the feedback on it (POST /v1/conversations/ID/feedback)."
         )
     if tasks:
         save_tasks(tasks, given.out / "tasks.jsonl")
-    print(f"{traces} of {count} conversations may be used: traces with {steps} steps, {len(tasks)} tasks")
+    print(f"{traces} of {len(held)} conversations may be used: traces with {steps} steps, {len(tasks)} tasks")
     traces_folder = shlex.quote(str(given.out / "traces"))
     print(f"train on them: atommem train sft --data {traces_folder} --min_reward 1 --model_name_or_path MODEL")
     return 0
-
-
-def _conversations(log: ConversationLog, owner: str | None) -> list[str]:
-    """Ids, oldest first."""
-    query = sa.select(conversations.c.id).order_by(conversations.c.created_at, conversations.c.id)
-    if owner is not None:
-        query = query.where(conversations.c.owner == owner)
-    with log.engine.begin() as connection:
-        return list(connection.scalars(query))
 
 
 def taken_from(log: ConversationLog, conversation: str) -> tuple[Task, Episode | None]:

@@ -176,12 +176,17 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+def told(error: Exception) -> dict[str, Any]:
+    """What was raised, and where."""
+    places = traceback.extract_tb(error.__traceback__)
+    return {"error": type(error).__name__, "at": [f"{place.filename}:{place.lineno}" for place in places[-5:]]}
+
+
 def _log(
     method: str, route: str, status: int, seconds: float, key: Key | None, number: str, error: Exception | None
 ) -> None:
     line: dict[str, Any] = {"event": "request", "id": number, "method": method, "route": route, "status": status}
     line |= {"seconds": round(seconds, 4), "key": None if key is None else key.id}
     if error is not None:
-        places = traceback.extract_tb(error.__traceback__)
-        line |= {"error": type(error).__name__, "at": [f"{place.filename}:{place.lineno}" for place in places[-5:]]}
+        line |= told(error)
     LOGGER.log(logging.ERROR if error is not None else logging.INFO, line)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -47,6 +46,9 @@ _READ = (
     .where(events.c.kind.in_(("item", "step", "stopped", "deleted", "fork")))
     .order_by(events.c.version)
 )
+
+Unread = dict[int, tuple[int, int]]
+"""By the version of an item: how many chunks of it have been read, and how many there are."""
 
 
 class NotFoundError(AtomMemError):
@@ -113,7 +115,7 @@ class Loaded:
         turns, sampled: As of `atommem.session.SessionState`.
         checkpoint, embedder: What its newest event and operation were made with; None where there is none.
         start: The newest snapshot, None where there is none; `operations` are those since.
-        unread: Items that have not been read to their end: version, and how many chunks of it have been.
+        unread: Items that have not been read to their end.
     """
 
     about: About
@@ -126,33 +128,7 @@ class Loaded:
     start: Snapshot | None
     operations: list[Operation]
     vectors: TextVectors | None
-    unread: list[tuple[int, int]]
-
-
-class Transaction:
-    """A writer's transaction, under the lock that threads of this process take turns by."""
-
-    def __init__(self, engine: sa.Engine, lock: threading.Lock | None) -> None:
-        self._begun, self._lock = engine.begin(), lock
-
-    def __enter__(self) -> sa.Connection:
-        if self._lock is not None:
-            self._lock.acquire()
-        try:
-            return self._begun.__enter__()
-        except BaseException:
-            self._release()
-            raise
-
-    def __exit__(self, *exception: Any) -> None:
-        try:
-            self._begun.__exit__(*exception)
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+    unread: Unread
 
 
 def event_of(row: sa.RowMapping) -> Event:
@@ -228,34 +204,47 @@ def operations_between(connection: sa.Connection, conversation: str, first: int,
     columns = [operations.c[name] for name in (*OPERATION_FIELDS, "rest")]
     query = sa.select(*columns).where(operations.c.conversation == conversation)
     query = query.where(operations.c.seq >= first, operations.c.seq < last).order_by(operations.c.seq)
-    return list(restored(connection.execute(query).mappings()))
-
-
-def row_of(operation: Operation) -> dict[str, Any]:
-    values = to_json(operation)
-    rest = {name: values.pop(name) for name in _REST if name in values}
-    return {**dict.fromkeys(OPERATION_FIELDS), **values, "rest": rest or None}
-
-
-def restored(rows: Iterable[sa.RowMapping]) -> Iterator[Operation]:
-    for row in rows:
+    found = []
+    for row in connection.execute(query).mappings():
         values = {str(name): value for name, value in row.items() if value is not None}
-        yield operation_from_json(values | values.pop("rest", {}))
+        found.append(operation_from_json(values | values.pop("rest", {})))
+    return found
 
 
-def unread_items(connection: sa.Connection, conversation: str) -> list[tuple[int, int]]:
-    """Items with chunks that have not been read: only those at the end can have any."""
-    unread: dict[int, list[int]] = {}
-    for version, kind, of, chunks in connection.execute(_READ, {"conversation": conversation}):
-        if kind == "fork":
-            unread.clear()
-        elif kind == "item":
-            unread[version] = [0, chunks]
-        elif kind in ("stopped", "deleted"):
-            unread.pop(of, None)
-        elif of in unread:
-            unread[of][0] += 1
-    return [(version, read) for version, (read, chunks) in unread.items() if read < chunks]
+def operation_rows(
+    conversation: str, first: int, written: Sequence[Operation], made: Sequence[tuple[int, str, str]]
+) -> list[dict[str, Any]]:
+    """Those of operations from number `first` on; `made` has the version, checkpoint and embedder of each."""
+    rows = []
+    for seq, (operation, (version, checkpoint, embedder)) in enumerate(zip(written, made, strict=True), first):
+        values = to_json(operation)
+        rest = {name: values.pop(name) for name in _REST if name in values}
+        row = {**dict.fromkeys(OPERATION_FIELDS), **values, "rest": rest or None}
+        row |= {"conversation": conversation, "seq": seq, "version": version}
+        rows.append(row | {"checkpoint": checkpoint, "embedder": embedder})
+    return rows
+
+
+def unread_items(connection: sa.Connection, conversation: str) -> Unread:
+    """What its events leave unread."""
+    unread: Unread = {}
+    for event in connection.execute(_READ, {"conversation": conversation}):
+        take_unread(unread, *event)
+    return unread
+
+
+def take_unread(unread: Unread, version: int, kind: str, of: int | None, chunks: int | None) -> None:
+    """What an event makes of the items that have not been read to their end."""
+    if kind == "fork":
+        unread.clear()
+    elif kind == "item" and chunks:
+        unread[version] = 0, chunks
+    elif of in unread:  # a step of it, or its end: stopped, deleted
+        read, length = unread[of]
+        if kind == "step" and read + 1 < length:
+            unread[of] = read + 1, length  # in its place: the first is read to its end before the next
+        else:
+            del unread[of]
 
 
 def vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from atommem.errors import AtomMemError
 from atommem.memory.operations import Operation
 from atommem.memory.vectors import TextVectors
 from atommem.observation import Observation
-from atommem.serve.conversation_log import SNAPSHOT_EVERY, ConversationLog
-from atommem.serve.log_rows import ConflictError, Event, Loaded, RequestKey
-from atommem.serve.serve_metrics import Metrics
-from atommem.serve.served_policy import ServedPolicy
-from atommem.serve.turns import BusyError, Turns
+from atommem.serve.conversation_log import SNAPSHOT_EVERY
+from atommem.serve.log_rows import ConflictError, Event, Loaded, RequestKey, take_unread
+from atommem.serve.shared import BusyError, Shared
 from atommem.session import Session
 from atommem.session_state import SessionState
 
@@ -28,31 +25,6 @@ _Result = TypeVar("_Result")
 
 class MovedError(AtomMemError):
     """The conversation was written under another checkpoint or embedder."""
-
-
-@dataclass
-class Shared:
-    """What all conversations of a server work with.
-
-    Attributes:
-        policy: Who reads and answers.
-        log: Where everything is committed.
-        metrics: What is counted.
-        turns: Bounds the turns that are taken at the same time.
-        threads: Where the log is read and written.
-        turn_seconds: How long a turn may take.
-    """
-
-    policy: ServedPolicy
-    log: ConversationLog
-    metrics: Metrics
-    turns: Turns
-    threads: ThreadPoolExecutor
-    turn_seconds: float
-
-    async def in_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Do something with the log. Cancelled, it may or may not have been done: callers look again."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
 
 
 class LoggedSession:
@@ -152,7 +124,7 @@ class LoggedSession:
         with shared.metrics.stage("commit"):
             kept = memory.snapshot() if due else None
             await asyncio.wrap_future(
-                shared.log.commit_soon(
+                shared.log.commit(
                     self.id,
                     loaded.version,
                     loaded.seq,
@@ -172,20 +144,7 @@ class LoggedSession:
         """Stand where the log stands after these events."""
         self.log.version, self.log.seq = done[-1].version, seq
         for event in done:
-            self._take_unread(event)
-
-    def _take_unread(self, event: Event) -> None:
-        unread = self.log.unread
-        if event.kind == "item" and event.chunks:
-            unread.append((event.version, 0))
-        elif event.kind in ("stopped", "deleted"):
-            unread[:] = [(of, done) for of, done in unread if of != event.of]
-        elif event.kind == "fork":
-            unread.clear()
-        elif event.kind == "step" and unread and unread[0][0] == event.of:
-            of, done = unread[0]
-            assert self._shown is not None
-            unread[:1] = [(of, done + 1)] if done + 1 < len(self._shown[1]) else []
+            take_unread(self.log.unread, event.version, event.kind, event.of, event.chunks)
 
     async def _reload(self) -> None:
         self.drop()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
@@ -26,9 +25,8 @@ from atommem.episode import Step
 from atommem.errors import AtomMemError
 from atommem.serve.api_keys import LOCAL
 from atommem.serve.conversations import Conversations
-from atommem.serve.guard import LOGGER
-from atommem.serve.log_rows import Event, NotFoundError
-from atommem.serve.recall import recalled
+from atommem.serve.guard import LOGGER, told
+from atommem.serve.log_rows import NotFoundError
 from atommem.serve.wire import ConversationId, Message, Name, Text, Words, entry_object, new_item
 
 PATH = "/mcp"
@@ -129,7 +127,7 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         async with _told(), served.use(conversation, owner_of(context)) as memory:
             return [
                 Recalled(id=entry.id, text=entry.text, score=score, source=entry.source.piece if entry.source else None)
-                for entry, score in await recalled(memory, query)
+                for entry, score in await memory.recall(query)
             ]
 
     @server.tool()
@@ -142,15 +140,8 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         """Delete an entry, or all that was written while a text was read. The log keeps that it was there."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
-
         async with _told(), served.use(conversation, owner_of(context), whole=bool(source)) as memory:
-            if entry is None:
-                done = await memory.forget(source)
-            else:
-                done = await memory.change(
-                    Event("edit", {"entry": entry, "text": None}),
-                    lambda session: session.memory.edit(entry, None, max(0, session.turns - 1)),
-                )
+            done = await memory.forget(source) if entry is None else await memory.edit(entry, None)
             return Forgotten(entries=[item["entry_id"] for item in done if item["kind"] == "delete"])
 
     @server.tool()
@@ -220,7 +211,5 @@ async def _told() -> AsyncIterator[None]:
     except AtomMemError as error:
         raise ToolError(str(error)) from error
     except Exception as error:
-        places = traceback.extract_tb(error.__traceback__)
-        at = [f"{place.filename}:{place.lineno}" for place in places[-5:]]
-        LOGGER.error({"event": "mcp", "error": type(error).__name__, "at": at})
+        LOGGER.error({"event": "mcp", **told(error)})
         raise

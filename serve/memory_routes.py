@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from atommem.errors import DataError
-from atommem.memory.operations import Operation
-from atommem.serve.log_rows import Event, RequestKey, called
-from atommem.serve.openai_routes import Once, Owner, Served
+from atommem.serve.log_rows import Event, called
+from atommem.serve.openai_routes import Mine, Once, Owner, Served
 from atommem.serve.transfer import exported, imported
-from atommem.serve.wire import ConversationId, Name, Number, Text, Words, conversation_object, entry_object
-from atommem.session import Session
+from atommem.serve.wire import (
+    ConversationId,
+    Name,
+    Number,
+    Text,
+    Words,
+    conversation_object,
+    entry_object,
+    listing,
+    page,
+)
+from atommem.untrusted import clean
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
-imports = APIRouter(prefix="/v1")
+others = APIRouter(prefix="/v1")
 At = Annotated[Number | None, Query(description="After so many operations; unset is now.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
@@ -40,70 +48,75 @@ class Feedback(BaseModel):
     consent: bool = False
 
 
+@others.get("/conversations")
+def list_conversations(
+    owner: Owner,
+    served: Served,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: ConversationId = "",
+) -> dict[str, Any]:
+    """What the owner of a key has, the newest first; ``after`` is the last id of the page before."""
+    found = served.log.all(owner, behind=after, limit=limit + 1)
+    return page([conversation_object(about) for about in found], limit)
+
+
 @router.get("/memory")
-async def memory(conversation: ConversationId, owner: Owner, served: Served, at: At = None) -> dict[str, Any]:
+def memory(about: Mine, served: Served, at: At = None) -> dict[str, Any]:
     """What the memory holds, or held: entries with their sources and statistics, scratchpad, query, what is shown."""
+    length = _checked(served.log.length(about.id), at)
+    contents = served.log.memory_at(about.id, at)
+    return {
+        "object": "memory",
+        "conversation": about.id,
+        "at": contents.position,
+        "operations": length,
+        "scratchpad": contents.scratchpad,
+        "query": contents.query,
+        "shown": [{"entry": entry, "score": score} for entry, score in contents.shown],
+        "entries": [entry_object(entry) for entry in contents.entries.values()],
+    }
 
-    def found() -> dict[str, Any]:
-        served.log.about(conversation, owner)
-        length = _checked(served.log.length(conversation), at)
-        contents = served.log.memory_at(conversation, at)
-        return {
-            "object": "memory",
-            "conversation": conversation,
-            "at": contents.position,
-            "operations": length,
-            "scratchpad": contents.scratchpad,
-            "query": contents.query,
-            "shown": [{"entry": entry, "score": score} for entry, score in contents.shown],
-            "entries": [entry_object(entry) for entry in contents.entries.values()],
-        }
 
-    return await served.in_thread(found)
+@router.get("/recall")
+async def recall(
+    conversation: ConversationId,
+    owner: Owner,
+    served: Served,
+    query: Annotated[str, Query(min_length=1, max_length=4000), AfterValidator(clean)],
+) -> dict[str, Any]:
+    """The entries that fit a query best, as the policy would be shown them. No model is asked, nothing changes."""
+    async with served.use(conversation, owner) as held:
+        found = await held.recall(query)
+    return {"object": "list", "data": [{**entry_object(entry), "score": score} for entry, score in found]}
 
 
 @router.get("/operations")
-async def operations(
-    conversation: ConversationId, owner: Owner, served: Served, after: Number = 0, limit: Limit = 100
-) -> dict[str, Any]:
+def operations(about: Mine, served: Served, after: Number = 0, limit: Limit = 100) -> dict[str, Any]:
     """The operation log from number ``after`` on."""
-    return await _listed(
-        served, conversation, owner, limit, lambda: served.log.operations(conversation, after, limit + 1)
-    )
+    return listing(served.log.operations(about.id, after, limit + 1), limit)
 
 
 @router.get("/steps")
-async def steps(
-    conversation: ConversationId,
-    owner: Owner,
+def steps(
+    about: Mine,
     served: Served,
     after: Number = 0,
     before: Annotated[Number, Query(description="A version: then the steps before it, newest first.")] = 0,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
     """The steps: what was shown of text and memory, what the policy wrote, token by token."""
-
-    def found() -> list[dict[str, Any]]:
-        newest = before > 0
-        at = before if newest else after
-        events = served.log.events(conversation, ("step",), after=at, limit=limit + 1, newest=newest)
-        return [{**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in events]
-
-    return await _listed(served, conversation, owner, limit, found)
+    newest = before > 0
+    at = before if newest else after
+    events = served.log.events(about.id, ("step",), after=at, limit=limit + 1, newest=newest)
+    found = [{**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in events]
+    return listing(found, limit)
 
 
 @router.post("/fork")
-async def fork(
-    conversation: ConversationId, owner: Owner, served: Served, request: Once, at: At = None
-) -> dict[str, Any]:
+def fork(about: Mine, served: Served, request: Once, at: At = None) -> dict[str, Any]:
     """A second conversation that is this one as it was after ``at`` operations, and goes its own way from there."""
-
-    def forked() -> dict[str, Any]:
-        served.log.about(conversation, owner)
-        _checked(served.log.length(conversation), at)
-        return conversation_object(served.log.fork(conversation, owner, at, request))
-
-    return await served.in_thread(forked)
+    _checked(served.log.length(about.id), at)
+    return conversation_object(served.log.fork(about.id, about.owner, at, request))
 
 
 @router.post("/entries/{entry}")
@@ -111,39 +124,36 @@ async def edit_entry(
     conversation: ConversationId, entry: Number, body: NewText, owner: Owner, served: Served, request: Once
 ) -> dict[str, Any]:
     """Replace the text of an entry: an operation of the actor ``user``."""
-    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, body.text), request)
+    async with served.use(conversation, owner) as held:
+        return listing(await held.edit(entry, body.text, request))
 
 
 @router.delete("/entries/{entry}")
 async def delete_entry(conversation: ConversationId, entry: Number, owner: Owner, served: Served) -> dict[str, Any]:
     """Delete an entry; the log keeps what it said until the conversation is deleted."""
-    return await _edited(served, conversation, owner, lambda session: _edit(session, entry, None))
+    async with served.use(conversation, owner) as held:
+        return listing(await held.edit(entry, None))
 
 
 @router.delete("/sources/{name:path}")
 async def delete_source(conversation: ConversationId, name: Text, owner: Owner, served: Served) -> dict[str, Any]:
     """Take out what came from texts of this name (or the item of this id), and read no more of them."""
     async with served.use(conversation, owner, whole=True) as held:
-        return _changed(await held.forget(name))
+        return listing(await held.forget(name))
 
 
 @router.delete("/items/{item}")
-async def delete_item(conversation: ConversationId, item: str, owner: Owner, served: Served) -> dict[str, Any]:
+async def delete_item(about: Mine, item: str, served: Served) -> dict[str, Any]:
     """Delete a text: what was written while it was read goes too, and it is listed no more."""
-
-    def found_item() -> Event:
-        served.log.about(conversation, owner)
-        return served.log.item(conversation, item)
-
-    text = await served.in_thread(found_item)
+    text = await served.in_thread(served.log.item, about.id, item)
     of = text.version
-    async with served.use(conversation, owner, whole=True) as held:
-        found = await served.in_thread(lambda: served.log.events(conversation, ("step",), after=of))
+    async with served.use(about.id, about.owner, whole=True) as held:
+        found = await served.in_thread(lambda: served.log.events(about.id, ("step",), after=of))
         # Another text may have its name: only the steps that read this one.
         read = [event.step for event in found if event.of == of and event.step is not None]
         await held.change(
             Event("deleted", {"item": item}, of=of),
-            lambda session: session.memory.forget(called(text), max(0, session.turns - 1), read=read),
+            lambda memory, step: memory.forget(called(text), step, read=read),
         )
         return conversation_object(held.log.about)
 
@@ -170,17 +180,16 @@ async def feedback(
 
 
 @router.get("/export", response_class=PlainTextResponse)
-async def export(conversation: ConversationId, owner: Owner, served: Served) -> PlainTextResponse:
+def export(conversation: ConversationId, owner: Owner, served: Served) -> PlainTextResponse:
     """All of it as JSON lines: what it is, its events, its operations."""
-    lines = await served.in_thread(lambda: exported(served.log, conversation, owner))
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    text = "".join(json.dumps(line) + "\n" for line in exported(served.log, conversation, owner))
     return PlainTextResponse(text, media_type="application/x-ndjson")
 
 
 _LINES = {"requestBody": {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}, "required": True}}
 
 
-@imports.post("/imports", openapi_extra=_LINES)
+@others.post("/imports", openapi_extra=_LINES)
 async def import_conversation(sent: Request, owner: Owner, served: Served, request: Once) -> dict[str, Any]:
     """A conversation from what was exported: under a new id, and the importing key's owner."""
     text = (await sent.body()).decode("utf-8", "replace")
@@ -191,33 +200,3 @@ def _checked(length: int, at: int | None) -> int:
     if at is not None and at > length:
         raise DataError(f"at is {at}: this conversation has {length} operations.")
     return length
-
-
-async def _listed(
-    served: Served, conversation: str, owner: str, limit: int, rows: Callable[[], Sequence[Mapping[str, Any]]]
-) -> dict[str, Any]:
-    def found() -> dict[str, Any]:
-        served.log.about(conversation, owner)
-        data = rows()
-        return {"object": "list", "data": list(data[:limit]), "has_more": len(data) > limit}
-
-    return await served.in_thread(found)
-
-
-async def _edited(
-    served: Served,
-    conversation: str,
-    owner: str,
-    work: Callable[[Session], Any],
-    request: RequestKey | None = None,
-) -> dict[str, Any]:
-    async with served.use(conversation, owner) as held:
-        return _changed(await held.change(Event("edit"), work, request))
-
-
-def _changed(data: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"object": "list", "data": data, "has_more": False}
-
-
-async def _edit(session: Session, entry: int, text: str | None) -> Sequence[Operation]:
-    return await session.memory.edit(entry, text, max(0, session.turns - 1))

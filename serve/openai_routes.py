@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -15,11 +14,11 @@ from fastapi.responses import JSONResponse
 
 from atommem.episode import Step
 from atommem.errors import DataError
-from atommem.serve.conversation import Answered, Conversation
+from atommem.serve.conversation import Answered, OnStep, OnTaken
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
-from atommem.serve.log_rows import Event, NotFoundError, RequestKey
-from atommem.serve.streaming import ChatEvents, ResponseEvents, Stream, while_there
+from atommem.serve.log_rows import About, Event, NotFoundError, RequestKey
+from atommem.serve.streaming import ChatEvents, ResponseEvents, streamed, while_there
 from atommem.serve.wire import (
     Ask,
     Chat,
@@ -35,6 +34,7 @@ from atommem.serve.wire import (
     page,
     response_object,
     step_summary,
+    usage,
 )
 
 router = APIRouter(prefix="/v1")
@@ -69,6 +69,12 @@ async def request_key(
     return RequestKey(_sha256(owner.encode(), key.encode()), _sha256(*sent))
 
 
+def about_of(conversation: ConversationId, owner: Owner, served: Served) -> About:
+    """A conversation of the request's owner."""
+    return served.log.about(conversation, owner)
+
+
+Mine = Annotated[About, Depends(about_of)]
 Once = Annotated[RequestKey | None, Depends(request_key)]
 
 
@@ -102,9 +108,9 @@ async def create_conversation(
 
 
 @router.get("/conversations/{conversation}")
-async def retrieve_conversation(conversation: ConversationId, owner: Owner, served: Served) -> dict[str, Any]:
+def retrieve_conversation(about: Mine) -> dict[str, Any]:
     """What it is."""
-    return conversation_object(await served.in_thread(served.log.about, conversation, owner))
+    return conversation_object(about)
 
 
 @router.post("/conversations/{conversation}")
@@ -135,60 +141,37 @@ async def create_items(
     the same one with the same ``Idempotency-Key`` does not give them again.
     """
     done = await while_there(request, _read(served, conversation, owner, _new_items(body.items), once))
-    return page([item_object(event) for event in done], False)
+    return page([item_object(event) for event in done])
 
 
 @router.get("/conversations/{conversation}/items")
-async def list_items(
-    conversation: ConversationId,
-    owner: Owner,
+def list_items(
+    about: Mine,
     served: Served,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: Annotated[str, Query(max_length=64)] = "",
 ) -> dict[str, Any]:
     """Texts, questions and answers, newest first unless ``order`` is asc."""
-    log = served.log
-
-    def found() -> dict[str, Any]:
-        log.about(conversation, owner)
-        unread, items = log.items(conversation, _LISTED)
-        items = items if order == "asc" else items[::-1]
-        objects = [item_object(event, unread) for event in items]
-        first = next((place for place, item in enumerate(objects, 1) if item["id"] == after), 0)
-        if after and not first:
-            raise NotFoundError(f"there is no item {after!r} in this conversation.")
-        return page(objects[first : first + limit], len(objects) > first + limit)
-
-    return await served.in_thread(found)
+    items = _items(served, about)
+    items = items if order == "asc" else items[::-1]
+    return page(items[_place(items, after) + 1 :] if after else items, limit)
 
 
 @router.get("/conversations/{conversation}/items/{item}")
-async def retrieve_item(conversation: ConversationId, item: str, owner: Owner, served: Served) -> dict[str, Any]:
+def retrieve_item(about: Mine, item: str, served: Served) -> dict[str, Any]:
     """One of them."""
-
-    def found() -> dict[str, Any]:
-        served.log.about(conversation, owner)
-        unread, items = served.log.items(conversation, _LISTED)
-        for event in items:
-            shown = item_object(event, unread)
-            if shown["id"] == item:
-                return shown
-        raise NotFoundError(f"there is no item {item!r} in this conversation.")
-
-    return await served.in_thread(found)
+    items = _items(served, about)
+    return items[_place(items, item)]
 
 
 @router.post("/responses", response_model=None)
 async def create_response(request: Request, body: Ask, owner: Owner, served: Served, once: Once) -> Any:
     """Ask a conversation; without one, the input before the question is read into a memory for this call."""
-    _check_model(served, body.model)
-    before, question = _question(body.messages)
-    response, conversation = _new_response(once), body.conversation_id
-    name = served.policy.name
-    asking = _asking(served, owner, conversation, before, question, response, once)
+    name, conversation = served.policy.name, body.conversation_id
+    response, asking = _asking(served, owner, body, conversation, once)
     if body.stream:
-        return await Stream(asking, ResponseEvents(response, name, conversation)).start(request)
+        return await streamed(request, asking, ResponseEvents(response, name, conversation))
     summaries: list[str] = []
 
     async def noted(step: Step) -> None:
@@ -200,85 +183,82 @@ async def create_response(request: Request, body: Ask, owner: Owner, served: Ser
 
 
 @router.get("/responses/{response}")
-async def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str, Any]:
+def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str, Any]:
     """An answer of a conversation. A question that was taken and is not being answered here is ``incomplete``."""
-    conversation, ask, answer = await served.in_thread(served.log.response, response, owner)
-    name, at = served.policy.name, ask.created_at
+    conversation, ask, answer = served.log.response(response, owner)
+    if answer is None:
+        status = "in_progress" if response in served.answering else "incomplete"
+    else:
+        status = "incomplete" if answer.body["text"] is None else "completed"
     shown = response_object(
-        response,
-        name,
-        created_at=at,
-        conversation=conversation,
-        status="incomplete" if answer is None or answer.body["text"] is None else "completed",
+        response, served.policy.name, created_at=ask.created_at, conversation=conversation, status=status
     )
     if answer is not None:
         shown["output"] = [item_object(answer)]
-    else:
-        working = served.is_answering(response)
-        shown["status"] = "in_progress" if working else "incomplete"
-        shown["incomplete_details"] = None if working else {"reason": "interrupted"}
+    elif status == "incomplete":
+        shown["incomplete_details"] = {"reason": "interrupted"}
     return shown
 
 
 @router.post("/chat/completions", response_model=None)
 async def chat(request: Request, body: Chat, owner: Owner, served: Served, once: Once) -> Any:
     """The last user message asks, what stands before it is read; with ``conversation``, into that memory."""
-    _check_model(served, body.model)
-    before, question = _question(body.messages)
-    response = _new_response(once)
+    response, asking = _asking(served, owner, body, body.conversation, once)
     head = {"id": response.replace("resp_", "chatcmpl-"), "created": int(time.time()), "model": served.policy.name}
-    asking = _asking(served, owner, body.conversation, before, question, response, once, resent=True)
     if body.stream:
-        return await Stream(asking, ChatEvents(head)).start(request)
+        return await streamed(request, asking, ChatEvents(head))
     answered = await while_there(request, asking(None, None))
     message = {"role": "assistant", "content": answered.text or "", "refusal": None}
-    tokens = [
-        sum(step.prompt_tokens for step in answered.steps),
-        sum(step.completion_tokens for step in answered.steps),
-    ]
-    usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-    return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+    tokens = usage(answered, "prompt_tokens", "completion_tokens")
+    return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": tokens})
 
 
 def _asking(
-    served: Conversations,
-    owner: str,
-    conversation: str | None,
-    before: Sequence[Message],
-    question: str,
-    response: str,
-    once: RequestKey | None,
-    *,
-    resent: bool = False,
-) -> Callable[
-    [Callable[[Step], Awaitable[None]] | None, Callable[[], Awaitable[None]] | None], Coroutine[Any, Any, Answered]
-]:
-    """What takes the texts `before` a question, and asks it."""
+    served: Conversations, owner: str, body: Ask | Chat, conversation: str | None, once: RequestKey | None
+) -> tuple[str, Callable[[OnStep | None, OnTaken | None], Coroutine[Any, Any, Answered]]]:
+    """The id of a response, and what asks for it, the texts before the question read.
 
-    async def ask(
-        on_step: Callable[[Step], Awaitable[None]] | None, on_taken: Callable[[], Awaitable[None]] | None
-    ) -> Answered:
-        held: AbstractAsyncContextManager[Conversation]
+    Raises:
+        NotFoundError: It is asked of another model.
+        DataError: There is no question.
+    """
+    _check_model(served, body.model)
+    *before, last = body.messages
+    question = "\n".join(last.parts)
+    if last.role != "user" or not question:
+        raise DataError("the last message is no user's, or blank: it is what asks.")
+    response = f"resp_{secrets.token_hex(16) if once is None else once.key[:32]}"
+
+    async def ask(on_step: OnStep | None, on_taken: OnTaken | None) -> Answered:
         request = None if conversation is None else once  # nothing is kept of a call without one
-        if conversation is None:
-            held = nullcontext(served.passing({"goal": question}))
-        else:
-            held = served.use(conversation, owner)
-        async with served.answering(response), held as memory:
-            new = before
-            if resent and conversation is not None:
-                new = await served.in_thread(_not_read, served.log, conversation, before)
-            items = [new_item(message) for message in new if message.parts]
-            if items:
-                await memory.add(items, request and request.part("items"))
-            return await memory.ask(question, response, on_step, on_taken, request)
+        held = served.passing(question) if conversation is None else served.use(conversation, owner)
+        served.answering.add(response)
+        try:
+            async with held as memory:
+                new: Sequence[Message] = before
+                if isinstance(body, Chat) and conversation is not None:
+                    new = await served.in_thread(_not_read, served.log, conversation, before)
+                items = [new_item(message) for message in new if message.parts]
+                if items:
+                    await memory.add(items, request and request.part("items"))
+                return await memory.ask(question, response, on_step, on_taken, request)
+        finally:
+            served.answering.discard(response)
 
-    return ask
+    return response, ask
 
 
-def _new_response(once: RequestKey | None) -> str:
-    return f"resp_{secrets.token_hex(16) if once is None else once.key[:32]}"
+def _items(served: Conversations, about: About) -> list[dict[str, Any]]:
+    unread, items = served.log.items(about.id, _LISTED)
+    return [item_object(event, unread) for event in items]
+
+
+def _place(items: Sequence[Mapping[str, Any]], item: str) -> int:
+    for place, found in enumerate(items):
+        if found["id"] == item:
+            return place
+    raise NotFoundError(f"there is no item {item!r} in this conversation.")
 
 
 def _new_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -295,15 +275,6 @@ async def _read(
         done = await memory.add(new, once)
         await memory.read()
         return done
-
-
-def _question(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-    """What is to be read, and the question: the last message, which must be a user's."""
-    last = messages[-1]
-    question = "\n".join(last.parts)
-    if last.role != "user" or not question:
-        raise DataError("the last message is no user's, or blank: it is what asks.")
-    return messages[:-1], question
 
 
 def _not_read(log: ConversationLog, conversation: str, messages: Sequence[Message]) -> Sequence[Message]:

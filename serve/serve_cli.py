@@ -9,7 +9,6 @@ import logging
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -106,6 +105,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from atommem.serve.guard import LOOPBACK
     from atommem.serve.schema import open_database
     from atommem.serve.served_policy import ServedPolicy
+    from atommem.servers.vllm_process import free_port
 
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     if host not in LOOPBACK and not Keys(ConversationLog(open_database(arguments.db))).exist():
@@ -114,7 +114,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             f"with atommem serve keys add OWNER --db {arguments.db}, or listen on 127.0.0.1."
         )
     if not arguments.stdio:
-        _check_port(arguments.host, arguments.port)
+        free_port(arguments.host, arguments.port)
     own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "vllm", "name", "db", "hosts", "move", "stdio"}
     settings: dict[str, Any] = given_settings(arguments, tuple(own))
     with contextlib.ExitStack() as stack:
@@ -131,15 +131,6 @@ def _serve(arguments: argparse.Namespace) -> int:
             print(f"atommem serve: starting vLLM at {server.url} (log: {server.log})", file=sys.stderr, flush=True)
             stack.enter_context(server)
         return _listen(arguments, policy, host)
-
-
-def _check_port(host: str, port: int) -> None:
-    """Refuse a port that cannot be listened on, before a model is loaded."""
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except (OSError, OverflowError) as error:
-        told = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error).rstrip(".")
-        raise ConfigError(f"cannot listen on {host}, port {port} ({told}): give another --port or --host.") from error
 
 
 def _listen(arguments: argparse.Namespace, policy: ServedPolicy, host: str) -> int:

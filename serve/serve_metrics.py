@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -31,11 +32,9 @@ class Metrics:
             "atommem_conflicts", "Commits that another gateway was ahead of", registry=self.registry
         )
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> AbstractContextManager[Any]:
         """Measure a part of a request."""
-        with self._stages.labels(name).time():
-            yield
+        return self._stages.labels(name).time()
 
     def sampled(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Count a completion."""

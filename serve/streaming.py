@@ -13,11 +13,10 @@ from starlette.responses import StreamingResponse
 
 from atommem.episode import Step
 from atommem.errors import AtomMemError
-from atommem.serve.conversation import Answered
+from atommem.serve.conversation import Answered, OnStep, OnTaken
 from atommem.serve.wire import answer_item, reasoning_item, response_object, step_summary
 
 _Result = TypeVar("_Result")
-_Ask = Callable[[Callable[[Step], Awaitable[None]], Callable[[], Awaitable[None]]], Awaitable[Answered]]
 
 
 class GoneError(Exception):
@@ -53,74 +52,6 @@ async def _ended(task: asyncio.Future[Any]) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
-
-
-class Stream:
-    """Steps and the answer of one question as they come; `start` it, then send `response`.
-
-    Args:
-        ask: Asks; given what to call after every step, and once it has been taken.
-        form: Makes events of what happens: ``started()``, ``step(text)``, ``ended(answered, summaries)``,
-            ``failed(error)``, each a list of (name, data).
-    """
-
-    def __init__(self, ask: _Ask, form: Any) -> None:
-        self._queue: asyncio.Queue[list[tuple[str, Any]] | None] = asyncio.Queue()
-        self._form = form
-        self._summaries: list[str] = []
-        self._started = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run(ask))
-
-    async def start(self, request: Request) -> StreamingResponse:
-        """Wait until the question is taken; what is refused before is raised, and is the request's status.
-
-        Raises:
-            GoneError: The client has left before.
-        """
-        try:
-            await while_there(request, self._begun())
-        except BaseException:
-            await _ended(self._task)
-            raise
-        return StreamingResponse(self._events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-
-    async def _begun(self) -> None:
-        taken = asyncio.ensure_future(self._started.wait())
-        try:
-            await asyncio.wait((taken, self._task), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            taken.cancel()
-        if not self._started.is_set():
-            await self._task
-
-    async def _run(self, ask: _Ask) -> None:
-        async def begun() -> None:
-            self._queue.put_nowait(self._form.started())
-            self._started.set()
-
-        async def on_step(step: Step) -> None:
-            self._summaries.append(step_summary(step))
-            self._queue.put_nowait(self._form.step(self._summaries[-1]))
-
-        try:
-            answered = await ask(on_step, begun)
-            self._queue.put_nowait(self._form.ended(answered, self._summaries))
-        except AtomMemError as error:
-            if not self._started.is_set():
-                raise
-            self._queue.put_nowait(self._form.failed(error))
-        finally:
-            self._queue.put_nowait(None)
-
-    async def _events(self) -> AsyncIterator[str]:
-        # The framing is ours: sse-starlette ends its streams on SIGTERM, where this server lets them come to their end.
-        try:
-            while (batch := await self._queue.get()) is not None:
-                for name, data in batch:
-                    head = f"event: {name}\n" if name else ""
-                    yield f"{head}data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
-        finally:
-            await _ended(self._task)
 
 
 class ResponseEvents:
@@ -214,3 +145,64 @@ class ChatEvents:
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> tuple[str, Any]:
         return "", {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+async def streamed(
+    request: Request, ask: Callable[[OnStep, OnTaken], Awaitable[Answered]], form: ResponseEvents | ChatEvents
+) -> StreamingResponse:
+    """Steps and the answer of one question as they come, in the events that `form` makes of them.
+
+    It waits until the question is taken; what is refused before is raised, and is the request's status.
+
+    Args:
+        request: Whose client may leave.
+        ask: Asks; given what to call after every step, and once it has been taken.
+        form: Makes events, (name, data), of what happens.
+
+    Raises:
+        GoneError: The client has left before.
+    """
+    queue: asyncio.Queue[list[tuple[str, Any]] | None] = asyncio.Queue()
+    summaries: list[str] = []
+    taken = False
+
+    async def on_taken() -> None:
+        nonlocal taken
+        taken = True
+        queue.put_nowait(form.started())
+
+    async def on_step(step: Step) -> None:
+        summaries.append(step_summary(step))
+        queue.put_nowait(form.step(summaries[-1]))
+
+    async def work() -> None:
+        try:
+            queue.put_nowait(form.ended(await ask(on_step, on_taken), summaries))
+        except AtomMemError as error:
+            if not taken:
+                raise
+            queue.put_nowait(form.failed(error))
+        finally:
+            queue.put_nowait(None)
+
+    task = asyncio.ensure_future(work())
+
+    async def events(batch: list[tuple[str, Any]] | None) -> AsyncIterator[str]:
+        # The framing is ours: sse-starlette ends its streams on SIGTERM, where this server lets them come to their end.
+        try:
+            while batch is not None:
+                for name, data in batch:
+                    head = f"event: {name}\n" if name else ""
+                    yield f"{head}data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
+                batch = await queue.get()
+        finally:
+            await _ended(task)
+
+    try:
+        first = await while_there(request, queue.get())
+        if first is None:
+            await task  # raises what it was refused for
+    except BaseException:
+        await _ended(task)
+        raise
+    return StreamingResponse(events(first), media_type="text/event-stream", headers={"Cache-Control": "no-store"})

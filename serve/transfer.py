@@ -11,12 +11,14 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from atommem.errors import DataError, TraceError
 from atommem.memory.contents import replay
 from atommem.memory.operations import Operation
-from atommem.serve.conversation_log import KINDS, ConversationLog
+from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.log_rows import About, Event, RequestKey
 from atommem.serve.wire import Metadata
-from atommem.untrusted import clean
+from atommem.untrusted import read_json
 
 FORMAT = 1
+_DEEPEST = 100
+"""More than what a call's arguments may be nested, which stand in an event."""
 _Number = Annotated[int, Field(ge=0, le=2**30, strict=True)]
 """Half of what a column holds: what the conversation goes on with has room."""
 _Label = Annotated[str, Field(max_length=64)]
@@ -44,7 +46,7 @@ _BODIES: dict[str, type[BaseModel]] = {"item": _Item, "ask": _Ask, "answer": _An
 
 
 class _Event(BaseModel):
-    kind: _Label
+    kind: Literal["item", "ask", "step", "answer", "stopped", "edit", "deleted", "moved", "fork", "feedback"]
     body: dict[str, Any]
     version: _Number
     created_at: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
@@ -95,9 +97,7 @@ def imported(log: ConversationLog, owner: str, text: str, request: RequestKey | 
         DataError: It is no export, or its log contradicts itself.
     """
     try:
-        head, *lines = [
-            _cleaned(json.loads(line, parse_constant=_refused)) for line in text.split("\n") if line.strip()
-        ]
+        head, *lines = [read_json(line, _DEEPEST) for line in text.split("\n") if line.strip()]
         metadata = _Head.model_validate(head).metadata
         events = [_event(line) for line in lines if line["type"] == "event"]
         rows = [line for line in lines if line["type"] == "operation"]
@@ -114,8 +114,6 @@ def imported(log: ConversationLog, owner: str, text: str, request: RequestKey | 
 
 def _event(line: dict[str, Any]) -> Event:
     event = _Event.model_validate(line)
-    if event.kind not in KINDS:
-        raise ValueError(f"there is no event {event.kind!r}")
     if event.kind in _BODIES:
         _BODIES[event.kind].model_validate(event.body)
     return Event(**event.model_dump())
@@ -124,7 +122,7 @@ def _event(line: dict[str, Any]) -> Event:
 def _operation(row: dict[str, Any], place: _Place) -> Operation:
     values = {item.name: row[item.name] for item in fields(Operation) if item.name in row}
     operation = _OPERATION.validate_python({**place.rest, **values})
-    json.dumps([operation.score, operation.scores], allow_nan=False)
+    json.dumps([operation.score, operation.scores], allow_nan=False)  # a text may have been "nan"
     return operation
 
 
@@ -138,16 +136,3 @@ def _check(events: list[Event], places: list[_Place]) -> None:
         raise ValueError("operations are missing")
     if any(not 1 <= place.version <= len(events) for place in places):
         raise ValueError("an operation is of no event")
-
-
-def _cleaned(value: Any) -> Any:
-    """Texts as every database takes them."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list):
-        return [_cleaned(item) for item in value]
-    return {clean(key): _cleaned(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _refused(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
@@ -139,44 +139,42 @@ def conversation_object(about: About) -> dict[str, Any]:
     return {"id": about.id, "object": "conversation", "created_at": about.created_at, "metadata": about.metadata}
 
 
-def item_object(event: Event, unread: Mapping[int, int] | None = None) -> dict[str, Any]:
+def item_object(event: Event, unread: Container[int] = ()) -> dict[str, Any]:
     """OpenAI's ``message`` item: of a text, a question or an answer."""
     body = event.body
     if event.kind == "item":
-        status = "in_progress" if unread and event.version in unread else "completed"
-        content = [{"type": "input_text", "text": text} for text in body["parts"]]
-        extra = {"created_at": event.created_at} | ({"name": body["name"]} if body["name"] else {})
-        return {
-            "id": body["id"],
-            "type": "message",
-            "role": body["role"],
-            "status": status,
-            "content": content,
-            **extra,
-        }
+        status = "in_progress" if event.version in unread else "completed"
+        named = {"name": body["name"]} if body["name"] else {}
+        return {**_message(body["id"], body["role"], body["parts"], status), "created_at": event.created_at, **named}
+    response = event.response or f"resp_{event.version}"
     if event.kind == "ask":
-        content = [{"type": "input_text", "text": body["question"]}]
-        number = (event.response or f"resp_{event.version}").removeprefix("resp_")
-        return {"id": f"msg_q{number}", "type": "message", "role": "user", "status": "completed", "content": content}
-    return answer_item(event.response or f"resp_{event.version}", body["text"])
+        return _message(f"msg_q{response.removeprefix('resp_')}", "user", [body["question"]])
+    return answer_item(response, body["text"])
 
 
 def answer_item(response: str, text: str | None) -> dict[str, Any]:
     """The ``message`` of an answer."""
-    content = [{"type": "output_text", "text": text or "", "annotations": []}]
-    return {
-        "id": f"msg_a{response.removeprefix('resp_')}",
-        "type": "message",
-        "role": "assistant",
-        "status": "completed" if text is not None else "incomplete",
-        "content": content,
-    }
+    status = "completed" if text is not None else "incomplete"
+    item = _message(f"msg_a{response.removeprefix('resp_')}", "assistant", [], status)
+    return {**item, "content": [{"type": "output_text", "text": text or "", "annotations": []}]}
 
 
-def page(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """OpenAI's list."""
-    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-    return {"object": "list", "data": list(data), "has_more": has_more, **ends}
+def _message(number: str, role: str, texts: Sequence[str], status: str = "completed") -> dict[str, Any]:
+    content = [{"type": "input_text", "text": text} for text in texts]
+    return {"id": number, "type": "message", "role": role, "status": status, "content": content}
+
+
+def listing(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[str, Any]:
+    """The first of `data`, and whether there are more."""
+    shown = list(data[:limit])
+    return {"object": "list", "data": shown, "has_more": len(data) > len(shown)}
+
+
+def page(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[str, Any]:
+    """OpenAI's list: `listing`, with the ids to go on from."""
+    found = listing(data, limit)
+    ids = [item["id"] for item in found["data"]]
+    return {**found, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
 def entry_object(entry: Entry) -> dict[str, Any]:
@@ -215,11 +213,9 @@ def response_object(
     if answered is not None:
         status = "completed" if answered.text is not None else "incomplete"
         output = [reasoning_item(response, summaries, "completed"), answer_item(response, answered.text)]
-        tokens = [sum(step.prompt_tokens for step in answered.steps)]
-        tokens.append(sum(step.completion_tokens for step in answered.steps))
         details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
-        usage = {"input_tokens": tokens[0], "output_tokens": tokens[1], "total_tokens": sum(tokens), **details}
-        extra = {"usage": usage, "memory": [entry_object(entry) for entry in answered.entries]}
+        tokens = usage(answered, "input_tokens", "output_tokens") | details
+        extra = {"usage": tokens, "memory": [entry_object(entry) for entry in answered.entries]}
     return {
         "id": response,
         "object": "response",
@@ -240,6 +236,15 @@ def response_object(
         "top_p": None,
         **extra,
     }
+
+
+def usage(answered: Answered, read: str, written: str) -> dict[str, int]:
+    """The tokens of all steps, under the names that a route has for them."""
+    tokens = {
+        read: sum(step.prompt_tokens for step in answered.steps),
+        written: sum(step.completion_tokens for step in answered.steps),
+    }
+    return {**tokens, "total_tokens": sum(tokens.values())}
 
 
 def reasoning_item(response: str, summaries: Sequence[str], status: str) -> dict[str, Any]:

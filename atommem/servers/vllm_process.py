@@ -86,12 +86,18 @@ def cpu_flags(given: Sequence[str], model: Path) -> list[str]:
     return [*flags, *whole, "--enforce-eager"]
 
 
-def free_port() -> int:
-    """A TCP port of this machine that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
+    """`port`, or any one for 0, if nothing listens on it: before a model is loaded for nothing.
+
+    Raises:
+        ConfigError: It cannot be listened on.
+    """
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+            return int(free.getsockname()[1])
+    except (OSError, OverflowError) as error:
+        told = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error).rstrip(".")
+        raise ConfigError(f"cannot listen at {host}:{port} ({told}): give another --port or --host.") from error
 
 
 class VllmServer:

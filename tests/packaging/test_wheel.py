@@ -5,7 +5,6 @@ Nothing is fetched: the environment sees the libraries of the one that runs the 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -208,22 +207,6 @@ def test_the_pages_are_true_of_the_wheel_alone(python: Path, demo: Path, tmp_pat
     assert told.splitlines()[-1].endswith(("completed", "incomplete"))
     assert (reader / "runs" / "atlas" / "grpo" / "model.safetensors").is_file()
     assert (reader / "runs" / "atlas" / "after" / "summary.json").is_file()
-
-
-def test_a_policy_is_trained_evaluated_traced_compared_and_reported(python: Path, folder: Path, demo: Path) -> None:
-    atommem: list[str | Path] = [python.with_name("atommem")]
-    run([*atommem, "data", "synthetic", "--n", "4", "--prose", "compact", "--out", "tasks.jsonl"], folder)
-    assert "synthetic" in run([*atommem, "data", "show", "tasks.jsonl"], folder)
-    smoke = ["eval", "--suite", "smoke", "--policy", "runs/demo/grpo", "--out", "runs/smoke", "--limit", "2"]
-    run([*atommem, *smoke], folder, timeout=300)
-    assert (folder / "runs/smoke/report/report.html").read_text().count("<script") >= 1
-    cells = json.loads((folder / "runs/smoke/report/results.json").read_text())["cells"]
-    assert [(cell["failed"], cell["episodes"]) for cell in cells] == [(0, 2)] * 9, "every method that reads documents"
-    trace = next((folder / "runs/demo/eval/after/traces").iterdir())
-    assert "step" in run([*atommem, "trace", trace], folder).lower()
-    before, after = "runs/demo/eval/before", "runs/demo/eval/after"
-    run([*atommem, "compare", before, after], folder)
-    run([*atommem, "report", before, after, "--out", "runs/report"], folder)
 
 
 def test_without_the_extras_the_core_works_and_says_what_is_missing(wheel: Path, folder: Path, tmp_path: Path) -> None:

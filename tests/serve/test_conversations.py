@@ -153,7 +153,7 @@ def test_what_may_wait_is_bounded(tmp_path: Path) -> None:
                 return client.post("/v1/responses", json={"conversation": name, "input": "Who?"})
 
         waiting = [threads.submit(ask, name) for name in names[:2]]
-        until(lambda: server.conversations.shared.turns.taken == 2)
+        until(lambda: server.conversations.shared.turns_taken == 2)
         busy = ask(names[2])
         assert (busy.status_code, busy.headers["Retry-After"]) == (429, "1")
         waiting.append(threads.submit(ask, names[0]))

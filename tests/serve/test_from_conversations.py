@@ -122,7 +122,7 @@ async def test_what_was_deleted_and_what_came_before_is_left_out(
     about = await served(conversations, RIGHT, RIGHT, deleted=by == "its item")
     if by == "its source":
         async with conversations.use(about, "ann", whole=True) as memory:
-            await memory.change(Event("edit", {"forget": "Ann"}), lambda session: session.memory.forget("Ann", 3))
+            await memory.forget("Ann")
             await memory.ask("Where does Bob live?", "resp_later")
             await memory.note(Event("feedback", {"response": "resp_later", **RIGHT}))
     await conversations.close()

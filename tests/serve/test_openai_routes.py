@@ -27,6 +27,8 @@ def test_a_conversation_reads_is_asked_and_deleted(server: Running) -> None:
     assert answer.output_text == "Bob lives in Oslo."
     assert answer.conversation.id == conversation.id
     assert answer.memory[0]["source"]["piece"] == f"{items.data[0].id}, chunk 2/2"
+    held = server.conversations.log.memory_at(conversation.id).entries.values()
+    assert [entry.text for entry in held] == [*PARTS, "Cid sings."], "one text after the other"
     listed = client.conversations.items.list(conversation.id, order="asc").data
     assert [item.role for item in listed] == ["user", "user", "user", "assistant"]
     assert [part.text for part in listed[0].content] == PARTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from atommem.environment import environment_config, make_environments
 from atommem.envs.chunking import chunk_task, joined_text
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.eval.methods import Setup, make_method
-from atommem.memory.operations import Operation, operation_from_json, to_json
+from atommem.memory.operations import Operation
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve.served_policy import HalfPrecision
@@ -28,11 +29,11 @@ EMBEDDER = EmbedderConfig(embedder="hashing")
 
 def without_source(operations: Any) -> list[Operation]:
     """A served text's chunks are known by its name, too."""
-    plain = [operation_from_json({**to_json(item)}) for item in operations]
-    for item in plain:
-        if item.source is not None and item.source.piece is not None:
-            object.__setattr__(item.source, "piece", item.source.piece.rpartition(", ")[2])
-    return plain
+    pieces = [None if item.source is None else item.source.piece for item in operations]
+    return [
+        item if piece is None else replace(item, source=replace(item.source, piece=piece.rpartition(", ")[2]))
+        for item, piece in zip(operations, pieces, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("shown", ["reading", "answering"])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -111,62 +109,34 @@ def test_nobody_listens_to_the_network_without_a_key_and_keys_are_made_listed_an
     assert cli.main(["serve", "keys", "revoke", "none", *db]) == 2
 
 
-def wait_until_ready(port: str) -> None:
-    """Minutes, beside other work: both commands load all of transformers first."""
+@pytest.mark.slow
+def test_the_command_starts_vllm_serves_and_ends_both_on_sigterm(run: Path, tmp_path: Path) -> None:
+    python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
+    port, db = str(free_port()), f"sqlite:///{tmp_path / 'log.db'}"
+    command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--vllm", "--port", port, "--db", db]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_PYTHON": python}
+    pipe = subprocess.PIPE
 
     def ready() -> bool:
-        try:
+        with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).status_code == 200
-        except httpx.HTTPError:
-            return False
+        return False
 
-    until(ready, 240)
-
-
-@contextmanager
-def started(folder: Path, *more: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``atommem serve`` in `folder`, and its port; it ends with the block."""
-    port = str(free_port())
-    command = [sys.executable, "-m", "atommem.cli", "serve", "--port", port, "--db", f"sqlite:///{folder / 'log.db'}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([*command, *more], env=environment, cwd=folder, stdout=pipe, stderr=pipe, text=True)
-    try:
-        yield process, port
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def asked(port: str) -> Any:
-    """Its answer to a question without a text."""
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
-    return client.responses.create(model="grpo", input="Where does Ann live?")
-
-
-@pytest.mark.slow
-def test_the_command_serves_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
-    with started(tmp_path, "--policy", str(run), "--max_tokens", "8") as (process, port):
-        wait_until_ready(port)
-        assert asked(port).status in ("completed", "incomplete")
-        process.send_signal(signal.SIGTERM)
-        told, _ = process.communicate(timeout=30)
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = next(line for line in process.stderr if "starting vLLM" in line).split()[5]
+            until(ready, 240)  # minutes, beside other work: it loads all of transformers first
+            client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+            assert client.responses.create(model="grpo", input="Where does Ann live?").output_text == "Rome"
+            process.send_signal(signal.SIGTERM)
+            told, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 0
     assert '"route": "/v1/responses"' in told
-
-
-@pytest.mark.slow
-def test_the_command_starts_vllm_and_ends_it(run: Path, tmp_path: Path) -> None:
-    python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
-    with started(tmp_path, "--policy", str(run), "--vllm", VLLM_PYTHON=python) as (process, port):
-        assert process.stderr is not None
-        url = next(line for line in process.stderr if "starting vLLM" in line).split()[5]
-        wait_until_ready(port)
-        assert asked(port).output_text == "Rome"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(url)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
     assert "--model" in (tmp_path / "runs" / "serve" / f"vllm_{port}.log").read_text()
 
 

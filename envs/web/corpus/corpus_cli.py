@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import socket
 import sys
 from functools import partial
 from itertools import chain
@@ -103,18 +102,10 @@ def _search(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     from atommem.envs.web.corpus.serving import make_server
+    from atommem.servers.vllm_process import free_port
 
-    port = _free_port(args.host, args.port)
+    port = free_port(args.host, args.port)
     corpus = _corpus(args)
     print(f"{args.folder}: {corpus.counts['pages']} pages at http://{args.host}:{port}", file=sys.stderr)
     make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=port)
     return 0
-
-
-def _free_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. Refuses what a server would end on in its own words, after the corpus was read."""
-    try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-            return int(free.getsockname()[1])
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen at {host}:{port}: {error}. Give another host or port.") from error
