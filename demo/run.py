@@ -54,7 +54,7 @@ from atommem.session import Agent
 from atommem.train.loops.demonstrations import demonstrations
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import make_sft_trainer, sft_dataset
-from atommem.train.resume.checkpoint import GenerationSettings, resume_folder, save_final
+from atommem.train.resume.checkpoint import resume_folder, save_final
 from atommem.train.resume.checkpoint_files import all_checkpoints, discard
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.resume.model_card import save_model_card, training_facts
@@ -269,7 +269,7 @@ class Demo:
         if self._taken_up("grpo"):
             return
         settings = self.settings
-        args = settings.train
+        args = settings.args
         args.resume_from_checkpoint = "auto" if self.progress is not None and all_checkpoints(args.output_dir) else None
         resume = resume_folder(args, settings.memory)
         size = args.num_generations or 1
@@ -299,7 +299,7 @@ class Demo:
 
     def _agent(self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False) -> Agent:
         """`policy` in the demo's world, sampled as in training, with some memory actions switched off."""
-        settings, train = self.settings, self.settings.train
+        settings, train = self.settings, self.settings.args
         return Agent(
             policy=policy,
             embedder=self.embedder,
@@ -312,14 +312,9 @@ class Demo:
 
     def _save(self, trainer: Any) -> None:
         """Save the model; its card gets the evaluation that follows."""
-        folder = save_final(trainer, self._saved_settings())
+        folder = save_final(trainer, self.settings.stored)
         state = {name: getattr(trainer.state, name) for name in ("log_history", "global_step", "max_steps")}
         self._card = folder, training_facts(trainer), state
-
-    def _saved_settings(self) -> tuple[Any, ...]:
-        settings = self.settings
-        generation = GenerationSettings(settings.train.max_completion_length or 48)
-        return settings.memory, settings.embedder, settings.environment, generation
 
 
 class _Phase:

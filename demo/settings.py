@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate import PartialState
-from trl import TrlParser
+from trl import ModelConfig, TrlParser
 
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.demo.recipe import FULL
 from atommem.demo.worlds import World, world_of
-from atommem.environment import EnvironmentConfig, find_environment
+from atommem.environment import find_environment
+from atommem.train.settings import Settings
 from atommem.train.train_config import TrainConfig
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the YAML file says."""
-
-    train: TrainConfig
-    memory: MemoryConfig
-    embedder: EmbedderConfig
-    environment: EnvironmentConfig
 
 
 def load_settings(
@@ -40,7 +30,8 @@ def load_settings(
         changed: Further fields with other values than the file's, as words of a command line.
     """
     world = world or world_of(FULL.world)
-    parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, find_environment(world.environment).config_class))
+    own = find_environment(world.environment).config_class
+    parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, own, ModelConfig))
     arguments = ["--config", str(world.grpo_config), "--output_dir", str(out), "--seed", str(seed)]
     if updates is not None:
         arguments += ["--max_steps", str(updates)]
@@ -51,6 +42,6 @@ def load_settings(
     settings = Settings(*parser.parse_args_and_config(arguments))
     ranks = PartialState().num_processes
     if ranks > 1:  # the file's batch is that of all
-        arguments += ["--per_device_train_batch_size", str(settings.train.per_device_train_batch_size // ranks)]
+        arguments += ["--per_device_train_batch_size", str(settings.args.per_device_train_batch_size // ranks)]
         settings = Settings(*parser.parse_args_and_config(arguments))
     return settings

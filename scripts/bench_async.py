@@ -87,7 +87,7 @@ class Bench:
     def __init__(self, demo: Demo, cold_start: Path) -> None:
         self.demo = demo
         self.cold_start = cold_start
-        self.train = demo.settings.train
+        self.train = demo.settings.args
         groups = self.train.per_device_train_batch_size // (self.train.num_generations or 1)
         self.tasks = list(generate(demo.recipe.world, groups * self.train.max_steps, 10 * demo.seed + TRAINING_STREAM))
 

@@ -19,6 +19,7 @@ from atommem.episode import Episode
 from atommem.train.resume.checkpoint import resume_folder, save_final
 from atommem.train.resume.faults import CheckpointError
 from atommem.train.rollout.rollout_trainer import EpisodesHook
+from atommem.train.settings import Settings
 from atommem.train.watch.callbacks import Column, use_console
 from atommem.train.watch.reporters import prepare_reporters, run_facts
 from atommem.train.watch.sample_episodes import FOLDER, SampleEpisodes
@@ -32,19 +33,19 @@ _LEAST_SHUTDOWN = 300
 """Seconds that processes should have for their checkpoint when their launcher is told to end."""
 
 
-def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], columns: Sequence[Column]) -> Path:
+def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequence[Column]) -> Path:
     """Train, or go on training, and save the model; returns its folder.
 
     Args:
-        args: The stage's settings.
-        memory: The memory's; those of a checkpoint that is resumed have to be the same.
+        settings: The stage's; those of the memory of a checkpoint that is resumed have to be the same.
         make_trainer: Called once the output folder and the reporters are found to be in order.
         columns: What the console shows of every update.
 
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
-    resume = resume_folder(args, memory)
+    args = settings.args
+    resume = resume_folder(args, settings.memory)
     prepare_reporters(args)
     if args.save_strategy != SaveStrategy.NO and (problem := launcher_problem(os.environ)):
         PartialState().print(problem)

@@ -31,6 +31,7 @@ from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
 from atommem.train.loops.grpo import grpo_trainer
 from atommem.train.resume.faults import EPISODES_FOLDER, REPORT_FILE, DivergedError
+from atommem.train.settings import parse
 
 _SHOWN = 8
 
@@ -164,12 +165,8 @@ class Inspection(TrainerCallback):
         control.should_training_stop, control.should_save, control.should_evaluate = True, False, False
 
 
-Parse = Callable[[Sequence[str]], tuple[Any, ...]]
-"""Settings of the stage ``grpo`` from its flags: the training's first, then what `grpo_trainer` takes."""
-
-
-def main(argv: Sequence[str], parse: Parse) -> int:
-    """Entry point of ``atommem train replay``; `parse` is the command line's.
+def main(argv: Sequence[str]) -> int:
+    """Entry point of ``atommem train replay``.
 
     Raises:
         AtomMemError: The folder or a setting is wrong.
@@ -179,19 +176,16 @@ def main(argv: Sequence[str], parse: Parse) -> int:
     folder, overrides = parser.parse_known_args(list(argv))
     run = read_failed(folder.folder)
     with tempfile.TemporaryDirectory() as scratch:
-        replay(run, overrides, parse, Path(scratch), print)
+        replay(run, overrides, Path(scratch), print)
     return 0
 
 
-def replay(
-    run: FailedRun, overrides: Sequence[str], parse: Parse, scratch: Path, say: Callable[[str], None]
-) -> dict[str, Any]:
+def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Repeat the update and say what came out.
 
     Args:
         run: What was recorded.
         overrides: Flags on top of the run's own (``--learning_rate 1e-7``).
-        parse: Reads flags.
         scratch: Where whatever is written goes.
         say: Prints a line.
 
@@ -209,7 +203,7 @@ def replay(
         (scratch / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
         arguments = ["--config", str(scratch / "config.yaml"), *arguments]
     processes = PartialState().num_processes
-    args, *others = parse(arguments)
+    args = parse("grpo", arguments).args
     if args.rerolls:
         raise ConfigError(f"the run had rerolls {args.rerolls}, which no record has: it cannot be repeated.")
     if args.carried_groups:
@@ -220,11 +214,10 @@ def replay(
     total = (args.generation_batch_size or 0) // (args.steps_per_generation or 1)
     arguments += ["--per_device_train_batch_size", str(total // processes), "--output_dir", str(scratch)]
     # As it was sampled, so that it is corrected: there is no engine.
-    args, *others = parse([*arguments, "--report_to", "none", "--save_strategy", "no"])
+    settings = parse("grpo", [*arguments, "--report_to", "none", "--save_strategy", "no"])
     inspection = Inspection()
-    memory, _, environment, _ = others
-    runner = RecordedRunner(run.episodes, find_environment(environment.environment), memory)
-    trainer = grpo_trainer(args, *others, make_backend=lambda _: RecordedBackend(runner), callbacks=[inspection])
+    runner = RecordedRunner(run.episodes, find_environment(settings.environment.environment), settings.memory)
+    trainer = grpo_trainer(settings, make_backend=lambda _: RecordedBackend(runner), callbacks=[inspection])
     inspection.watch(trainer)
     say(f"update {run.update + 1} stopped the run: {run.error}")
     outcome: dict[str, Any] = {"loss": math.nan, "grad_norm": None, "error": None, "not_finite": []}
