@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,12 +276,13 @@ class Demo:
         size = args.num_generations or 1
         groups = (args.generation_batch_size or size) // size
         with _Phase(self, "grpo", f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"):
+            rollouts = Rollouts(args, self.tokenizer, self.embedder, settings.memory, settings.environment)
             trainer = MemoryGRPOTrainer(
                 self.model,
                 args,
                 self.tasks(_TRAINING, groups * args.max_steps, world),
                 self.tokenizer,
-                local_backend(Rollouts(args, self.tokenizer, self.embedder, settings.memory, settings.environment)),
+                partial(local_backend, rollouts),
             )
             use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_SHOWN])
             if resume:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ class Bench:
             args,
             self.tasks,
             self.demo.tokenizer,
-            local_backend(rollouts),
+            partial(local_backend, rollouts),
             callbacks=[StopAfter(updates)],
         )
         try:
@@ -129,7 +130,7 @@ class Bench:
             args,
             self.tasks,
             tokenizer,
-            make_sampler(rollouts, path),
+            partial(make_sampler, rollouts, path),
             callbacks=[] if updates is None else [StopAfter(updates)],
         )
         entries = self._run(trainer, ASYNC_COLUMNS)

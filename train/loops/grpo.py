@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from atommem.train.loops.launch import episode_hooks, launch
 from atommem.train.loops.models import load_embedder, load_tokenizer, model_arguments
 from atommem.train.resume.faults import FailedStep, recorded_command
 from atommem.train.rollout.episodes import Rollouts
-from atommem.train.rollout.select_backend import select_backend
+from atommem.train.rollout.local_backend import local_backend
 from atommem.train.settings import Settings
 from atommem.train.watch.callbacks import GRPO_COLUMNS
 
@@ -51,7 +52,7 @@ def grpo_trainer(
     tasks = kind.read_tasks(args.data)
     tokenizer = load_tokenizer(model)
     if make_backend is None:
-        make_backend = select_backend(Rollouts(args, tokenizer, load_embedder(embedder), memory, environment))
+        make_backend = partial(select_backend, Rollouts(args, tokenizer, load_embedder(embedder), memory, environment))
     return MemoryGRPOTrainer(
         args=args,
         tasks=tasks,
@@ -64,3 +65,16 @@ def grpo_trainer(
         callbacks=list(callbacks),
         **model_arguments(model, args),
     )
+
+
+def select_backend(rollouts: Rollouts, model: Any) -> Backend:
+    """The one that the settings ask for, by ``use_vllm`` and ``vllm_mode``, of `model`, which is trained."""
+    if not rollouts.args.use_vllm:
+        return local_backend(rollouts, model)
+    if rollouts.args.vllm_mode == "server":
+        from atommem.train.rollout.server_backend import server_backend
+
+        return server_backend(rollouts, model)
+    from atommem.train.rollout.colocate_backend import colocate_backend
+
+    return colocate_backend(rollouts, model)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
 from atommem.train.loops.grpo import grpo_trainer
 from atommem.train.resume.faults import EPISODES_FOLDER, REPORT_FILE, DivergedError
+from atommem.train.rollout.backend import Backend
 from atommem.train.settings import parse
 
 _SHOWN = 8
@@ -115,28 +115,6 @@ class RecordedRunner:
             ) from error
 
 
-class RecordedBackend:
-    """A `atommem.train.rollout.backend.Backend` without a sampling side."""
-
-    def __init__(self, runner: RecordedRunner) -> None:
-        self.runner: Any = runner
-
-    def publish(self, trainer: Any) -> None:
-        """Nothing to do."""
-
-    @contextmanager
-    def rollout(self, trainer: Any) -> Iterator[None]:
-        """Nothing around it."""
-        yield
-
-    def metrics(self) -> dict[str, float]:
-        """Nothing was measured."""
-        return {}
-
-    async def close(self) -> None:
-        """Nothing to free."""
-
-
 class Inspection(TrainerCallback):
     """Looks at one update and stops the run after it.
 
@@ -216,8 +194,8 @@ def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callabl
     # As it was sampled, so that it is corrected: there is no engine.
     settings = parse("grpo", [*arguments, "--report_to", "none", "--save_strategy", "no"])
     inspection = Inspection()
-    runner = RecordedRunner(run.episodes, find_environment(settings.environment.environment), settings.memory)
-    trainer = grpo_trainer(settings, make_backend=lambda _: RecordedBackend(runner), callbacks=[inspection])
+    runner: Any = RecordedRunner(run.episodes, find_environment(settings.environment.environment), settings.memory)
+    trainer = grpo_trainer(settings, make_backend=lambda _: Backend(runner), callbacks=[inspection])
     inspection.watch(trainer)
     say(f"update {run.update + 1} stopped the run: {run.error}")
     outcome: dict[str, Any] = {"loss": math.nan, "grad_norm": None, "error": None, "not_finite": []}

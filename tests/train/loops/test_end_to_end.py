@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def make_real_trainer(
         args=config,
         tasks=tasks,
         processing_class=tokenizer,
-        make_backend=local_backend(Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
+        make_backend=partial(local_backend, Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
         on_episodes=on_episodes,
         callbacks=[recorder, *callbacks],
         held_out=held_out,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from trl import get_peft_config
@@ -44,7 +45,7 @@ def run_async(settings: Settings) -> Path:
             args=args,
             tasks=tasks,
             processing_class=tokenizer,
-            make_sampler=make_sampler(rollouts, model),
+            make_sampler=partial(make_sampler, rollouts, model),
             on_episodes=episode_hooks(args, tasks, kind, tokenizer, memory),
             held_out=kind.read_tasks(args.eval_data) if args.eval_data else (),
             peft_config=get_peft_config(model_config),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,34 +81,31 @@ class CopyTransfer:
             self._policy.lock.release()
 
 
-def make_sampler(rollouts: Rollouts, model_path: str) -> Callable[[Any], Sampler]:
-    """What `AsyncMemoryGRPOTrainer` calls on its main process, with its device.
+def make_sampler(rollouts: Rollouts, model_path: str, device: Any) -> Sampler:
+    """What samples, on the main process.
 
     Args:
         rollouts: How episodes run, and where they are sampled (`use_vllm`).
         model_path: The model that is trained; a copy is loaded from it when there is no server.
+        device: The copy's.
     """
-
-    def make(device: Any) -> Sampler:
-        args: AsyncTrainConfig = rollouts.args
-        loop = LoopThread()
-        if not args.use_vllm:
-            copied = CopyPolicy.from_pretrained(
-                model_path,
-                dtype=(args.model_init_kwargs or {}).get("dtype", args.dtype),
-                device=device,
-                max_batch_size=args.rollout_batch_size,
-                max_batch_tokens=args.rollout_batch_tokens,
-            )
-            return Sampler(loop, rollouts.runner(copied), CopyTransfer(copied))
-        pool = ServerPool(
-            args.vllm_server_urls,
-            tokenizer=rollouts.tokenizer,
-            send_seeds=False,  # as on-policy: they slow vLLM down, and do not make it deterministic
-            timeout=args.request_timeout,
-            patience=args.vllm_server_timeout,
-            scaled_logprobs=True,
+    args: AsyncTrainConfig = rollouts.args
+    loop = LoopThread()
+    if not args.use_vllm:
+        copied = CopyPolicy.from_pretrained(
+            model_path,
+            dtype=(args.model_init_kwargs or {}).get("dtype", args.dtype),
+            device=device,
+            max_batch_size=args.rollout_batch_size,
+            max_batch_tokens=args.rollout_batch_tokens,
         )
-        return Sampler(loop, rollouts.runner(pool), None)
-
-    return make
+        return Sampler(loop, rollouts.runner(copied), CopyTransfer(copied))
+    pool = ServerPool(
+        args.vllm_server_urls,
+        tokenizer=rollouts.tokenizer,
+        send_seeds=False,  # as on-policy: they slow vLLM down, and do not make it deterministic
+        timeout=args.request_timeout,
+        patience=args.vllm_server_timeout,
+        scaled_logprobs=True,
+    )
+    return Sampler(loop, rollouts.runner(pool), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def make_trainer(model: Path, out: Path, sampler: Any = None, **given: Any) -> A
     args = AsyncTrainConfig(str(out), **{**BARE, **defaults, **SHARED, **given})
     tokenizer = make_element_tokenizer()
     rollouts = Rollouts(args, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)
-    sampler = sampler or make_sampler(rollouts, str(model))
+    sampler = sampler or partial(make_sampler, rollouts, str(model))
     trainer = AsyncMemoryGRPOTrainer(str(model), args, make_tasks(), tokenizer, sampler, **arguments)
     use_console(trainer, ASYNC_COLUMNS)
     return trainer
