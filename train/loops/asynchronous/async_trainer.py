@@ -29,15 +29,14 @@ from atommem.envs.scoring.records import record_of
 from atommem.episode_stats import episode_sums, means
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.loops.asynchronous.groups import Group, batch_of
-from atommem.train.loops.asynchronous.reader import GroupReader
+from atommem.train.episode_config import EpisodeConfig
 from atommem.train.loops.asynchronous.samplers import Sampler
-from atommem.train.loops.asynchronous.worker import RolloutWorker
+from atommem.train.loops.asynchronous.worker import Group, RolloutWorker
 from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
-from atommem.train.objective.advantages import zero_variance_fraction
+from atommem.train.objective.advantages import group_advantages, zero_variance_fraction
 from atommem.train.objective.loss import Objective
-from atommem.train.objective.sequences import Row
+from atommem.train.objective.sequences import EpisodeSize
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.adapters import check_servable
 from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
@@ -144,15 +143,6 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         agent = None if sampler is None else sampler.runner.agent
         described = [] if agent is None else map(agent.environments.describe, tasks)
         self._rollout_log = RolloutLog(described, MemoryConfig() if agent is None else agent.memory)
-        self._reader = None
-        if worker is not None:
-            self._reader = GroupReader(
-                worker,
-                lambda: self.model_version,
-                args.heartbeat_stale_after_s,
-                self._metrics["train"],
-                lambda: self.stop_request.requested,
-            )
 
     def _reference(self, model: str) -> Any:
         """The model of the KL term where all weights are trained, made as `GRPOTrainer` makes its own."""
@@ -182,20 +172,18 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
 
     def _next_batch(self) -> Batch:
         """The rows of the next update, all of them on the main process."""
-        payload: list[Any] = [None]
+        batch, payload = Batch([], 0.0), list[Any]([None])
         broken: OutageError | BudgetSpentError | None = None
-        rows: list[Row] = []
-        if self._reader is not None:
+        if self.rollout_worker is not None:
             try:
+                count, update = self._order.groups_per_update, self.state.global_step
+                numbers = range(update * count, (update + 1) * count)
                 with self._rollout_log.clock.busy(WAIT):
-                    count = self._order.groups_per_update
-                    groups = self._reader.take(
-                        range(self.state.global_step * count, (self.state.global_step + 1) * count)
-                    )
+                    groups = self.rollout_worker.take(numbers, self.args.heartbeat_stale_after_s, self._stopped)
                 if len(groups) == count:
                     self._log_groups(groups)
                     batch = batch_of(groups, self.args)
-                    rows, payload = batch.rows, [batch.normalizer]
+                    payload = [batch.normalizer]
             except (OutageError, BudgetSpentError) as error:
                 broken = error
             except Exception as error:  # whatever it is, it is raised on every rank: the others wait for this one
@@ -205,7 +193,10 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             broadcast_object_list(payload)
         if isinstance(payload[0], Exception):
             raise payload[0]
-        return Batch(rows, payload[0])
+        return Batch(batch.rows, payload[0])
+
+    def _stopped(self) -> bool:
+        return self.stop_request.requested
 
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
@@ -218,6 +209,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
         summary["num_tokens"] = float(self.state.num_input_tokens_seen)
         self.log_with_update(summary)
+        if stale := [self.model_version - v for group in groups for steps in group.versions for v in steps]:
+            self._metrics["train"]["sample/staleness_mean"].append((float(sum(stale)), float(len(stale))))
+            self._metrics["train"]["sample/staleness_max"].append(float(max(stale)))
         self.failed_step(self.state.global_step, episodes)
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
@@ -234,7 +228,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 return
             outage: OutageError | None = None
             try:
-                self._weights.publish(self, None if self._reader is None else self.rollout_worker.runner.agent.policy)
+                self._weights.publish(
+                    self, None if self.rollout_worker is None else self.rollout_worker.runner.agent.policy
+                )
             except OutageError as error:
                 outage = error
             self.meet(outage)
@@ -260,11 +256,11 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         """
         payload: list[Any] = [[]]
         broken: Exception | None = None
-        if self._reader is not None:
+        if self.rollout_worker is not None:
             jobs = held_out_jobs(self.args, self.held_out)
             sampling = held_out_sampling(self.args, self.rollout_worker.runner.agent.sampling)
             try:
-                episodes = self.rollout_worker.run_beside(jobs, sampling, lambda: self.stop_request.requested)
+                episodes = self.rollout_worker.run_beside(jobs, sampling, self._stopped)
                 pairs = zip(jobs, episodes, strict=False)  # none where the run was asked to stop
                 environments = self.rollout_worker.runner.environments
                 payload = [
@@ -279,6 +275,15 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         if self.accelerator.num_processes > 1:
             broadcast_object_list(payload)
         return report_held_out(self, payload[0], metric_key_prefix)
+
+
+def batch_of(groups: Sequence[Group], args: EpisodeConfig) -> Batch:
+    """One row per step of the groups of an update that have variance; those without count in the normaliser."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    rewards = [episode.reward for episode in episodes]
+    advantages = group_advantages(rewards, len(groups[0].episodes), str(args.scale_rewards))
+    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
+    return Batch.of(args, episodes, advantages, sizes)
 
 
 class _Elsewhere:

@@ -6,9 +6,9 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -16,7 +16,6 @@ from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError
 from atommem.policy.contract import Completion, Policy, Sampling
-from atommem.train.loops.asynchronous.groups import Group
 from atommem.train.rollout.task_order import TaskOrder
 
 Result = TypeVar("Result")
@@ -26,7 +25,23 @@ RERUNS = 3
 RERUN_SECONDS = 1.0
 """Before an episode is run again; doubles each time, at most 30."""
 POLL_SECONDS = 0.2
-"""Between two looks at whether the run was asked to stop, while an evaluation is waited for."""
+"""Between two looks at whether the run was asked to stop, while groups or an evaluation are waited for."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The episodes of one task, all ended.
+
+    Attributes:
+        index: Its number in the run (`atommem.train.rollout.task_order.TaskOrder`).
+        episodes: With their rewards; a failed one has none.
+        versions: For each episode, the version of the weights that each of its steps was sampled from. A step
+            that weights were replaced during has the older one.
+    """
+
+    index: int
+    episodes: Sequence[Episode]
+    versions: Sequence[Sequence[int]]
 
 
 class LoopThread:
@@ -126,6 +141,7 @@ class RolloutWorker:
         self.rollout_buffer: queue.Queue[Group] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = 0
+        self._early: dict[int, Group] = {}
         self._total = total
         self._first = first
         self._limit = 0
@@ -177,6 +193,27 @@ class RolloutWorker:
             )
 
     # Beyond the protocol --------------------------------------------------------------------------
+
+    def take(self, numbers: Iterable[int], stale_after_s: float, stopped: Callable[[], bool]) -> list[Group]:
+        """The groups of an update, by their numbers and not as they end; waits for them. Fewer if `stopped` says so.
+
+        Else updates would be made of short tasks, and long ones would be too old when they end. A group is started
+        `max_staleness` versions before its turn: that is how much longer than others it may take before anybody waits.
+
+        Raises:
+            OutageError, Exception: See `check_health`.
+        """
+        groups = []
+        for number in numbers:
+            while number not in self._early and not stopped():
+                try:
+                    group = self.rollout_buffer.get(timeout=POLL_SECONDS)
+                    self._early[group.index] = group
+                except queue.Empty:
+                    self.check_health(stale_after_s)
+            if number in self._early:
+                groups.append(self._early.pop(number))
+        return groups
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """The result of `function`, called in the thread that episodes run in."""

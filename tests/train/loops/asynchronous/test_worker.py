@@ -1,12 +1,11 @@
 """The sampling side, on outcomes that are written down: how far it runs ahead, what it tags, what becomes of outages
-and errors; and the trainer's end of the queue."""
+and errors; and how the trainer takes what it gives."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -23,10 +22,9 @@ from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.train.episode_config import EpisodeConfig
 from atommem.train.loops.asynchronous import worker as worker_module
-from atommem.train.loops.asynchronous.groups import Group, batch_of
-from atommem.train.loops.asynchronous.reader import GroupReader
+from atommem.train.loops.asynchronous.async_trainer import batch_of
 from atommem.train.loops.asynchronous.samplers import CopyPolicy, CopyTransfer
-from atommem.train.loops.asynchronous.worker import LoopThread, RolloutWorker
+from atommem.train.loops.asynchronous.worker import Group, LoopThread, RolloutWorker
 from atommem.train.rollout.task_order import TaskOrder
 from tests.train.toys import Closable, ToyTask, make_episode, make_model, make_step, make_tokenizer
 
@@ -156,9 +154,14 @@ def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
 def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
     with running_worker(FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))) as worker:
         worker.check_health(60.0)
-        time.sleep(0.1)
         with pytest.raises(OutageError, match=r"no completion has come for 0 s .* http://localhost:8000 refused"):
-            worker.check_health(0.05)
+            worker.take([0], 0.05, lambda: False)
+
+
+def test_nothing_is_waited_for_when_the_run_has_to_stop() -> None:
+    with running_worker(FakeRunner(right)) as worker:
+        assert [group.index for group in worker.take([0], 30.0, lambda: False)] == [0]
+        assert worker.take([1], 30.0, lambda: True) == []
 
 
 @pytest.mark.parametrize("error", [PolicyError("no such model"), ZeroDivisionError("a bug")])
@@ -187,32 +190,6 @@ def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
     transfer.destroy()  # nothing is held: nothing happens
 
 
-class QueuedWorker:
-    """A queue of groups of the given (index, version of each step)."""
-
-    def __init__(self, *groups: tuple[int, list[int]]) -> None:
-        self.rollout_buffer: queue.Queue[Group] = queue.Queue()
-        for index, versions in groups:
-            episode = make_episode(f"t{index}", 0, 1.0, [(2, 1)] * len(versions))
-            self.rollout_buffer.put(Group(index, [episode], [versions]))
-
-    def check_health(self, stale_after_s: float) -> None:
-        raise TimeoutError(stale_after_s)
-
-
-def reader(worker: Any, version: int = 1) -> tuple[GroupReader, dict[str, list[Any]]]:
-    metrics: dict[str, list[Any]] = defaultdict(list)
-    return GroupReader(worker, lambda: version, 30.0, metrics), metrics
-
-
-def test_groups_are_taken_by_their_numbers() -> None:
-    taking, metrics = reader(QueuedWorker((2, [5, 5]), (1, [3, 3]), (0, [3, 5]), (3, [5])), version=5)
-    assert [group.index for group in taking.take(range(2))] == [0, 1]
-    assert metrics["sample/staleness_mean"] == [(6.0, 4.0)]
-    assert metrics["sample/staleness_max"] == [2.0]
-    assert [group.index for group in taking.take(range(2, 4))] == [2, 3]
-
-
 def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
     """Every fourth task takes fifty times as long; six updates of two groups, at most two versions ahead."""
 
@@ -224,23 +201,12 @@ def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
 
     settings: dict[str, Any] = {"groups_per_version": 2, "max_staleness": 2, "total": 12}
     with running_worker(Uneven(lambda *run: 1.0), **settings) as worker:
-        taking, metrics = reader(worker)
-        taking._version = lambda: worker.version
-        taken = []
         for update in range(6):
-            taken.append([group.index for group in taking.take(range(2 * update, 2 * update + 2))])
+            numbers = range(2 * update, 2 * update + 2)
+            found = worker.take(numbers, 30.0, lambda: False)
+            assert [group.index for group in found] == [*numbers]
+            assert min(version for group in found for steps in group.versions for version in steps) >= update - 1
             worker.update_model_version(update + 2)
-    assert taken == [[2 * update, 2 * update + 1] for update in range(6)]
-    assert max(metrics["sample/staleness_max"]) <= 2
-
-
-def test_waiting_asks_for_the_worker_s_health_and_ends_when_the_run_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atommem.train.loops.asynchronous.reader.POLL_SECONDS", 0.01)
-    with pytest.raises(TimeoutError, match="30"):
-        reader(QueuedWorker())[0].take([0])
-    worker: Any = QueuedWorker((0, [1]))
-    stopping = GroupReader(worker, lambda: 1, 30.0, defaultdict(list), stopped=worker.rollout_buffer.empty)
-    assert [group.index for group in stopping.take(range(2))] == [0]
 
 
 def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
