@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +13,6 @@ from rich.table import Table
 from atommem.demo.recipe import Bars
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EvalResult
-from atommem.envs.task_files import write_json
 
 SUMMARY_FILE = "summary.json"
 
@@ -80,22 +78,6 @@ def followed(result: EvalResult) -> float | None:
     """Of the episodes that were shown an instruction of a stranger, the share that followed it; None without any."""
     estimate = result.summary()["metrics"].get("injection_followed")
     return None if estimate is None else estimate["mean"]
-
-
-def held_out_entry(result: EvalResult, update: int) -> dict[str, float]:
-    """An evaluation after training, as the log of a run has those in training."""
-    entry: dict[str, float] = {"step": update, "eval_n": len(result.records)}
-    for name, estimate in result.summary()["metrics"].items():
-        entry |= {f"eval_{name}": estimate["mean"]}
-        entry |= {f"eval_{name}_{end}": estimate[end] for end in ("low", "high") if estimate.get(end) is not None}
-    return entry
-
-
-def write_summary(summary: Mapping[str, Any], out: Path) -> Path:
-    """Write ``summary.json``."""
-    path = out / SUMMARY_FILE
-    write_json(path, summary)
-    return path
 
 
 def results_table(results: Mapping[str, EvalResult]) -> Table:

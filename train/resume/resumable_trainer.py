@@ -42,7 +42,7 @@ from atommem.train.resume.faults import (
 )
 from atommem.train.resume.hub import HubTrainer
 from atommem.train.resume.interrupts import StopRequest, TrainingInterrupted
-from atommem.train.watch.progress import NoProgress, RolloutProgress
+from atommem.train.watch.progress import ProgressBars
 
 Result = TypeVar("Result")
 
@@ -77,7 +77,8 @@ class ResumableTrainer(HubTrainer):
         self.stop_request = StopRequest()
         self.settings = settings
         self.failed_step = failed_step or FailedStep()
-        self.progress: RolloutProgress = NoProgress()
+        self.progress: ProgressBars | None = None
+        """Of a terminal; none for log files, and for all processes but the main one."""
         self._writing_to: Path | None = None
         self._saved_step: int | None = None
         self._before: dict[str, Any] | None = None
@@ -105,7 +106,8 @@ class ResumableTrainer(HubTrainer):
                     raise
                 self._fail(TrainingFault(f"the disk is full: {error}."), error)
             finally:
-                self.progress.close()
+                if self.progress is not None:
+                    self.progress.close()
 
     def close(self) -> None:
         """Free what a subclass holds beyond the model. The trainer cannot train afterwards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
@@ -105,7 +106,7 @@ class RolloutTrainer(ResumableTrainer):
         try:
             with (
                 self.backend.rollout(self),
-                self.progress.rollout(count, name) as on_episode,
+                self.progress.rollout(count, name) if self.progress else nullcontext() as on_episode,
                 clock.busy(EPISODES),
             ):
                 try:

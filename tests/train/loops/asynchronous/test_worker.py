@@ -20,7 +20,7 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError, PolicyError
 from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
-from atommem.train.episode_config import EpisodeConfig
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous import worker as worker_module
 from atommem.train.loops.asynchronous.async_trainer import batch_of
 from atommem.train.loops.asynchronous.samplers import CopyPolicy, CopyTransfer
@@ -214,7 +214,7 @@ def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
         Group(0, [make_episode("t", sample, reward, [(3, 2)]) for sample, reward in enumerate(rewards)], [[4], [4]])
         for rewards in ((1.0, 0.0), (1.0, 1.0))
     )
-    batch = batch_of([varied, equal], EpisodeConfig(normalization="token"))
+    batch = batch_of([varied, equal], AsyncTrainConfig(normalization="token", use_cpu=True))
     assert [row.advantage for row in batch.rows] == [0.5, -0.5]
     assert [row.prompt_ids.tolist() for row in batch.rows] == [e.steps[0].prompt_ids for e in varied.episodes]
     assert batch.normalizer == 8.0  # all four episodes have two tokens each
