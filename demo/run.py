@@ -204,7 +204,9 @@ class Demo:
                 ddp_find_unused_parameters=False,
                 seed=self.seed,
             )
-            trainer = make_sft_trainer(self.model, args, sft_dataset(rows), self.tokenizer)
+            trainer = make_sft_trainer(
+                self.model, args, sft_dataset(rows), self.tokenizer, settings=self.settings.stored
+            )
             use_console(trainer, SFT_COLUMNS)
             trainer.train()
             self._save(trainer)
@@ -284,6 +286,7 @@ class Demo:
                 self.tasks(_TRAINING, groups * args.max_steps, world),
                 self.tokenizer,
                 partial(local_backend, rollouts),
+                settings=settings.stored,
             )
             use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_SHOWN])
             if resume:
@@ -326,7 +329,7 @@ class Demo:
 
     def _save(self, trainer: Any) -> None:
         """Save the model; its card gets the evaluation that follows."""
-        folder = save_final(trainer, self.settings.stored)
+        folder = save_final(trainer)
         state = {name: getattr(trainer.state, name) for name in ("log_history", "global_step", "max_steps")}
         self._card = folder, training_facts(trainer), state
 

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atommem.environment import find_environment
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.loops.launch import episode_hooks, launch
+from atommem.train.loops.launch import episode_arguments, launch
 from atommem.train.loops.models import load_embedder, load_tokenizer, model_arguments
 from atommem.train.resume.faults import FailedStep, recorded_command
 from atommem.train.rollout.episodes import Rollouts
@@ -48,21 +47,15 @@ def grpo_trainer(
         callbacks: Further callbacks.
     """
     args, memory, embedder, environment, model = settings
-    kind = find_environment(environment.environment)
-    tasks = kind.read_tasks(args.data)
     tokenizer = load_tokenizer(model)
+    given = episode_arguments(settings, tokenizer)
     if make_backend is None:
         make_backend = partial(select_backend, Rollouts(args, tokenizer, load_embedder(embedder), memory, environment))
     return MemoryGRPOTrainer(
-        args=args,
-        tasks=tasks,
-        processing_class=tokenizer,
         make_backend=make_backend,
-        on_episodes=episode_hooks(args, tasks, kind, tokenizer, memory),
-        held_out=kind.read_tasks(args.eval_data) if args.eval_data else (),
-        settings=settings.stored,
         failed_step=FailedStep(recorded_command(command)),
         callbacks=list(callbacks),
+        **given,
         **model_arguments(model, args),
     )
 

@@ -13,8 +13,11 @@ from atommem.episode import Episode
 from atommem.trace import write_trace
 
 
-class TraceWriter:
-    """Writes the episodes of every update to ``folder/step-N/`` (an `on_episodes` of the trainer).
+def trace_writer(
+    folder: Path, tasks: Sequence[Any], describe_task: Callable[[Any], TaskDescription], memory: MemoryConfig
+) -> Callable[[int, Sequence[Episode]], None]:
+    """An `on_episodes` of the trainer that writes the episodes of every update to ``folder/step-N/``, one file each:
+    the number of the task in the data, and of the sample.
 
     Args:
         folder: Made when the first episodes come.
@@ -22,22 +25,12 @@ class TraceWriter:
         describe_task: Says what the reader of a trace wants to see of one.
         memory: The settings that the episodes ran under.
     """
+    numbered = {task.id: (index, task) for index, task in enumerate(tasks)}
 
-    def __init__(
-        self,
-        folder: str | Path,
-        tasks: Sequence[Any],
-        describe_task: Callable[[Any], TaskDescription],
-        memory: MemoryConfig,
-    ) -> None:
-        self.folder = Path(folder)
-        self.memory = memory
-        self._describe = describe_task
-        self._tasks = {task.id: (index, task) for index, task in enumerate(tasks)}
-
-    def __call__(self, update: int, episodes: Sequence[Episode]) -> None:
-        """Write `episodes`, one file each: the number of the task in the data, and of the sample."""
+    def write(update: int, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
-            index, task = self._tasks[episode.task_id]
-            path = self.folder / f"step-{update + 1}" / f"task-{index}.{episode.sample}.jsonl"
-            write_trace(path, episode, self._describe(task).to_json(), {"memory": asdict(self.memory)})
+            index, task = numbered[episode.task_id]
+            path = folder / f"step-{update + 1}" / f"task-{index}.{episode.sample}.jsonl"
+            write_trace(path, episode, describe_task(task).to_json(), {"memory": asdict(memory)})
+
+    return write

@@ -22,7 +22,7 @@ from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from atommem.train.watch.trace_writer import TraceWriter
+from atommem.train.watch.trace_writer import trace_writer
 from tests.fakes import word_level
 from tests.train.harness import GradientRecorder, completion_logps, make_config
 from tests.train.toys import make_model
@@ -80,7 +80,7 @@ def make_real_trainer(
     config = make_config(folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings})
     tasks = make_tasks() if tasks is None else tasks
     if config.save_traces:
-        on_episodes = TraceWriter(folder / "traces", tasks, describe_task, MEMORY)
+        on_episodes = trace_writer(folder / "traces", tasks, describe_task, MEMORY)
     trainer = MemoryGRPOTrainer(
         model=model if model is not None else make_model(vocabulary=len(tokenizer), spread=0.1),
         args=config,

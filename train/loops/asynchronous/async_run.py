@@ -7,11 +7,10 @@ from pathlib import Path
 
 from trl import get_peft_config
 
-from atommem.environment import find_environment
 from atommem.errors import ConfigError
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
 from atommem.train.loops.asynchronous.samplers import make_sampler
-from atommem.train.loops.launch import episode_hooks, launch
+from atommem.train.loops.launch import episode_arguments, launch
 from atommem.train.loops.models import load_embedder, load_tokenizer
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.settings import Settings
@@ -35,21 +34,15 @@ def run_async(settings: Settings) -> Path:
         raise ConfigError(f"{model} is a peft adapter: merge it into its base model to train it asynchronously.")
 
     def make() -> AsyncMemoryGRPOTrainer:
-        kind = find_environment(environment.environment)
-        tasks = kind.read_tasks(args.data)
         tokenizer = load_tokenizer(model_config)
+        given = episode_arguments(settings, tokenizer)
         rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
         args.model_init_kwargs = {"revision": model_config.model_revision, **(args.model_init_kwargs or {})}
         return AsyncMemoryGRPOTrainer(
             model=model,
-            args=args,
-            tasks=tasks,
-            processing_class=tokenizer,
             make_sampler=partial(make_sampler, rollouts, model),
-            on_episodes=episode_hooks(args, tasks, kind, tokenizer, memory),
-            held_out=kind.read_tasks(args.eval_data) if args.eval_data else (),
             peft_config=get_peft_config(model_config),
-            settings=settings.stored,
+            **given,
         )
 
     return launch(settings, make, ASYNC_COLUMNS)

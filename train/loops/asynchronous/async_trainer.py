@@ -25,8 +25,6 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from atommem.config import MemoryConfig
-from atommem.envs.scoring.records import record_of
-from atommem.episode_stats import episode_sums, means
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.episode_config import EpisodeConfig
@@ -39,7 +37,7 @@ from atommem.train.objective.loss import Objective
 from atommem.train.objective.sequences import EpisodeSize
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.adapters import check_servable
-from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
+from atommem.train.rollout.held_out import held_out_jobs, held_out_records, held_out_sampling, report_held_out
 from atommem.train.rollout.rollout_trainer import EpisodesHook
 from atommem.train.rollout.server_backend import weight_sync
 from atommem.train.rollout.task_order import TaskOrder
@@ -200,10 +198,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
 
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
-        sums = episode_sums(episodes)
         # In the worker's thread: its clock is running there.
-        timed = self.rollout_worker.call(self._rollout_log.sums, episodes, self.rollout_worker.runner.agent.activity)
-        summary = means(sums) | rollout_means(timed, 1)
+        sums = self.rollout_worker.call(self._rollout_log.sums, episodes, self.rollout_worker.runner.agent.activity)
+        summary = rollout_means(sums, 1)
         rewards = [episode.reward for episode in episodes]
         summary["frac_reward_zero_std"] = zero_variance_fraction(rewards, self.args.num_generations)
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
@@ -261,14 +258,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             sampling = held_out_sampling(self.args, self.rollout_worker.runner.agent.sampling)
             try:
                 episodes = self.rollout_worker.run_beside(jobs, sampling, self._stopped)
-                pairs = zip(jobs, episodes, strict=False)  # none where the run was asked to stop
-                environments = self.rollout_worker.runner.environments
-                payload = [
-                    [
-                        record_of(environments.describe(task), episode, environments.diagnose(task, episode))
-                        for (task, _), episode in pairs
-                    ]
-                ]
+                payload = [held_out_records(self.rollout_worker.runner.environments, jobs, episodes)]
             except Exception as error:  # whatever it is, it ends the run on every rank
                 broken = error
         self.meet(broken)
