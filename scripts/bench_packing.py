@@ -100,7 +100,7 @@ def measure(shape: Shape, steps: int) -> dict[str, float]:
         shared_prefixes(lexicographic(rows))  # which `plan` does again, twice
     with timed("plan"):
         micro_batches = MicroBatchPlanner(PAIR_COST, BUDGET, True, 0).plan(rows)
-    trees = []
+    trees: list[Any] = []
     for batch in micro_batches:
         with timed("pack"):
             packed = pack_rows(batch)

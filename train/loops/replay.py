@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,19 +153,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("folder", help="A failed/step-N folder.")
     folder, overrides = parser.parse_known_args(list(argv))
     run = read_failed(folder.folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        replay(run, overrides, Path(scratch), print)
+    replay(run, overrides)
     return 0
 
 
-def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Repeat the update and say what came out.
+def replay(run: FailedRun, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Repeat the update and print what came out; what is written besides is removed.
 
     Args:
         run: What was recorded.
         overrides: Flags on top of the run's own (``--learning_rate 1e-7``).
-        scratch: Where whatever is written goes.
-        say: Prints a line.
 
     Returns:
         ``loss`` and ``grad_norm`` as logged (``grad_norm`` None when the update diverged again), ``error``, and
@@ -176,7 +173,11 @@ def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callabl
     """
     if run.checkpoint is not None and not Path(run.checkpoint).is_dir():
         raise ConfigError(f"the state before the update was {run.checkpoint}, which is gone: restore it.")
-    arguments = [*run.arguments, *overrides]
+    with tempfile.TemporaryDirectory() as scratch:
+        return _replay(run, [*run.arguments, *overrides], Path(scratch))
+
+
+def _replay(run: FailedRun, arguments: list[str], scratch: Path) -> dict[str, Any]:
     if run.config is not None:
         (scratch / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
         arguments = ["--config", str(scratch / "config.yaml"), *arguments]
@@ -197,19 +198,21 @@ def replay(run: FailedRun, overrides: Sequence[str], scratch: Path, say: Callabl
     runner: Any = RecordedRunner(run.episodes, find_environment(settings.environment.environment), settings.memory)
     trainer = grpo_trainer(settings, make_backend=lambda _: Backend(runner), callbacks=[inspection])
     inspection.watch(trainer)
-    say(f"update {run.update + 1} stopped the run: {run.error}")
+    print(f"update {run.update + 1} stopped the run: {run.error}")
     outcome: dict[str, Any] = {"loss": math.nan, "grad_norm": None, "error": None, "not_finite": []}
     try:
         trainer.train(resume_from_checkpoint=run.checkpoint)
     except DivergedError as error:
         outcome |= {"error": str(error.__cause__), "not_finite": inspection.bad}
-        say(f"it diverged again; {len(inspection.bad)} parameters have gradients that are not finite, the first ones:")
+        print(
+            f"it diverged again; {len(inspection.bad)} parameters have gradients that are not finite, the first ones:"
+        )
         for name in inspection.bad[:_SHOWN]:
-            say(f"  {name}")
+            print(f"  {name}")
     else:
         logged = next(entry for entry in reversed(trainer.state.log_history) if "loss" in entry)
         outcome |= {"loss": logged["loss"], "grad_norm": logged.get("grad_norm")}
-        say(f"this time it went through: loss {logged['loss']:.6g}, gradient norm {logged.get('grad_norm')}")
+        print(f"this time it went through: loss {logged['loss']:.6g}, gradient norm {logged.get('grad_norm')}")
     finally:
         trainer.close()
     return outcome

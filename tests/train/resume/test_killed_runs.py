@@ -137,7 +137,6 @@ def test_a_failed_update_is_repeated(
     # Without the poison it is the update that it would have been.
     monkeypatch.undo()
     run = read_failed(step)
-    (tmp_path / "scratch").mkdir()
-    outcome = replay(run, [], tmp_path / "scratch", print)
+    outcome = replay(run)
     assert outcome["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert outcome["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6)

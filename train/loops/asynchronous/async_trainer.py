@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 import trl.experimental.async_grpo.async_grpo_trainer as trl_async
@@ -187,8 +188,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             except Exception as error:  # whatever it is, it is raised on every rank: the others wait for this one
                 payload = [error]
         self.meet(broken)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(payload)
+        broadcast_object_list(payload)
         if isinstance(payload[0], Exception):
             raise payload[0]
         return Batch(batch.rows, payload[0])
@@ -262,8 +262,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             except Exception as error:  # whatever it is, it ends the run on every rank
                 broken = error
         self.meet(broken)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(payload)
+        broadcast_object_list(payload)
         return report_held_out(self, payload[0], metric_key_prefix)
 
 
@@ -286,15 +285,8 @@ class _Elsewhere:
         """Called as it ends."""
 
 
-@contextlib.contextmanager
-def _peak_flops_off_gpu() -> Iterator[None]:
+def _peak_flops_off_gpu() -> contextlib.AbstractContextManager[Any]:
     """TRL looks up the GPU's peak FLOPs for its utilisation metrics, without asking whether there is one."""
     if torch.cuda.is_available():
-        yield
-        return
-    original = trl_async.get_peak_flops_per_device
-    trl_async.get_peak_flops_per_device = lambda accelerator, dtype: None
-    try:
-        yield
-    finally:
-        trl_async.get_peak_flops_per_device = original
+        return contextlib.nullcontext()
+    return patch.object(trl_async, "get_peak_flops_per_device", lambda accelerator, dtype: None)

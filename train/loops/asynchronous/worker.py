@@ -89,6 +89,7 @@ class _TaggedPolicy:
         """The policy is shared: the worker closes it."""
 
 
+@dataclass(eq=False, kw_only=True)
 class RolloutWorker:
     """A `trl.experimental.async_grpo` ``RolloutWorkerProtocol`` over the one episode loop.
 
@@ -104,7 +105,7 @@ class RolloutWorker:
     `check_health` ends a run in which that lasts), else `RERUNS` times. After that it is a failed episode
     of its group, not scored and not trained on.
 
-    Args:
+    Attributes:
         loop: Where episodes run.
         runner: Runs them. Its policy and embedder are closed when the worker stops.
         tasks: The training tasks.
@@ -117,46 +118,35 @@ class RolloutWorker:
         max_in_flight: Most episodes at the same time; None is no limit.
     """
 
-    def __init__(
-        self,
-        *,
-        loop: LoopThread,
-        runner: EpisodeRunner,
-        tasks: Sequence[Any],
-        order: TaskOrder,
-        group_size: int,
-        groups_per_version: int,
-        max_staleness: int,
-        total: int,
-        first: Callable[[], int] = lambda: 0,
-        max_in_flight: int | None = None,
-    ) -> None:
-        self.loop = loop
-        self.runner = runner
-        self.tasks = tasks
-        self.order = order
-        self.group_size = group_size
-        self.groups_per_version = groups_per_version
-        self.max_staleness = max_staleness
+    loop: LoopThread
+    runner: EpisodeRunner
+    tasks: Sequence[Any]
+    order: TaskOrder
+    group_size: int
+    groups_per_version: int
+    max_staleness: int
+    total: int
+    first: Callable[[], int] = lambda: 0
+    max_in_flight: int | None = None
+
+    def __post_init__(self) -> None:
         self.rollout_buffer: queue.Queue[Group] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = 0
         self._early: dict[int, Group] = {}
-        self._total = total
-        self._first = first
         self._limit = 0
         self._completions = 0
         self._progress = time.monotonic()
         self._last_outage: str | None = None
         self._granted = asyncio.Event()
-        self._slots = asyncio.Semaphore(max_in_flight or group_size * total or 1)
+        self._slots = asyncio.Semaphore(self.max_in_flight or self.group_size * self.total or 1)
         self._running: Future[None] | None = None
 
     # RolloutWorkerProtocol ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to run episodes. Weights have been published before."""
-        first = self._first()
+        first = self.first()
         # The first version serves the rest of the updates that it is meant for.
         self._limit = first + (1 + self.max_staleness) * self.groups_per_version - first % self.groups_per_version
         self._note_progress()
@@ -256,7 +246,7 @@ class RolloutWorker:
     async def _run(self, first: int) -> None:
         try:
             async with asyncio.TaskGroup() as groups:
-                for index in range(first, self._total):
+                for index in range(first, self.total):
                     while index >= self._limit:
                         self._granted.clear()
                         await self._granted.wait()
