@@ -124,10 +124,7 @@ class Demo:
             for name in (SUMMARY_FILE, PLOT_FILE):
                 (out / name).unlink(missing_ok=True)
         self._ranks.wait_for_everyone()
-        changed = recipe.settings if progress is None else {**recipe.settings, **_CHECKPOINTS}
-        self.settings = load_settings(
-            out / "grpo", seed, recipe.updates, recipe.capacity, world_of(recipe.world), changed
-        )
+        self.settings = load_settings(out / "grpo", recipe, seed, {} if progress is None else _CHECKPOINTS)
         torch.manual_seed(seed)
         self.tokenizer = make_tokenizer(recipe.world, self.settings.memory, self.settings.environment)
         self.model = make_model(recipe.size, self.tokenizer)

@@ -28,7 +28,7 @@ RECIPES = {"full": FULL, "limited": LIMITED, "web": WEB, "injected": INJECTED, "
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Recipe, tmp_path: Path) -> None:
-    settings = load_settings(tmp_path, 0, None, recipe.capacity, world_of(recipe.world), recipe.settings)
+    settings = load_settings(tmp_path, recipe)
     assert settings.memory.capacity == recipe.capacity
     tokenizer = make_tokenizer(recipe.world, settings.memory, settings.environment)
     world = world_of(recipe.world)

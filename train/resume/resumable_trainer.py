@@ -30,6 +30,7 @@ from atommem.train.resume.checkpoint_files import (
     prune,
     publish,
     seal,
+    share,
 )
 from atommem.train.resume.faults import (
     CheckpointError,
@@ -93,13 +94,11 @@ class ResumableTrainer(HubTrainer):
             except (TrainingInterrupted, BudgetSpentError) as stop:
                 saved = saves and self._save_before_step()
                 raise type(stop)(f"{stop} {_resume_hint(saved, self.args.output_dir)}") from None
-            except (DivergedError, RolloutFailedError) as fault:
+            except TrainingFault as fault:
                 # DeepSpeed steps inside the backward pass: its parameters are beyond saving by now.
                 stepped = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-                if not (stepped and isinstance(fault, DivergedError)):
+                if not isinstance(fault, (CheckpointError, DivergedError) if stepped else CheckpointError):
                     self._save_before_step()
-                self._fail(fault, fault)
-            except CheckpointError as fault:
                 self._fail(fault, fault)
             except OSError as error:
                 if not is_disk_full(error):
@@ -156,7 +155,7 @@ class ResumableTrainer(HubTrainer):
 
         self._all_or_nothing(write, folder, output_dir)
         rank, ranks = self.args.process_index, self.args.world_size
-        checksums = self._all_or_nothing(lambda: seal(folder, rank, ranks), folder, output_dir)
+        checksums = self._all_or_nothing(lambda: seal(folder, share(folder, rank, ranks)), folder, output_dir)
         everywhere = gather_object([checksums])
         self._all_or_nothing(lambda: self._publish(folder, output_dir, everywhere), folder, output_dir)
         self._saved_step = self.state.global_step
