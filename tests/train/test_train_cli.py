@@ -53,9 +53,9 @@ def test_what_is_missing_is_named() -> None:
             parse("grpo", [f"--{given}", "x", "--use_cpu"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+GROUPS = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
+REFUSED = {
+    "grpo": [
         (["--lerning_rate", "1"], r"lerning_rate 1 is not understood \(did you mean --learning_rate\?\)"),
         (["--learning_rate", "abc"], "--learning_rate is 'abc': give a number"),
         (["--config", "nowhere.yaml"], r"nowhere\.yaml"),
@@ -96,15 +96,7 @@ def test_what_is_missing_is_named() -> None:
         (["--eval_data", "x"], "eval_strategy is 'no' and eval_data is 'x'"),
         (["--eval_strategy", "steps", "--eval_steps", "2"], "eval_strategy is 'steps' and eval_data is None"),
     ],
-)
-def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse("grpo", [*MINIMUM, "--num_generations", "4", "--per_device_train_batch_size", "8", *flags])
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+    "async": [
         (["--auto_find_batch_size", "true"], "auto_find_batch_size is True: only False"),
         (["--lora_dropout", "0.1"], "lora_dropout is 0.1: only 0.0"),
         (["--attn_implementation", "sdpa"], "attn_implementation is 'sdpa': only None"),
@@ -116,10 +108,13 @@ def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: s
         (["--max_inflight_tasks", "0"], "max_inflight_tasks is 0: give at least 1, or -1"),
         (["--use_vllm", "true", "--vllm_server_base_url", ","], "vllm_server_base_url is empty"),
     ],
-)
-def test_values_that_cannot_be_honoured_asynchronously_are_refused(flags: list[str], message: str) -> None:
+}
+
+
+@pytest.mark.parametrize(("stage", "flags", "message"), [(s, *of) for s, refused in REFUSED.items() for of in refused])
+def test_values_that_cannot_be_honoured_are_refused(stage: str, flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse("async", [*MINIMUM, *flags])
+        parse(stage, [*MINIMUM, *GROUPS, *flags])
 
 
 def test_a_loss_brings_its_normalization() -> None:
