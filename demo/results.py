@@ -93,16 +93,14 @@ def results_table(results: Mapping[str, EvalResult]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in results.items():
         estimate = result.summary()["metrics"].get("em")
-        scored = ("-", "-") if estimate is None else (f"{estimate['mean']:.3f}", _interval(estimate))
+        scored = ["-", "-"]
+        if estimate is not None:
+            scored = [f"{estimate['mean']:.3f}", f"{estimate['low']:.3f}-{estimate['high']:.3f}"]
         rates = _rates(result)
         table.add_row(LABELS[name], *scored, *(f"{rates[action]:.2f}" for action in actions))
     table.caption = "actions per step as the policy writes them; one that is off has no effect"
     table.caption_justify = "left"
     return table
-
-
-def _interval(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['low']:.3f}-{estimate['high']:.3f}"
 
 
 def _rates(result: EvalResult) -> dict[str, float]:

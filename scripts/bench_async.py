@@ -38,7 +38,7 @@ from atommem.envs.synthetic.world import generate
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
-from atommem.train.loops.asynchronous.samplers import make_sampler
+from atommem.train.loops.asynchronous.samplers import make_runner
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
@@ -130,7 +130,7 @@ class Bench:
             args,
             self.tasks,
             tokenizer,
-            partial(make_sampler, rollouts, path),
+            partial(make_runner, rollouts, path),
             callbacks=[] if updates is None else [StopAfter(updates)],
         )
         entries = self._run(trainer, ASYNC_COLUMNS)

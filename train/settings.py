@@ -128,7 +128,8 @@ def _check(args: Any, model: str) -> None:
 
 def _groups(config_class: type, environment: type) -> dict[str, Sequence[str]]:
     """The settings that ``--help`` shows, by title: those of the model that most runs give, and all that are ours."""
-    ours = dict.fromkeys(name for kind in config_class.__mro__ if _is_ours(kind) for name in get_annotations(kind))
+    kinds = (kind for kind in config_class.__mro__ if kind.__module__.startswith("atommem."))
+    ours = dict.fromkeys(name for kind in kinds for name in get_annotations(kind))
     elsewhere = {*_MODEL, *_UPDATE, *_ROLLOUTS, *_SAVING}
     return {
         "data and model": _MODEL,
@@ -142,10 +143,6 @@ def _groups(config_class: type, environment: type) -> dict[str, Sequence[str]]:
         "rollouts": _ROLLOUTS,
         "saving, watching, resuming": _SAVING,
     }
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith("atommem.")
 
 
 def folder_defaults(ahead: Ahead) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from atommem.envs.checkpoint_settings import json_object
 from atommem.errors import ConfigError
 
 DISTRIBUTION = "what is sampled must be the distribution that is trained"
+
+NOTHING: Mapping[str, tuple[Any, str]] = {}
 
 
 @dataclass
@@ -20,7 +22,7 @@ class StageConfig:
         fixed: TRL's fields that cannot be honoured, with the only value that is accepted and the reason.
     """
 
-    fixed: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    fixed = NOTHING
 
     project: str = field(default="atommem", metadata={"help": "The project that wandb and trackio show the run in."})
     bf16: bool | None = field(

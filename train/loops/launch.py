@@ -21,8 +21,7 @@ from atommem.train.rollout.rollout_trainer import EpisodesHook
 from atommem.train.settings import Settings
 from atommem.train.watch.callbacks import Column, use_console
 from atommem.train.watch.reporters import prepare_reporters, run_facts
-from atommem.train.watch.sample_episodes import FOLDER, SampleEpisodes
-from atommem.train.watch.trace_writer import trace_writer
+from atommem.train.watch.sample_episodes import FOLDER, SampleEpisodes, trace_writer
 
 _LEAST_SHUTDOWN = 300
 """Seconds that processes should have for their checkpoint when their launcher is told to end."""

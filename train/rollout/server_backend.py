@@ -158,16 +158,21 @@ def rollout_metrics(growth: dict[str, float]) -> dict[str, float]:
 def server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
     """A backend over ``args.vllm_server_urls``, which serve `model` as it is trained."""
     args: TrainConfig = rollouts.args
-    pool = ServerPool(
-        args.vllm_server_urls,
-        tokenizer=rollouts.tokenizer,
-        send_seeds=False,
-        max_in_flight=1024,  # the servers queue what is too much for them
-        patience=args.vllm_server_timeout,
-        scaled_logprobs=True,
-    )
+    pool = server_pool(rollouts, max_in_flight=1024)  # the servers queue what is too much for them
     return ServerBackend(
         rollouts.runner(pool, args.max_in_flight), pool, weight_sync(args, isinstance(model, PeftModel))
+    )
+
+
+def server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
+    """The servers that the run samples from."""
+    return ServerPool(
+        rollouts.args.vllm_server_urls,
+        tokenizer=rollouts.tokenizer,
+        send_seeds=False,  # they slow vLLM down, and do not make it deterministic
+        patience=rollouts.args.vllm_server_timeout,
+        scaled_logprobs=True,
+        **settings,
     )
 
 

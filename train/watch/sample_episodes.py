@@ -1,4 +1,5 @@
-"""Whole sample episodes, to be read while training runs: as text files, and as a table where a run is reported to."""
+"""Whole episodes of training: all of them as traces, and samples to be read while it runs, as text files and as a table
+where a run is reported to."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from atommem.description import TaskDescription
 from atommem.episode import Episode, Step
 from atommem.memory.contents import Contents
 from atommem.memory.operations import POLICY
-from atommem.trace import Trace
+from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
 from atommem.train.watch.reporters import report_table
 
@@ -35,6 +36,29 @@ COLUMNS = (
     "memory_after",
 )
 _PROMPT_TOKENS = 300
+
+
+def trace_writer(
+    folder: Path, tasks: Sequence[Any], describe_task: Callable[[Any], TaskDescription], memory: MemoryConfig
+) -> Callable[[int, Sequence[Episode]], None]:
+    """An `on_episodes` of the trainer that writes the episodes of every update to ``folder/step-N/``, one file each:
+    the number of the task in the data, and of the sample.
+
+    Args:
+        folder: Made when the first episodes come.
+        tasks: The training tasks.
+        describe_task: Says what the reader of a trace wants to see of one.
+        memory: The settings that the episodes ran under.
+    """
+    numbered = {task.id: (index, task) for index, task in enumerate(tasks)}
+
+    def write(update: int, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            index, task = numbered[episode.task_id]
+            path = folder / f"step-{update + 1}" / f"task-{index}.{episode.sample}.jsonl"
+            write_trace(path, episode, describe_task(task).to_json(), {"memory": asdict(memory)})
+
+    return write
 
 
 @dataclass

@@ -22,7 +22,7 @@ from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from atommem.train.watch.trace_writer import trace_writer
+from atommem.train.watch.sample_episodes import trace_writer
 from tests.fakes import word_level
 from tests.train.harness import GradientRecorder, completion_logps, make_config
 from tests.train.toys import make_model
@@ -131,16 +131,6 @@ def test_trains_on_what_it_sampled(tmp_path: Path, capsys: pytest.CaptureFixture
     assert trace.task["questions"] == [
         {"text": "which city", "golds": ["c0"], "id": "", "category": "", "attributes": {}}
     ]
-
-
-def test_it_learns(tmp_path: Path) -> None:
-    trainer, _ = make_real_trainer(
-        tmp_path, max_steps=12, learning_rate=2e-2, per_device_train_batch_size=48, num_generations=8
-    )
-    trainer.train()
-    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    assert rewards[0] < 0.5
-    assert rewards[-1] > 0.9
 
 
 def score_even_tokens(episode: Episode, score: Any) -> None:

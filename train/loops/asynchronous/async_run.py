@@ -9,7 +9,7 @@ from trl import get_peft_config
 
 from atommem.errors import ConfigError
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
-from atommem.train.loops.asynchronous.samplers import make_sampler
+from atommem.train.loops.asynchronous.samplers import make_runner
 from atommem.train.loops.launch import episode_arguments, launch
 from atommem.train.loops.models import load_embedder, load_tokenizer
 from atommem.train.rollout.episodes import Rollouts
@@ -40,7 +40,7 @@ def run_async(settings: Settings) -> Path:
         args.model_init_kwargs = {"revision": model_config.model_revision, **(args.model_init_kwargs or {})}
         return AsyncMemoryGRPOTrainer(
             model=model,
-            make_sampler=partial(make_sampler, rollouts, model),
+            make_runner=partial(make_runner, rollouts, model),
             peft_config=get_peft_config(model_config),
             **given,
         )

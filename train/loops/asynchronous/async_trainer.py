@@ -26,10 +26,10 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from atommem.config import MemoryConfig
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.episode_config import EpisodeConfig
-from atommem.train.loops.asynchronous.samplers import Sampler
 from atommem.train.loops.asynchronous.worker import Group, RolloutWorker
 from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
@@ -53,9 +53,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
     Args:
         model: Path or hub name of the model.
         args: Settings.
-        tasks: Training tasks; what the sampler's environment understands.
+        tasks: Training tasks; what the runner's environment understands.
         processing_class: The tokenizer.
-        make_sampler: Called on the main process with its device.
+        make_runner: Makes what runs the episodes; called on the main process with its device.
         on_episodes: Sees the update's number (from 0) and the episodes of every update, on the main process.
         held_out: Tasks to evaluate on, as `eval_strategy` says.
         kwargs: Further arguments of `ResumableTrainer` and `AsyncGRPOTrainer` (settings, peft_config, callbacks,
@@ -75,7 +75,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         args: AsyncTrainConfig,
         tasks: Sequence[Any],
         processing_class: Any,
-        make_sampler: Callable[[Any], Sampler],
+        make_runner: Callable[[Any], EpisodeRunner],
         on_episodes: EpisodesHook | None = None,
         held_out: Sequence[Any] = (),
         **kwargs: Any,
@@ -92,13 +92,12 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self.tasks = tasks
         self.on_episodes = on_episodes
         self.held_out = held_out
-        sampler = make_sampler(args.device) if args.process_index == 0 else None
+        runner = make_runner(args.device) if args.process_index == 0 else None
         worker = None
-        if sampler is not None:
+        if runner is not None:
             count = self._order.groups_per_update
             worker = RolloutWorker(
-                loop=sampler.loop,
-                runner=sampler.runner,
+                runner=runner,
                 tasks=tasks,
                 order=self._order,
                 group_size=args.num_generations,
@@ -122,7 +121,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 processing_class=processing_class,
                 rollout_worker=worker,
                 # TRL would make its own, for one server, where it gets none.
-                weight_transfer=(sampler and sampler.weights) or _Elsewhere(),
+                weight_transfer=runner.agent.policy if runner and self._weights is None else _Elsewhere(),
                 **kwargs,
             )
         args.eval_strategy = strategy
@@ -139,7 +138,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             on_policy=False,
             reference=self._reference(model) if args.beta and not lora else None,
         )
-        agent = None if sampler is None else sampler.runner.agent
+        agent = None if runner is None else runner.agent
         described = [] if agent is None else map(agent.environments.describe, tasks)
         self._rollout_log = RolloutLog(described, MemoryConfig() if agent is None else agent.memory)
 

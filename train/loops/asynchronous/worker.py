@@ -106,7 +106,6 @@ class RolloutWorker:
     of its group, not scored and not trained on.
 
     Attributes:
-        loop: Where episodes run.
         runner: Runs them. Its policy and embedder are closed when the worker stops.
         tasks: The training tasks.
         order: Which task and which seed a group has.
@@ -118,7 +117,6 @@ class RolloutWorker:
         max_in_flight: Most episodes at the same time; None is no limit.
     """
 
-    loop: LoopThread
     runner: EpisodeRunner
     tasks: Sequence[Any]
     order: TaskOrder
@@ -130,6 +128,7 @@ class RolloutWorker:
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
+        self.loop = LoopThread()
         self.rollout_buffer: queue.Queue[Group] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = 0

@@ -8,13 +8,11 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from atommem.activity import ActivityClock
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError, PolicyError
@@ -23,10 +21,19 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous import worker as worker_module
 from atommem.train.loops.asynchronous.async_trainer import batch_of
-from atommem.train.loops.asynchronous.samplers import CopyPolicy, CopyTransfer
-from atommem.train.loops.asynchronous.worker import Group, LoopThread, RolloutWorker
+from atommem.train.loops.asynchronous.samplers import CopyPolicy
+from atommem.train.loops.asynchronous.worker import Group, RolloutWorker
 from atommem.train.rollout.task_order import TaskOrder
-from tests.train.toys import Closable, ToyTask, make_episode, make_model, make_step, make_tokenizer
+from tests.train.toys import (
+    Closable,
+    ToyTask,
+    WrittenRunner,
+    make_episode,
+    make_model,
+    make_step,
+    make_tokenizer,
+    mixed_episode,
+)
 
 
 class FakePolicy(Closable):
@@ -37,7 +44,7 @@ class FakePolicy(Closable):
         return Completion([1], [-0.5], "w1", "stop")
 
 
-class FakeRunner:
+class FakeRunner(WrittenRunner):
     """An `EpisodeRunner` of one step an episode.
 
     Args:
@@ -46,9 +53,8 @@ class FakeRunner:
     """
 
     def __init__(self, outcome: Callable[[str, int, int], float | Exception]) -> None:
-        self.agent: Any = SimpleNamespace(
-            policy=FakePolicy(), embedder=Closable(), sampling=Sampling(temperature=1.0), activity=ActivityClock()
-        )
+        super().__init__(mixed_episode)
+        self.agent.policy = FakePolicy()
         self.outcome = outcome
         self.runs: list[tuple[str, int, int | None]] = []
 
@@ -71,7 +77,6 @@ def running_worker(runner: FakeRunner, **settings: Any) -> Iterator[RolloutWorke
     """A started worker with weights of version 1: groups of 2, one group a version, 3 of them, no staleness."""
     defaults = {"group_size": 2, "groups_per_version": 1, "max_staleness": 0, "total": 3}
     worker = RolloutWorker(
-        loop=LoopThread(),
         runner=runner,  # type: ignore[arg-type]
         tasks=[ToyTask(f"t{index}") for index in range(8)],
         order=TaskOrder(8, 1, shuffle=False, seed=0),
@@ -181,13 +186,12 @@ def test_an_error_surfaces_in_check_health(error: Exception) -> None:
 def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
     """A copy in the process samples on where its new weights do not arrive."""
     policy = CopyPolicy(make_model(), make_tokenizer())
-    transfer = CopyTransfer(policy)
-    transfer.pause()
-    with pytest.raises(KeyError, match="unknown"):
-        transfer.send_weights(iter([("unknown", torch.zeros(1))]))
-    transfer.destroy()
+    policy.pause()
+    with pytest.raises(AttributeError, match="unknown"):
+        policy.send_weights(iter([("unknown", torch.zeros(1))]))
+    policy.destroy()
     assert asyncio.run(policy.complete([1, 2, 3], Sampling(temperature=0.0, max_tokens=4))).token_ids
-    transfer.destroy()  # nothing is held: nothing happens
+    policy.destroy()  # nothing is held: nothing happens
 
 
 def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
