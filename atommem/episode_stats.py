@@ -56,8 +56,7 @@ def _add_episode(sums: defaultdict[str, float], episode: Episode) -> None:
     sums["seconds"] += episode.seconds
     sums["store_size"] += episode.steps[-1].store_size if episode.steps else 0
     for name, value in episode.metrics.items():
-        sums[_METRIC + name] += value
-        sums[_METRIC_COUNT + name] += 1
+        add_value(sums, name, value)
     for step in episode.steps:
         sums["tokens/prompt"] += step.prompt_tokens
         sums["tokens/completion"] += step.completion_tokens
@@ -75,6 +74,12 @@ def _add_episode(sums: defaultdict[str, float], episode: Episode) -> None:
         sums["retrievals"] += any(
             operation.kind == "read" and operation.outcome is Outcome.APPLIED for operation in operations
         )
+
+
+def add_value(sums: dict[str, float], name: str, value: float) -> None:
+    """Count `value` in what `means` calls `name`: the mean of all that were added so."""
+    for key, amount in ((_METRIC + name, value), (_METRIC_COUNT + name, 1.0)):
+        sums[key] = sums.get(key, 0.0) + amount
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:

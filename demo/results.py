@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +13,6 @@ from rich.table import Table
 from atommem.demo.recipe import Bars
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EvalResult
-from atommem.envs.task_files import write_json
 
 SUMMARY_FILE = "summary.json"
 
@@ -82,22 +80,6 @@ def followed(result: EvalResult) -> float | None:
     return None if estimate is None else estimate["mean"]
 
 
-def held_out_entry(result: EvalResult, update: int) -> dict[str, float]:
-    """An evaluation after training, as the log of a run has those in training."""
-    entry: dict[str, float] = {"step": update, "eval_n": len(result.records)}
-    for name, estimate in result.summary()["metrics"].items():
-        entry |= {f"eval_{name}": estimate["mean"]}
-        entry |= {f"eval_{name}_{end}": estimate[end] for end in ("low", "high") if estimate.get(end) is not None}
-    return entry
-
-
-def write_summary(summary: Mapping[str, Any], out: Path) -> Path:
-    """Write ``summary.json``."""
-    path = out / SUMMARY_FILE
-    write_json(path, summary)
-    return path
-
-
 def results_table(results: Mapping[str, EvalResult]) -> Table:
     """EM with its interval and actions per step, one line for each evaluation."""
     tasks = max(len(result.records) for result in results.values())
@@ -111,16 +93,14 @@ def results_table(results: Mapping[str, EvalResult]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in results.items():
         estimate = result.summary()["metrics"].get("em")
-        scored = ("-", "-") if estimate is None else (f"{estimate['mean']:.3f}", _interval(estimate))
+        scored = ["-", "-"]
+        if estimate is not None:
+            scored = [f"{estimate['mean']:.3f}", f"{estimate['low']:.3f}-{estimate['high']:.3f}"]
         rates = _rates(result)
         table.add_row(LABELS[name], *scored, *(f"{rates[action]:.2f}" for action in actions))
     table.caption = "actions per step as the policy writes them; one that is off has no effect"
     table.caption_justify = "left"
     return table
-
-
-def _interval(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['low']:.3f}-{estimate['high']:.3f}"
 
 
 def _rates(result: EvalResult) -> dict[str, float]:

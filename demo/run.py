@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,9 @@ from atommem.demo.results import (
     ABLATIONS,
     LABELS,
     SUMMARY_FILE,
-    held_out_entry,
     print_outcome,
     results_table,
     summarize,
-    write_summary,
 )
 from atommem.demo.settings import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
@@ -43,7 +43,7 @@ from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import make_task, task_name
 from atommem.envs.task import Task
-from atommem.envs.task_files import save_tasks
+from atommem.envs.task_files import save_tasks, write_json
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.output import TRACES
@@ -54,11 +54,12 @@ from atommem.session import Agent
 from atommem.train.loops.demonstrations import demonstrations
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import make_sft_trainer, sft_dataset
-from atommem.train.resume.checkpoint import GenerationSettings, resume_folder, save_final
+from atommem.train.resume.checkpoint import resume_folder, save_final
 from atommem.train.resume.checkpoint_files import all_checkpoints, discard
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.resume.model_card import save_model_card, training_facts
 from atommem.train.rollout.episodes import Rollouts
+from atommem.train.rollout.held_out import held_out_metrics
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.train_config import ColdStartConfig
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
@@ -123,10 +124,7 @@ class Demo:
             for name in (SUMMARY_FILE, PLOT_FILE):
                 (out / name).unlink(missing_ok=True)
         self._ranks.wait_for_everyone()
-        changed = recipe.settings if progress is None else {**recipe.settings, **_CHECKPOINTS}
-        self.settings = load_settings(
-            out / "grpo", seed, recipe.updates, recipe.capacity, world_of(recipe.world), changed
-        )
+        self.settings = load_settings(out / "grpo", recipe, seed, {} if progress is None else _CHECKPOINTS)
         torch.manual_seed(seed)
         self.tokenizer = make_tokenizer(recipe.world, self.settings.memory, self.settings.environment)
         self.model = make_model(recipe.size, self.tokenizer)
@@ -167,7 +165,7 @@ class Demo:
         """Pretraining: the ability to look something up in the context."""
         if self._taken_up("pretrained"):
             return
-        with _Phase(self, "pretrain", "Pretraining on copying (a policy that cannot copy cannot use a memory)"):
+        with self._phase("pretrain", "Pretraining on copying (a policy that cannot copy cannot use a memory)"):
             rank, ranks = self._ranks.process_index, self._ranks.num_processes
             loss = pretrain_copying(self.model, self.recipe.copying, self.seed, rank == 0, rank, ranks)
             self.console.print(f"loss {loss:.3f} nats a token")
@@ -181,7 +179,7 @@ class Demo:
             return
         recipe = self.recipe.cold_start
         faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in asdict(recipe.faults).items() if rate)
-        with _Phase(self, "sft", f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"):
+        with self._phase("sft", f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"):
             episodes = self.demonstrate(recipe.episodes)
             rows, scores = demonstrations(episodes), [episode.metrics["em"] for episode in episodes]
             if self._ranks.num_processes > 1:
@@ -203,7 +201,9 @@ class Demo:
                 ddp_find_unused_parameters=False,
                 seed=self.seed,
             )
-            trainer = make_sft_trainer(self.model, args, sft_dataset(rows), self.tokenizer)
+            trainer = make_sft_trainer(
+                self.model, args, sft_dataset(rows), self.tokenizer, settings=self.settings.stored
+            )
             use_console(trainer, SFT_COLUMNS)
             trainer.train()
             self._save(trainer)
@@ -238,11 +238,12 @@ class Demo:
             finally:
                 await policy.close()
 
-        with _Phase(self, f"eval_{name}", ""):
+        with self._phase(f"eval_{name}"):
             result = asyncio.run(run())
         if name in ("before", "after") and self._card is not None:
             folder, facts, state = self._card
-            measured = held_out_entry(result, state["global_step"])
+            measured = {f"eval_{name}": value for name, value in held_out_metrics(result.records).items()}
+            measured["step"] = state["global_step"]
             save_model_card(folder, facts, {**state, "log_history": [*state["log_history"], measured]})
         self._tell(name, result)
         return result
@@ -269,18 +270,20 @@ class Demo:
         if self._taken_up("grpo"):
             return
         settings = self.settings
-        args = settings.train
+        args = settings.args
         args.resume_from_checkpoint = "auto" if self.progress is not None and all_checkpoints(args.output_dir) else None
         resume = resume_folder(args, settings.memory)
         size = args.num_generations or 1
         groups = (args.generation_batch_size or size) // size
-        with _Phase(self, "grpo", f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"):
+        with self._phase("grpo", f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"):
+            rollouts = Rollouts(args, self.tokenizer, self.embedder, settings.memory, settings.environment)
             trainer = MemoryGRPOTrainer(
                 self.model,
                 args,
                 self.tasks(_TRAINING, groups * args.max_steps, world),
                 self.tokenizer,
-                local_backend(Rollouts(args, self.tokenizer, self.embedder, settings.memory, settings.environment)),
+                partial(local_backend, rollouts),
+                settings=settings.stored,
             )
             use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_SHOWN])
             if resume:
@@ -299,7 +302,7 @@ class Demo:
 
     def _agent(self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False) -> Agent:
         """`policy` in the demo's world, sampled as in training, with some memory actions switched off."""
-        settings, train = self.settings, self.settings.train
+        settings, train = self.settings, self.settings.args
         return Agent(
             policy=policy,
             embedder=self.embedder,
@@ -310,36 +313,22 @@ class Demo:
             keep_prompts=keep_prompts,
         )
 
+    @contextmanager
+    def _phase(self, name: str, title: str = "") -> Iterator[None]:
+        """Announces a phase and notes how long it took."""
+        if title:
+            self.console.print(f"\n[bold]{title}", soft_wrap=True)
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+        if title:
+            self.console.print(f"({self.seconds[name]:.0f} s)")
+
     def _save(self, trainer: Any) -> None:
         """Save the model; its card gets the evaluation that follows."""
-        folder = save_final(trainer, self._saved_settings())
+        folder = save_final(trainer)
         state = {name: getattr(trainer.state, name) for name in ("log_history", "global_step", "max_steps")}
         self._card = folder, training_facts(trainer), state
-
-    def _saved_settings(self) -> tuple[Any, ...]:
-        settings = self.settings
-        generation = GenerationSettings(settings.train.max_completion_length or 48)
-        return settings.memory, settings.embedder, settings.environment, generation
-
-
-class _Phase:
-    """Announces a phase and notes how long it took."""
-
-    def __init__(self, demo: Demo, name: str, title: str) -> None:
-        self._demo = demo
-        self._name = name
-        self._title = title
-        self._started = 0.0
-
-    def __enter__(self) -> None:
-        if self._title:
-            self._demo.console.print(f"\n[bold]{self._title}", soft_wrap=True)
-        self._started = time.perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        seconds = self._demo.seconds[self._name] = time.perf_counter() - self._started
-        if self._title and exception[0] is None:
-            self._demo.console.print(f"({seconds:.0f} s)")
 
 
 def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: float | None = None) -> dict[str, Any]:
@@ -363,14 +352,14 @@ def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: fl
         return summary
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
-    written = write_summary(summary, out)
+    write_json(out / SUMMARY_FILE, summary)
     progress.end()
     console.print()
     console.print(results_table(results))
     print_outcome(summary, recipe.bars, console)
     trace = min((out / "eval" / "after" / TRACES).iterdir())
     for label, path in (
-        ("summary", written),
+        ("summary", out / SUMMARY_FILE),
         ("reward and action rates over training", plot),
         ("trained policy", out / "grpo"),
         ("policy before GRPO", out / "cold_start"),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from atommem.envs.synthetic.world import generate
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
-from atommem.train.loops.asynchronous.samplers import make_sampler
+from atommem.train.loops.asynchronous.samplers import make_runner
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
@@ -87,7 +88,7 @@ class Bench:
     def __init__(self, demo: Demo, cold_start: Path) -> None:
         self.demo = demo
         self.cold_start = cold_start
-        self.train = demo.settings.train
+        self.train = demo.settings.args
         groups = self.train.per_device_train_batch_size // (self.train.num_generations or 1)
         self.tasks = list(generate(demo.recipe.world, groups * self.train.max_steps, 10 * demo.seed + TRAINING_STREAM))
 
@@ -105,7 +106,7 @@ class Bench:
             args,
             self.tasks,
             self.demo.tokenizer,
-            local_backend(rollouts),
+            partial(local_backend, rollouts),
             callbacks=[StopAfter(updates)],
         )
         try:
@@ -129,7 +130,7 @@ class Bench:
             args,
             self.tasks,
             tokenizer,
-            make_sampler(rollouts, path),
+            partial(make_runner, rollouts, path),
             callbacks=[] if updates is None else [StopAfter(updates)],
         )
         entries = self._run(trainer, ASYNC_COLUMNS)

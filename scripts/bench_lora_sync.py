@@ -37,7 +37,7 @@ from atommem.policy.server_pool import Adapter, ServerPool
 from atommem.session import Agent
 from atommem.train.loops.grpo import run_grpo
 from atommem.train.loops.models import load_tokenizer
-from atommem.train.train_cli import parse_grpo
+from atommem.train.settings import parse
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 
 RANK = 32
@@ -122,14 +122,14 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     data, trained = out / f"train-{seed}.parquet", out / f"grpo-{seed}-{int(time.time())}"
     with start_server(model, out / f"server-{seed}.log") as server:
         url = None if options.local else server.url
-        settings = parse_grpo(arguments_of(model, data, trained, url, options.updates, options.learning_rate, seed))
+        settings = parse("grpo", arguments_of(model, data, trained, url, options.updates, options.learning_rate, seed))
         args = settings[0]
         count = args.max_steps * args.per_device_train_batch_size // args.num_generations
         save_tasks(list(generate(RECIPE.world, count, 10 * seed + TRAINING)), data)
         before = sample_heldout(settings, server.url, heldout, None)
         print(f"held-out EM before, by the server: {before.em:.3f}", flush=True)
         training = time.perf_counter()
-        run_grpo(*settings)
+        run_grpo(settings)
         training = time.perf_counter() - training
         final = Adapter("final", str(trained))
         after = sample_heldout(settings, server.url, heldout, final)

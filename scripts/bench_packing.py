@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +101,7 @@ def measure(shape: Shape, steps: int) -> dict[str, float]:
         shared_prefixes(lexicographic(rows))  # which `plan` does again, twice
     with timed("plan"):
         micro_batches = MicroBatchPlanner(PAIR_COST, BUDGET, True, 0).plan(rows)
-    trees = []
+    trees: list[Any] = []
     for batch in micro_batches:
         with timed("pack"):
             packed = pack_rows(batch)

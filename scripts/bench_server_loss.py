@@ -22,7 +22,7 @@ from tiny_policy import RECIPE, cold_start
 from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
-from atommem.demo.recipe import quick
+from atommem.demo.recipe import FULL, quick
 from atommem.demo.settings import load_settings
 from atommem.embedding import make_embedder
 from atommem.environment import make_environments
@@ -74,7 +74,7 @@ class Run:
 
     def __init__(self, servers: Sequence[VllmServer], model: Path, out: Path) -> None:
         self.servers = servers
-        settings = load_settings(out / "unused", 0, None)
+        settings = load_settings(out / "unused", FULL)
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.clock = Clock(
             ServerPool([server.url for server in servers], "policy", tokenizer=tokenizer, max_in_flight=1024)

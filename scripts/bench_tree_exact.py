@@ -101,7 +101,7 @@ def packed(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> tuple[torc
     trie = pack_rows(rows)
     logps, _ = trie.score(model)
     (logps * weights[: len(logps)]).sum().backward()
-    return logps.detach(), sum(map(len, rows)) / trie.tree.length
+    return logps.detach(), sum(map(len, rows)) / trie.computed
 
 
 def gradients(model: Any) -> torch.Tensor:

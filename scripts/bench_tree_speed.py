@@ -218,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
 def _figures(shape: Shape, seconds: dict[str, Any], fastest: dict[str, int]) -> dict[str, Any]:
     rows = shape.make()
     speed = seconds["padded"][fastest["padded"]] / seconds["packed"][fastest["packed"]]
-    ratio = sum(map(len, rows)) / pack_rows(rows).tree.length
+    ratio = sum(map(len, rows)) / pack_rows(rows).computed
     described = f"{shape.rows} rows, {shape.shared} shared, {shape.own} own, {shape.completion} sampled"
     return {"shape": described, "speed": round(speed, 2), "token_ratio": round(ratio, 2)}
 

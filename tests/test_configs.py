@@ -15,7 +15,8 @@ from atommem.dialects import get_dialect, load_templates
 from atommem.eval.eval_cli import main as evaluate
 from atommem.eval.eval_config import parse_arguments
 from atommem.train.dry_run.launcher import read_launch
-from atommem.train.train_cli import main, parse_async, parse_grpo, parse_sft
+from atommem.train.settings import parse
+from atommem.train.train_cli import main
 
 ROOT = Path(__file__).parent.parent
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
@@ -69,8 +70,7 @@ def test_configs_are_read_by_a_real_run_too(path: Path) -> None:
     if path in EVAL:
         _, memory, *_ = parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
     else:
-        parse = {"sft": parse_sft, "grpo": parse_grpo, "async": parse_async}[stage_of(path)]
-        args, memory, *_ = parse(["--config", str(path), "--use_cpu"])
+        args, memory, *_ = parse(stage_of(path), ["--config", str(path), "--use_cpu"])
         assert args.data
         given = yaml.safe_load(path.read_text())
         if "Qwen3" in given["model_name_or_path"]:  # it thinks only where its thoughts fit
@@ -80,7 +80,7 @@ def test_configs_are_read_by_a_real_run_too(path: Path) -> None:
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    configs = parse_grpo(["--config", str(path), "--use_cpu"])
+    configs = parse("grpo", ["--config", str(path), "--use_cpu"])
     return {item.name: getattr(config, item.name) for config in configs for item in fields(config)}
 
 

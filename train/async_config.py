@@ -8,25 +8,22 @@ from typing import Any
 from trl import ModelConfig
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
-from atommem.envs.checkpoint_settings import json_object
 from atommem.errors import ConfigError
 from atommem.train.episode_config import EpisodeConfig
-from atommem.train.train_config import check_fixed, check_group, hardware_defaults
-
-_DISTRIBUTION = "what is sampled must be the distribution that is trained"
+from atommem.train.stage_config import DISTRIBUTION, check_fixed
 
 # Fields of AsyncGRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
 ASYNC_REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (1, "one trainer step is one update; token_budget bounds the memory"),
     "torch_empty_cache_steps": (None, "one trainer step is one update; token_budget bounds the memory"),
     "auto_find_batch_size": (False, "it would begin the run again; token_budget bounds the memory"),
-    "neftune_noise_alpha": (None, _DISTRIBUTION),
+    "neftune_noise_alpha": (None, DISTRIBUTION),
     "fp16": (False, "an update without variance has no gradients to unscale: use bf16"),
     "use_liger_kernel": (False, "TRL's asynchronous trainer does not support it"),
-    "top_p": (1.0, _DISTRIBUTION),
-    "top_k": (0, _DISTRIBUTION),
-    "min_p": (None, _DISTRIBUTION),
-    "repetition_penalty": (1.0, _DISTRIBUTION),
+    "top_p": (1.0, DISTRIBUTION),
+    "top_k": (0, DISTRIBUTION),
+    "min_p": (None, DISTRIBUTION),
+    "repetition_penalty": (1.0, DISTRIBUTION),
     "max_tool_calling_iterations": (None, "the environment bounds an episode"),
     "fork_threshold_tokens": (1024, "every step is a row of its own: nothing is reconciled"),
     "queue_maxsize": (1024, "max_staleness bounds what is sampled ahead"),
@@ -48,6 +45,8 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
         ConfigError: A field has a value that cannot be honoured, or is out of range.
         ValueError: `AsyncGRPOConfig` refuses a value.
     """
+
+    fixed = ASYNC_REFUSED
 
     use_vllm: bool = field(
         default=False,
@@ -83,22 +82,12 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
     )
 
     @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """`chat_template_kwargs` as an object."""
-        return json_object("chat_template_kwargs", self.chat_template_kwargs)
-
-    @property
     def vllm_server_urls(self) -> list[str]:
         """The addresses in `vllm_server_base_url`."""
         return [url.strip() for url in self.vllm_server_base_url.split(",") if url.strip()]
 
     def __post_init__(self) -> None:
-        hardware_defaults(self)
-        check_group(self.num_generations, self.per_device_train_batch_size)
         super().__post_init__()
-        check_fixed(self, ASYNC_REFUSED)
-        json_object("chat_template_kwargs", self.chat_template_kwargs)
-        self.check_episode_settings()
         if self.max_staleness < 0:
             raise ConfigError(f"max_staleness is {self.max_staleness}: give 0 (on-policy) or more.")
         if self.max_inflight_tasks == 0 or self.max_inflight_tasks < -1:
@@ -129,6 +118,6 @@ class AsyncModelConfig(ModelConfig):
                 "attn_implementation": (None, "the trainer packs steps as a tree, which has its own attention"),
                 "load_in_4bit": (False, "TRL's asynchronous trainer does not support it"),
                 "load_in_8bit": (False, "TRL's asynchronous trainer does not support it"),
-                "lora_dropout": (0.0, "what is sampled must be the distribution that is trained"),
+                "lora_dropout": (0.0, DISTRIBUTION),
             },
         )

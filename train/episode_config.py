@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from atommem.config import check_choice
 from atommem.errors import ConfigError
 from atommem.train.objective.sequences import LOSS_TYPES, NORMALIZATIONS
-from atommem.train.watch.reporters import WatchedConfig
-
-BF16_HELP = "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."
-CHECKPOINTING_HELP = "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
+from atommem.train.stage_config import StageConfig
 
 
 @dataclass
-class EpisodeConfig(WatchedConfig):
+class EpisodeConfig(StageConfig):
     """Mixed into a configuration of TRL. Defaults are those of arXiv 2601.08323 where it gives one."""
 
     data: str = field(default="", metadata={"help": "File of training tasks (`atommem data build`)."})
@@ -96,11 +93,17 @@ class EpisodeConfig(WatchedConfig):
             "help": "Seconds that a process may wait for the others; those with short episodes wait for the longest."
         },
     )
-    bf16: bool | None = field(default=None, metadata={"help": BF16_HELP})
-    gradient_checkpointing: bool | None = field(default=None, metadata={"help": CHECKPOINTING_HELP})
 
-    def check_episode_settings(self) -> None:
-        """Raise ConfigError for a value of these fields that cannot be honoured, or is out of range."""
+    def __post_init__(self) -> None:
+        if not self.num_generations or self.num_generations < 2:
+            raise ConfigError(
+                f"num_generations is {self.num_generations}: a group needs at least 2 episodes to compare."
+            )
+        if self.per_device_train_batch_size < 1:
+            raise ConfigError(
+                f"per_device_train_batch_size is {self.per_device_train_batch_size}: give at least 1 episode."
+            )
+        super().__post_init__()
         strategy = str(getattr(self.eval_strategy, "value", self.eval_strategy))  # type: ignore[attr-defined]  # TRL's
         if (strategy != "no") != bool(self.eval_data):
             raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +10,10 @@ from trl import GRPOConfig, SFTConfig
 from atommem.config import check_choice
 from atommem.envs.checkpoint_settings import json_object
 from atommem.errors import ConfigError
-from atommem.train.episode_config import BF16_HELP, CHECKPOINTING_HELP, EpisodeConfig
+from atommem.train.episode_config import EpisodeConfig
 from atommem.train.objective.credit import CREDIT
-from atommem.train.watch.reporters import WatchedConfig
+from atommem.train.stage_config import DISTRIBUTION, StageConfig
 
-_DISTRIBUTION = "what is sampled must be the distribution that is trained"
 _OBJECTIVE = "it is no part of the loss in train/objective/loss.py"
 _ONE_REWARD = "an episode has one terminal reward"
 _ONE_UPDATE = "one trainer step is one update; micro_batch_tokens bounds the memory"
@@ -24,7 +22,7 @@ _ONE_UPDATE = "one trainer step is one update; micro_batch_tokens bounds the mem
 REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (1, _ONE_UPDATE),
     "torch_empty_cache_steps": (None, _ONE_UPDATE),
-    "neftune_noise_alpha": (None, _DISTRIBUTION),
+    "neftune_noise_alpha": (None, DISTRIBUTION),
     "off_policy_mask_threshold": (None, _OBJECTIVE),
     "top_entropy_quantile": (1.0, _OBJECTIVE),
     "entropy_coef": (0.0, _OBJECTIVE),
@@ -32,11 +30,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "mask_truncated_completions": (False, "a completion that was cut is a step like any other"),
     "pad_to_multiple_of": (None, "micro-batches are packed, or padded to their longest row"),
     "fp16": (False, "a batch without variance has no gradients to unscale: use bf16"),
-    "top_p": (1.0, _DISTRIBUTION),
-    "top_k": (0, _DISTRIBUTION),
-    "min_p": (None, _DISTRIBUTION),
-    "repetition_penalty": (1.0, _DISTRIBUTION),
-    "vllm_structured_outputs_regex": (None, _DISTRIBUTION),
+    "top_p": (1.0, DISTRIBUTION),
+    "top_k": (0, DISTRIBUTION),
+    "min_p": (None, DISTRIBUTION),
+    "repetition_penalty": (1.0, DISTRIBUTION),
+    "vllm_structured_outputs_regex": (None, DISTRIBUTION),
     "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port by themselves"),
     "use_transformers_continuous_batching": (False, "episodes are sampled by the local policy"),
     "generation_kwargs": (None, "episodes are sampled by the local policy"),
@@ -45,6 +43,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
 }
 
+COLD_START_REFUSED = {
+    "packing": (False, "rows are whole steps, padded per batch"),
+    "padding_free": (False, "rows are whole steps, padded per batch"),
+    "assistant_only_loss": (False, "rows are token ids; the loss is on the completion"),
+    "eval_strategy": ("no", "evaluate checkpoints with `atommem eval`"),
+}
 
 # Settings of a colocated engine that are not for its user, with the reason.
 ENGINE_FIXED = {
@@ -74,6 +78,8 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         ConfigError: A field has a value that cannot be honoured, or is out of range.
         ValueError: `GRPOConfig` refuses a value.
     """
+
+    fixed = REFUSED
 
     micro_batch_tokens: int = field(
         default=16_384,
@@ -154,11 +160,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "vllm_engine_kwargs"]  # noqa: RUF012  # as TRL does
 
     @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """`chat_template_kwargs` as an object."""
-        return json_object("chat_template_kwargs", self.chat_template_kwargs)
-
-    @property
     def updates_per_rollout(self) -> int:
         """How many updates are made on the episodes of a rollout."""
         return (self.steps_per_generation or 1) * self.num_iterations
@@ -175,8 +176,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         return [url.strip() for url in given.split(",") if url.strip()]
 
     def __post_init__(self) -> None:
-        hardware_defaults(self)
-        check_group(self.num_generations, self.per_device_train_batch_size)
         check_choice("credit", self.credit, CREDIT)
         for name in ("dynamic_sampling", "carried_groups", "rerolls", "credit"):
             value = self.credit == "steps" if name == "credit" else getattr(self, name)
@@ -193,11 +192,8 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         # Held-out episodes run all at once; TRL only wants the two to fit.
         self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
-        check_fixed(self, REFUSED)
-        json_object("chat_template_kwargs", self.chat_template_kwargs)
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
         self._check_engine()
-        self.check_episode_settings()
         if self.rerolls and ((self.steps_per_generation or 1) > 1 or self.carried_groups):
             raise ConfigError(
                 f"rerolls is {self.rerolls}: give steps_per_generation 1 and carried_groups 0, because a group's are "
@@ -232,8 +228,10 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
 
 @dataclass
-class ColdStartConfig(WatchedConfig, SFTConfig):
+class ColdStartConfig(StageConfig, SFTConfig):
     """Supervised fine-tuning on demonstrations, before GRPO. Fields are those of TRL's `SFTConfig`."""
+
+    fixed = COLD_START_REFUSED
 
     data: str = field(
         default="",
@@ -252,52 +250,5 @@ class ColdStartConfig(WatchedConfig, SFTConfig):
         default=None,
         metadata={"help": "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."},
     )
-    bf16: bool | None = field(default=None, metadata={"help": BF16_HELP})
-    gradient_checkpointing: bool | None = field(default=None, metadata={"help": CHECKPOINTING_HELP})
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "chat_template_kwargs"]  # noqa: RUF012  # as TRL does
-
-    @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """`chat_template_kwargs` as an object."""
-        return json_object("chat_template_kwargs", self.chat_template_kwargs)
-
-    def __post_init__(self) -> None:
-        hardware_defaults(self)
-        super().__post_init__()
-        json_object("chat_template_kwargs", self.chat_template_kwargs)
-        check_fixed(
-            self,
-            {
-                "packing": (False, "rows are whole steps, padded per batch"),
-                "padding_free": (False, "rows are whole steps, padded per batch"),
-                "assistant_only_loss": (False, "rows are token ids; the loss is on the completion"),
-                "eval_strategy": ("no", "evaluate checkpoints with `atommem eval`"),
-            },
-        )
-
-
-def hardware_defaults(config: Any) -> None:
-    """TRL turns bfloat16 and gradient checkpointing on; without a GPU both only make training slower."""
-    import torch
-
-    if config.bf16 is None:
-        config.bf16 = not config.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    if config.gradient_checkpointing is None:
-        config.gradient_checkpointing = torch.cuda.is_available()
-
-
-def check_group(num_generations: int | None, batch_size: int) -> None:
-    """Raise ConfigError for a group that has nothing to compare, or a batch without an episode."""
-    if not num_generations or num_generations < 2:
-        raise ConfigError(f"num_generations is {num_generations}: a group needs at least 2 episodes to compare.")
-    if batch_size < 1:
-        raise ConfigError(f"per_device_train_batch_size is {batch_size}: give at least 1 episode.")
-
-
-def check_fixed(config: Any, fixed: Mapping[str, tuple[Any, str]]) -> None:
-    """Raise ConfigError when a field of `config` has another than its only supported value; the reason is beside it."""
-    for name, (only, reason) in fixed.items():
-        value = getattr(config, name)
-        if str(getattr(value, "value", value)) != str(only):
-            raise ConfigError(f"{name} is {value!r}: only {only!r} is supported, because {reason}.")

@@ -97,7 +97,7 @@ def speed(part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Ro
             part.add(f"{name}, {way}", seconds=taken[way], raw_tokens_per_s=raw / taken[way], peak_gb=peak)
     best = min((seconds for way, seconds in taken.items() if way != "tree"), default=0.0)
     if best and "tree" in taken:
-        ratio = raw / pack_rows(rows).tree.length
+        ratio = raw / pack_rows(rows).computed
         part.add(f"{name}, tree against the fastest padded way", times=best / taken["tree"], token_ratio=ratio)
 
 

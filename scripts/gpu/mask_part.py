@@ -20,7 +20,9 @@ LIMITS = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 def make_tree(tokens: int, seed: int) -> Tree:
     """Of a group of 16 that shares half of `tokens`."""
     shared = tokens // 2
-    return pack_rows(make_group(16, shared, shared // 32, shared // 32, 1000, seed)).tree
+    tree = pack_rows(make_group(16, shared, shared // 32, shared // 32, 1000, seed)).tree
+    assert tree is not None, "packed rows have one"
+    return tree
 
 
 def inputs(tree: Tree, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> list[torch.Tensor]:

@@ -28,7 +28,7 @@ RECIPES = {"full": FULL, "limited": LIMITED, "web": WEB, "injected": INJECTED, "
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Recipe, tmp_path: Path) -> None:
-    settings = load_settings(tmp_path, 0, None, recipe.capacity, world_of(recipe.world), recipe.settings)
+    settings = load_settings(tmp_path, recipe)
     assert settings.memory.capacity == recipe.capacity
     tokenizer = make_tokenizer(recipe.world, settings.memory, settings.environment)
     world = world_of(recipe.world)
@@ -50,7 +50,7 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Rec
             assert len(step.token_ids) == len(step.text.split()) + 1
             # What a model samples is turned back into the text that the parser reads.
             assert tokenizer.decode(step.token_ids, skip_special_tokens=True) == step.text
-            assert len(step.token_ids) <= settings.train.max_completion_length
+            assert len(step.token_ids) <= settings.args.max_completion_length
             assert len(step.prompt_ids) + 48 <= recipe.size.max_positions
     assert sum(episode.metrics["em"] for episode in episodes) / 40 >= 0.95
     model = make_model(recipe.size, tokenizer)

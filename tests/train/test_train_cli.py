@@ -13,7 +13,8 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.launch import launcher_problem
-from atommem.train.train_cli import main, parse_async, parse_grpo, parse_sft
+from atommem.train.settings import parse
+from atommem.train.train_cli import main
 from atommem.train.train_config import ColdStartConfig, TrainConfig
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.loops.test_end_to_end import make_tasks, save_model
@@ -35,25 +36,26 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_fields_of_all_configs_are_flags() -> None:
-    args, memory, embedder, environment, model = parse_grpo(
-        [*MINIMUM, "--capacity", "20", "--embedder", "hashing", "--chunk_tokens", "500", "--use_peft", "--lora_r", "4"]
+    args, memory, embedder, environment, model = parse(
+        "grpo",
+        [*MINIMUM, "--capacity", "20", "--embedder", "hashing", "--chunk_tokens", "500", "--use_peft", "--lora_r", "4"],
     )
     assert isinstance(args, TrainConfig)
     assert (args.data, memory.capacity) == ("tasks.parquet", 20)
     assert (embedder.embedder, environment.chunk_tokens) == ("hashing", 500)
     assert (model.model_name_or_path, model.use_peft, model.lora_r) == ("some/model", True, 4)
-    assert isinstance(parse_sft(MINIMUM)[0], ColdStartConfig)
+    assert isinstance(parse("sft", MINIMUM)[0], ColdStartConfig)
 
 
 def test_what_is_missing_is_named() -> None:
     for given, missing in (("model_name_or_path", "data"), ("data", "model_name_or_path")):
         with pytest.raises(ConfigError, match=f"{missing} is not set"):
-            parse_grpo([f"--{given}", "x", "--use_cpu"])
+            parse("grpo", [f"--{given}", "x", "--use_cpu"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+GROUPS = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
+REFUSED = {
+    "grpo": [
         (["--lerning_rate", "1"], r"lerning_rate 1 is not understood \(did you mean --learning_rate\?\)"),
         (["--learning_rate", "abc"], "--learning_rate is 'abc': give a number"),
         (["--config", "nowhere.yaml"], r"nowhere\.yaml"),
@@ -94,15 +96,7 @@ def test_what_is_missing_is_named() -> None:
         (["--eval_data", "x"], "eval_strategy is 'no' and eval_data is 'x'"),
         (["--eval_strategy", "steps", "--eval_steps", "2"], "eval_strategy is 'steps' and eval_data is None"),
     ],
-)
-def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_grpo([*MINIMUM, "--num_generations", "4", "--per_device_train_batch_size", "8", *flags])
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+    "async": [
         (["--auto_find_batch_size", "true"], "auto_find_batch_size is True: only False"),
         (["--lora_dropout", "0.1"], "lora_dropout is 0.1: only 0.0"),
         (["--attn_implementation", "sdpa"], "attn_implementation is 'sdpa': only None"),
@@ -114,15 +108,18 @@ def test_values_that_cannot_be_honoured_are_refused(flags: list[str], message: s
         (["--max_inflight_tasks", "0"], "max_inflight_tasks is 0: give at least 1, or -1"),
         (["--use_vllm", "true", "--vllm_server_base_url", ","], "vllm_server_base_url is empty"),
     ],
-)
-def test_values_that_cannot_be_honoured_asynchronously_are_refused(flags: list[str], message: str) -> None:
+}
+
+
+@pytest.mark.parametrize(("stage", "flags", "message"), [(s, *of) for s, refused in REFUSED.items() for of in refused])
+def test_values_that_cannot_be_honoured_are_refused(stage: str, flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_async([*MINIMUM, *flags])
+        parse(stage, [*MINIMUM, *GROUPS, *flags])
 
 
 def test_a_loss_brings_its_normalization() -> None:
     def normalization(*flags: str) -> str:
-        return str(parse_grpo([*MINIMUM, *flags])[0].normalization)
+        return str(parse("grpo", [*MINIMUM, *flags])[0].normalization)
 
     expected = {"dapo": "token", "grpo": "step", "dr_grpo": "constant", "cispo": "token"}
     assert {kind: normalization("--loss_type", kind, "--epsilon_high", "5") for kind in expected} == expected
@@ -133,7 +130,7 @@ def test_processes_wait_for_the_longest_episode() -> None:
     """29 steps of 4,096 tokens, the most of qwen3_8b_hotpotqa, take 31 minutes at the dry run's 64 tokens a second. By
     transformers' default the processes that wait for it would have ended the run after 30."""
     longest = 29 * 4096 / 64
-    for config in (parse_grpo(["--data", "t", "--model_name_or_path", "m"])[0], AsyncTrainConfig()):
+    for config in (parse("grpo", ["--data", "t", "--model_name_or_path", "m"])[0], AsyncTrainConfig()):
         assert config.ddp_timeout > 2 * longest
 
 
@@ -148,7 +145,7 @@ def test_a_launcher_that_would_not_let_a_run_save_is_named() -> None:
 
 def test_what_a_stage_cannot_begin_with_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="packing is True: only False"):
-        parse_sft([*MINIMUM, "--packing", "true"])
+        parse("sft", [*MINIMUM, "--packing", "true"])
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
     (tmp_path / "config.json").write_text("{}")
     flags = ["--model_name_or_path", str(tmp_path), "--data", str(tmp_path / "tasks.jsonl"), "--use_cpu"]
@@ -160,28 +157,28 @@ def test_what_a_stage_cannot_begin_with_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_what_only_helps_gpus_is_off() -> None:
-    for args in (parse_grpo(MINIMUM)[0], parse_sft(MINIMUM)[0]):
+    for args in (parse("grpo", MINIMUM)[0], parse("sft", MINIMUM)[0]):
         assert args.bf16 is torch.cuda.is_available()
         assert args.gradient_checkpointing is torch.cuda.is_available()
-    assert parse_grpo([*MINIMUM, "--gradient_checkpointing", "true"])[0].gradient_checkpointing is True
+    assert parse("grpo", [*MINIMUM, "--gradient_checkpointing", "true"])[0].gradient_checkpointing is True
 
 
 def test_a_flag_wins_over_the_file_and_that_over_the_model_folder(model_folder: Path, tmp_path: Path) -> None:
     base = ["--data", "x", "--use_cpu", "--model_name_or_path", str(model_folder)]
-    args, memory, *_ = parse_grpo(base)
+    args, memory, *_ = parse("grpo", base)
     assert (memory.templates, memory.retrieve_k, args.max_completion_length) == ("compact", 2, 4)
     config = tmp_path / "config.yaml"
     config.write_text(f"retrieve_k: 3\nscratchpad_tokens: 9\nmodel_name_or_path: {model_folder}\n")
-    _, memory, *_ = parse_grpo(["--data", "x", "--use_cpu", "--config", str(config), "--retrieve_k", "5"])
+    _, memory, *_ = parse("grpo", ["--data", "x", "--use_cpu", "--config", str(config), "--retrieve_k", "5"])
     assert (memory.templates, memory.retrieve_k, memory.scratchpad_tokens) == ("compact", 5, 9)
 
 
 def test_chat_template_arguments_are_kept_with_the_model(tmp_path: Path) -> None:
-    args = parse_grpo([*MINIMUM, "--chat_template_kwargs", '{"enable_thinking": false}'])[0]
+    args = parse("grpo", [*MINIMUM, "--chat_template_kwargs", '{"enable_thinking": false}'])[0]
     assert args.template_kwargs == {"enable_thinking": False}
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "atommem_config.json").write_text('{"chat_template_kwargs": {"enable_thinking": false}}')
-    args = parse_sft(["--data", "x", "--use_cpu", "--model_name_or_path", str(tmp_path)])[0]
+    args = parse("sft", ["--data", "x", "--use_cpu", "--model_name_or_path", str(tmp_path)])[0]
     assert args.template_kwargs == {"enable_thinking": False}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from trl import ModelConfig, get_peft_config
 
 from atommem.errors import ConfigError
+from atommem.train.packing.planning import widths
 
 SHIPPED = Path(__file__).parent.parent / "architectures"
 """Configs of the models that our recipes name, by the last part of their hub name in lower case."""
@@ -37,11 +38,8 @@ class ModelShape:
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
-        """Of hidden states, of the MLP, and heads x head size of queries and of keys."""
-        config, heads = self.config, self.config.num_attention_heads
-        head = getattr(config, "head_dim", None) or config.hidden_size // heads
-        keys = getattr(config, "num_key_value_heads", None) or heads
-        return config.hidden_size, config.intermediate_size, heads * head, keys * head
+        """See `atommem.train.packing.planning.widths`."""
+        return widths(self.config)
 
 
 def find_config(name: str) -> tuple[Any, str]:

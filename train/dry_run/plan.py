@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, make_environments
+from atommem.envs.checkpoint_settings import read_ahead
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
 from atommem.memory.admission import make_admission
 from atommem.memory.retention import make_retention
 from atommem.train.dry_run.architecture import measure, parameters_of
-from atommem.train.dry_run.dry_run_config import DEVICES, DryRunConfig, trace_settings
 from atommem.train.dry_run.launcher import read_launch
 from atommem.train.dry_run.memory_estimate import (
     BYTES,
@@ -28,9 +28,8 @@ from atommem.train.dry_run.memory_estimate import (
 )
 from atommem.train.dry_run.timeline import Costs, Schedule, Timeline, estimate_costs, schedules, simulate
 from atommem.train.dry_run.workload import Workload, completion_shape, estimate_workload, find_tokenizer, measure_prompt
-
-Parse = Callable[[Sequence[str], Callable[[type], type]], tuple[Any, ...]]
-"""The stage's parser: gets the command line and what makes its config class one of many processes."""
+from atommem.train.dry_run_config import DEVICES, DryRunConfig, trace_settings
+from atommem.train.settings import folder_defaults, parse
 
 
 @dataclass
@@ -67,8 +66,8 @@ class Plan:
         return self.workload.updates * self.seconds / 3600
 
 
-def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Parse, stored: dict[str, Any]) -> Plan:
-    """Check all settings of ``atommem train STAGE`` and estimate the run; `stored` are those of the model folder.
+def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan:
+    """Check all settings of ``atommem train STAGE`` and estimate the run.
 
     Raises:
         AtomMemError: A setting is wrong.
@@ -88,7 +87,9 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig, parse: Pa
         return type(config_class.__name__, (config_class,), members)
 
     # Nothing is put on a device here, so that the settings of one that this machine lacks can be checked.
-    args, memory, embedder, environment, model_config = parse([*argv, "--use_cpu", "true"], adapt)
+    args, memory, embedder, environment, model_config = parse(stage, [*argv, "--use_cpu", "true"], adapt)
+    ahead = read_ahead(argv, "model_name_or_path")
+    stored = folder_defaults(ahead) if ahead.stored else {}
     make_admission(memory.admission), make_retention(memory.retention)
     model = measure(model_config)
     dtype = getattr(model_config, "dtype", None) or getattr(args, "dtype", None) or "float32"

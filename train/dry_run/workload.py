@@ -21,7 +21,7 @@ from atommem.memory.entries import MemoryView
 from atommem.prompts import PromptBuilder
 from atommem.rough_tokens import RoughTokenizer
 from atommem.trace import read_trace
-from atommem.train.dry_run.dry_run_config import DryRunConfig
+from atommem.train.dry_run_config import DryRunConfig
 from atommem.train.rollout.task_order import TaskOrder
 
 ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25

@@ -12,7 +12,7 @@ from atommem.environment import EnvironmentConfig, make_environments
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError
 from atommem.prompts import PromptBuilder
-from atommem.trace import Trace, read_trace
+from atommem.trace import read_trace
 
 Demonstration = tuple[list[int], list[int]]
 """Prompt ids and completion ids of one step."""
@@ -66,7 +66,9 @@ def trace_demonstrations(
         reward = trace.episode.reward
         if not trace.complete or reward is None or reward < min_reward:
             continue
-        _check_dialect(file, trace, memory)
+        written_in = trace.config.get("memory", {}).get("dialect", memory.dialect)
+        if written_in != memory.dialect:
+            raise ConfigError(f"{file} is written in the dialect {written_in!r}: it cannot teach {memory.dialect!r}.")
         for step in trace.episode.steps:
             completion = _completion_ids(step, tokenizer)
             if completion:
@@ -83,12 +85,6 @@ def _trace_files(path: Path) -> list[Path]:
     if not files:
         raise ConfigError(f"{path} is neither a trace nor a folder with traces (*.jsonl).")
     return files
-
-
-def _check_dialect(file: Path, trace: Trace, memory: MemoryConfig) -> None:
-    written_in = trace.config.get("memory", {}).get("dialect", memory.dialect)
-    if written_in != memory.dialect:
-        raise ConfigError(f"{file} is written in the dialect {written_in!r}: it cannot teach {memory.dialect!r}.")
 
 
 def _completion_ids(step: Step, tokenizer: Any) -> list[int]:

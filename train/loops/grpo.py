@@ -3,87 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.environment import EnvironmentConfig, find_environment
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.loops.launch import episode_hooks, launch
+from atommem.train.loops.launch import episode_arguments, launch
 from atommem.train.loops.models import load_embedder, load_tokenizer, model_arguments
-from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.resume.faults import FailedStep, recorded_command
 from atommem.train.rollout.episodes import Rollouts
-from atommem.train.rollout.select_backend import select_backend
-from atommem.train.train_config import TrainConfig
+from atommem.train.rollout.local_backend import local_backend
+from atommem.train.settings import Settings
 from atommem.train.watch.callbacks import GRPO_COLUMNS
 
 if TYPE_CHECKING:
-    from trl import ModelConfig
-
     from atommem.train.rollout.backend import Backend
 
 
-def run_grpo(
-    args: TrainConfig,
-    memory: MemoryConfig,
-    embedder: EmbedderConfig,
-    environment: EnvironmentConfig,
-    model: ModelConfig,
-    *,
-    command: Sequence[str] = (),
-) -> Path:
+def run_grpo(settings: Settings, command: Sequence[str] = ()) -> Path:
     """Train and save the model; returns its folder.
 
     Args:
-        args, memory, embedder, environment, model: Settings.
+        settings: With a `TrainConfig`.
         command: The flags that they come from: kept with the data of an update that fails.
 
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
-    return launch(
-        args,
-        memory,
-        lambda: grpo_trainer(args, memory, embedder, environment, model, command=command),
-        GRPO_COLUMNS,
-    )
+    return launch(settings, lambda: grpo_trainer(settings, command), GRPO_COLUMNS)
 
 
 def grpo_trainer(
-    args: TrainConfig,
-    memory: MemoryConfig,
-    embedder: EmbedderConfig,
-    environment: EnvironmentConfig,
-    model: ModelConfig,
-    *,
-    make_backend: Callable[[Any], Backend] | None = None,
+    settings: Settings,
     command: Sequence[str] = (),
+    make_backend: Callable[[Any], Backend] | None = None,
     callbacks: Sequence[Any] = (),
 ) -> MemoryGRPOTrainer:
     """The trainer that these settings describe.
 
     Args:
-        args, memory, embedder, environment, model: Settings.
+        settings, command: See `run_grpo`.
         make_backend: What samples; unset is what the settings say.
-        command: See `run_grpo`.
         callbacks: Further callbacks.
     """
-    kind = find_environment(environment.environment)
-    tasks = kind.read_tasks(args.data)
+    args, memory, embedder, environment, model = settings
     tokenizer = load_tokenizer(model)
+    given = episode_arguments(settings, tokenizer)
     if make_backend is None:
-        make_backend = select_backend(Rollouts(args, tokenizer, load_embedder(embedder), memory, environment))
-    generation = GenerationSettings(args.max_completion_length or 1024, args.template_kwargs)
+        make_backend = partial(select_backend, Rollouts(args, tokenizer, load_embedder(embedder), memory, environment))
     return MemoryGRPOTrainer(
-        args=args,
-        tasks=tasks,
-        processing_class=tokenizer,
         make_backend=make_backend,
-        on_episodes=episode_hooks(args, tasks, kind, tokenizer, memory),
-        held_out=kind.read_tasks(args.eval_data) if args.eval_data else (),
-        settings=[memory, embedder, environment, generation],
         failed_step=FailedStep(recorded_command(command)),
         callbacks=list(callbacks),
+        **given,
         **model_arguments(model, args),
     )
+
+
+def select_backend(rollouts: Rollouts, model: Any) -> Backend:
+    """The one that the settings ask for, by ``use_vllm`` and ``vllm_mode``, of `model`, which is trained."""
+    if not rollouts.args.use_vllm:
+        return local_backend(rollouts, model)
+    if rollouts.args.vllm_mode == "server":
+        from atommem.train.rollout.server_backend import server_backend
+
+        return server_backend(rollouts, model)
+    from atommem.train.rollout.colocate_backend import colocate_backend
+
+    return colocate_backend(rollouts, model)

@@ -6,45 +6,40 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import PartialState
 from httpx import HTTPError
 from transformers.trainer_utils import SaveStrategy
 
 from atommem.command_line import one_line
-from atommem.config import MemoryConfig
-from atommem.environment import EnvironmentFactory
+from atommem.environment import find_environment
 from atommem.episode import Episode
 from atommem.train.resume.checkpoint import resume_folder, save_final
 from atommem.train.resume.faults import CheckpointError
 from atommem.train.rollout.rollout_trainer import EpisodesHook
+from atommem.train.settings import Settings
 from atommem.train.watch.callbacks import Column, use_console
 from atommem.train.watch.reporters import prepare_reporters, run_facts
-from atommem.train.watch.sample_episodes import FOLDER, SampleEpisodes
-from atommem.train.watch.trace_writer import TraceWriter
-
-if TYPE_CHECKING:
-    from atommem.train.async_config import AsyncTrainConfig
-    from atommem.train.train_config import TrainConfig
+from atommem.train.watch.sample_episodes import FOLDER, SampleEpisodes, trace_writer
 
 _LEAST_SHUTDOWN = 300
 """Seconds that processes should have for their checkpoint when their launcher is told to end."""
 
 
-def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], columns: Sequence[Column]) -> Path:
+def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequence[Column]) -> Path:
     """Train, or go on training, and save the model; returns its folder.
 
     Args:
-        args: The stage's settings.
-        memory: The memory's; those of a checkpoint that is resumed have to be the same.
+        settings: The stage's; those of the memory of a checkpoint that is resumed have to be the same.
         make_trainer: Called once the output folder and the reporters are found to be in order.
         columns: What the console shows of every update.
 
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
-    resume = resume_folder(args, memory)
+    args = settings.args
+    resume = resume_folder(args, settings.memory)
     prepare_reporters(args)
     if args.save_strategy != SaveStrategy.NO and (problem := launcher_problem(os.environ)):
         PartialState().print(problem)
@@ -55,7 +50,7 @@ def launch(args: Any, memory: MemoryConfig, make_trainer: Callable[[], Any], col
         trainer.train(resume_from_checkpoint=resume)
     finally:
         trainer.close()
-    folder = save_final(trainer, trainer.settings)
+    folder = save_final(trainer)
     if args.push_to_hub:
         push(trainer)
     data = getattr(args, "eval_data", None) or "TASKS"
@@ -93,34 +88,31 @@ def launcher_problem(environment: Mapping[str, str]) -> str | None:
     )
 
 
-def episode_hooks(
-    args: TrainConfig | AsyncTrainConfig,
-    tasks: Sequence[Any],
-    environments: type[EnvironmentFactory],
-    tokenizer: Any,
-    memory: MemoryConfig,
-) -> EpisodesHook:
-    """What is kept and shown of the episodes of every update."""
-    out, describe = Path(args.output_dir), environments.describe
+def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
+    """What a trainer of episodes is given of the settings: its tasks, and what is kept and shown of its episodes."""
+    args, memory, _, environment, _ = settings
+    kind = find_environment(environment.environment)
+    tasks, out = kind.read_tasks(args.data), Path(args.output_dir)
     hooks: list[EpisodesHook] = []
     if args.save_traces:
-        hooks.append(TraceWriter(out / "traces", tasks, describe, memory))
+        hooks.append(trace_writer(out / "traces", tasks, kind.describe, memory))
     if args.log_episodes and args.process_index == 0:
-        hooks.append(
-            SampleEpisodes(
-                out / FOLDER,
-                tasks,
-                describe,
-                tokenizer,
-                memory,
-                count=args.log_episodes,
-                every=args.log_episodes_steps,
-                report_to=args.report_to,
-            )
-        )
+        shown: dict[str, Any] = {
+            "count": args.log_episodes,
+            "every": args.log_episodes_steps,
+            "report_to": args.report_to,
+        }
+        hooks.append(SampleEpisodes(out / FOLDER, tasks, kind.describe, tokenizer, memory, **shown))
 
-    def hook(update: int, episodes: Sequence[Episode]) -> None:
-        for one in hooks:
-            one(update, episodes)
+    def on_episodes(update: int, episodes: Sequence[Episode]) -> None:
+        for hook in hooks:
+            hook(update, episodes)
 
-    return hook
+    return {
+        "args": args,
+        "tasks": tasks,
+        "held_out": kind.read_tasks(args.eval_data) if args.eval_data else (),
+        "processing_class": tokenizer,
+        "on_episodes": on_episodes,
+        "settings": settings.stored,
+    }

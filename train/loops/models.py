@@ -167,8 +167,4 @@ def tune_lm_head_for_cpu(device_type: str) -> None:
     """
     if device_type == "cpu":
         trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE = CPU_TILE_WIDTH
-        trl.trainer.utils._use_triton = _score_labelled_positions_only
-
-
-def _score_labelled_positions_only(device: object) -> bool:
-    return True
+        trl.trainer.utils._use_triton = lambda device: True

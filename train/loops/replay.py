@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +30,8 @@ from atommem.policy.contract import Sampling
 from atommem.trace import read_trace
 from atommem.train.loops.grpo import grpo_trainer
 from atommem.train.resume.faults import EPISODES_FOLDER, REPORT_FILE, DivergedError
+from atommem.train.rollout.backend import Backend
+from atommem.train.settings import parse
 
 _SHOWN = 8
 
@@ -114,28 +115,6 @@ class RecordedRunner:
             ) from error
 
 
-class RecordedBackend:
-    """A `atommem.train.rollout.backend.Backend` without a sampling side."""
-
-    def __init__(self, runner: RecordedRunner) -> None:
-        self.runner: Any = runner
-
-    def publish(self, trainer: Any) -> None:
-        """Nothing to do."""
-
-    @contextmanager
-    def rollout(self, trainer: Any) -> Iterator[None]:
-        """Nothing around it."""
-        yield
-
-    def metrics(self) -> dict[str, float]:
-        """Nothing was measured."""
-        return {}
-
-    async def close(self) -> None:
-        """Nothing to free."""
-
-
 class Inspection(TrainerCallback):
     """Looks at one update and stops the run after it.
 
@@ -164,12 +143,8 @@ class Inspection(TrainerCallback):
         control.should_training_stop, control.should_save, control.should_evaluate = True, False, False
 
 
-Parse = Callable[[Sequence[str]], tuple[Any, ...]]
-"""Settings of the stage ``grpo`` from its flags: the training's first, then what `grpo_trainer` takes."""
-
-
-def main(argv: Sequence[str], parse: Parse) -> int:
-    """Entry point of ``atommem train replay``; `parse` is the command line's.
+def main(argv: Sequence[str]) -> int:
+    """Entry point of ``atommem train replay``.
 
     Raises:
         AtomMemError: The folder or a setting is wrong.
@@ -178,22 +153,16 @@ def main(argv: Sequence[str], parse: Parse) -> int:
     parser.add_argument("folder", help="A failed/step-N folder.")
     folder, overrides = parser.parse_known_args(list(argv))
     run = read_failed(folder.folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        replay(run, overrides, parse, Path(scratch), print)
+    replay(run, overrides)
     return 0
 
 
-def replay(
-    run: FailedRun, overrides: Sequence[str], parse: Parse, scratch: Path, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Repeat the update and say what came out.
+def replay(run: FailedRun, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Repeat the update and print what came out; what is written besides is removed.
 
     Args:
         run: What was recorded.
         overrides: Flags on top of the run's own (``--learning_rate 1e-7``).
-        parse: Reads flags.
-        scratch: Where whatever is written goes.
-        say: Prints a line.
 
     Returns:
         ``loss`` and ``grad_norm`` as logged (``grad_norm`` None when the update diverged again), ``error``, and
@@ -204,12 +173,16 @@ def replay(
     """
     if run.checkpoint is not None and not Path(run.checkpoint).is_dir():
         raise ConfigError(f"the state before the update was {run.checkpoint}, which is gone: restore it.")
-    arguments = [*run.arguments, *overrides]
+    with tempfile.TemporaryDirectory() as scratch:
+        return _replay(run, [*run.arguments, *overrides], Path(scratch))
+
+
+def _replay(run: FailedRun, arguments: list[str], scratch: Path) -> dict[str, Any]:
     if run.config is not None:
         (scratch / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
         arguments = ["--config", str(scratch / "config.yaml"), *arguments]
     processes = PartialState().num_processes
-    args, *others = parse(arguments)
+    args = parse("grpo", arguments).args
     if args.rerolls:
         raise ConfigError(f"the run had rerolls {args.rerolls}, which no record has: it cannot be repeated.")
     if args.carried_groups:
@@ -220,25 +193,26 @@ def replay(
     total = (args.generation_batch_size or 0) // (args.steps_per_generation or 1)
     arguments += ["--per_device_train_batch_size", str(total // processes), "--output_dir", str(scratch)]
     # As it was sampled, so that it is corrected: there is no engine.
-    args, *others = parse([*arguments, "--report_to", "none", "--save_strategy", "no"])
+    settings = parse("grpo", [*arguments, "--report_to", "none", "--save_strategy", "no"])
     inspection = Inspection()
-    memory, _, environment, _ = others
-    runner = RecordedRunner(run.episodes, find_environment(environment.environment), memory)
-    trainer = grpo_trainer(args, *others, make_backend=lambda _: RecordedBackend(runner), callbacks=[inspection])
+    runner: Any = RecordedRunner(run.episodes, find_environment(settings.environment.environment), settings.memory)
+    trainer = grpo_trainer(settings, make_backend=lambda _: Backend(runner), callbacks=[inspection])
     inspection.watch(trainer)
-    say(f"update {run.update + 1} stopped the run: {run.error}")
+    print(f"update {run.update + 1} stopped the run: {run.error}")
     outcome: dict[str, Any] = {"loss": math.nan, "grad_norm": None, "error": None, "not_finite": []}
     try:
         trainer.train(resume_from_checkpoint=run.checkpoint)
     except DivergedError as error:
         outcome |= {"error": str(error.__cause__), "not_finite": inspection.bad}
-        say(f"it diverged again; {len(inspection.bad)} parameters have gradients that are not finite, the first ones:")
+        print(
+            f"it diverged again; {len(inspection.bad)} parameters have gradients that are not finite, the first ones:"
+        )
         for name in inspection.bad[:_SHOWN]:
-            say(f"  {name}")
+            print(f"  {name}")
     else:
         logged = next(entry for entry in reversed(trainer.state.log_history) if "loss" in entry)
         outcome |= {"loss": logged["loss"], "grad_norm": logged.get("grad_norm")}
-        say(f"this time it went through: loss {logged['loss']:.6g}, gradient norm {logged.get('grad_norm')}")
+        print(f"this time it went through: loss {logged['loss']:.6g}, gradient norm {logged.get('grad_norm')}")
     finally:
         trainer.close()
     return outcome

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from datasets import Dataset
 from trl import SFTTrainer
 
-from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.environment import EnvironmentConfig
 from atommem.errors import ConfigError
 from atommem.train.loops.demonstrations import Demonstration, trace_demonstrations
 from atommem.train.loops.launch import launch
 from atommem.train.loops.models import load_tokenizer, model_arguments, tune_lm_head_for_cpu
 from atommem.train.packing.padding import IGNORED
-from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.resume.resumable_trainer import ResumableTrainer
+from atommem.train.settings import Settings
 from atommem.train.train_config import ColdStartConfig
 from atommem.train.watch.callbacks import SFT_COLUMNS
-
-if TYPE_CHECKING:
-    from trl import ModelConfig
 
 
 def sft_dataset(rows: Sequence[Demonstration], max_length: int | None = None) -> Dataset:
@@ -77,29 +72,19 @@ def make_sft_trainer(
     return trainer
 
 
-def run_sft(
-    args: ColdStartConfig,
-    memory: MemoryConfig,
-    embedder: EmbedderConfig,
-    environment: EnvironmentConfig,
-    model: ModelConfig,
-) -> Path:
-    """Fine-tune on traces and save the model; returns its folder.
+def run_sft(settings: Settings) -> Path:
+    """Fine-tune on traces, with a `ColdStartConfig`, and save the model; returns its folder.
 
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
+    args, memory, _, environment, model = settings
 
     def make() -> ColdStartTrainer:
         tokenizer = load_tokenizer(model)
         rows = trace_demonstrations(args.data, tokenizer, memory, environment, args.min_reward, args.template_kwargs)
-        generation = GenerationSettings(args.max_completion_length, args.template_kwargs)
-        return make_sft_trainer(
-            args=args,
-            dataset=sft_dataset(rows, args.max_length),
-            tokenizer=tokenizer,
-            settings=[memory, embedder, environment, generation],
-            **model_arguments(model, args),
-        )
+        dataset = sft_dataset(rows, args.max_length)
+        arguments = model_arguments(model, args)
+        return make_sft_trainer(args=args, dataset=dataset, tokenizer=tokenizer, settings=settings.stored, **arguments)
 
-    return launch(args, memory, make, SFT_COLUMNS)
+    return launch(settings, make, SFT_COLUMNS)

@@ -28,7 +28,7 @@ from atommem.train.objective.sequences import (
     normalizer,
 )
 from atommem.train.packing.micro_batches import MicroBatchPlanner
-from atommem.train.packing.padding import Padded, pad_rows
+from atommem.train.packing.padding import MicroBatch, pad_rows
 from atommem.train.packing.planning import pair_cost
 from atommem.train.packing.tree_attention import (
     ATTENTION_NAME,
@@ -36,7 +36,7 @@ from atommem.train.packing.tree_attention import (
     use_tree_attention,
     why_no_tree,
 )
-from atommem.train.packing.trie import Packed, pack_rows
+from atommem.train.packing.trie import pack_rows
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 """Logged: how far log-probabilities when trained are from those when sampled (nats)."""
@@ -173,7 +173,7 @@ class UpdateStep:
     def _sharing(self, model: Any) -> AbstractContextManager[Any]:
         return use_tree_attention(self.accelerator.unwrap_model(model)) if self.prefix_sharing else nullcontext()
 
-    def _inputs(self, rows: Sequence[Row]) -> Packed | Padded:
+    def _inputs(self, rows: Sequence[Row]) -> MicroBatch:
         inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
         return inputs.to(self.accelerator.device)
 
@@ -196,7 +196,7 @@ class UpdateStep:
         return sums | {"loss": loss.detach(), "weight": tokens.weights.sum(), "raw": raw, "computed": inputs.computed}
 
     @torch.no_grad()
-    def _reference_logps(self, model: Any, inputs: Packed | Padded) -> torch.Tensor:
+    def _reference_logps(self, model: Any, inputs: MicroBatch) -> torch.Tensor:
         """Log-probabilities under TRL's reference: its copy of the model, or the model without its adapter."""
         with self.accelerator.autocast():
             if self._reference is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from statistics import stdev
 
 EPSILON = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does."""
@@ -27,7 +27,7 @@ def group_advantages(rewards: Sequence[float | None], group_size: int, scale_rew
         which fewer than two episodes were scored: there is nothing to compare.
     """
     advantages: list[float] = []
-    batch_std = _std([reward for reward in rewards if reward is not None])
+    everything = [reward for reward in rewards if reward is not None]
     for start in range(0, len(rewards), group_size):
         group = rewards[start : start + group_size]
         scored = [reward for reward in group if reward is not None]
@@ -35,7 +35,8 @@ def group_advantages(rewards: Sequence[float | None], group_size: int, scale_rew
             advantages += [0.0] * len(group)
             continue
         mean = sum(scored) / len(scored)
-        scale = {"none": 1.0, "group": _std(scored) + EPSILON, "batch": batch_std + EPSILON}[scale_rewards]
+        compared = {"group": scored, "batch": everything}
+        scale = 1.0 if scale_rewards == "none" else stdev(compared[scale_rewards]) + EPSILON
         advantages += [0.0 if reward is None else (reward - mean) / scale for reward in group]
     return advantages
 
@@ -49,10 +50,3 @@ def zero_variance_fraction(rewards: Sequence[float | None], group_size: int) -> 
     """Share of the groups that teach nothing (`has_variance`)."""
     starts = range(0, len(rewards), group_size)
     return sum(not has_variance(rewards[start : start + group_size]) for start in starts) / max(len(starts), 1)
-
-
-def _std(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    return sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

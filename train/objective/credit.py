@@ -37,8 +37,8 @@ def by_state(episodes: Sequence[Episode], rewards: Sequence[float | None]) -> li
         episodes: All of the group's.
         rewards: One for each; None where it failed.
     """
-    met: dict[bytes, list[float]] = defaultdict(list)
-    states = [[_state(step.prompt_ids) for step in episode.steps] for episode in episodes]
+    met: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    states = [[tuple(step.prompt_ids) for step in episode.steps] for episode in episodes]
     for of, reward in zip(states, rewards, strict=True):
         for state in of if reward is not None else ():
             met[state].append(reward or 0.0)
@@ -47,7 +47,3 @@ def by_state(episodes: Sequence[Episode], rewards: Sequence[float | None]) -> li
         [0.0 if reward is None or len(met[state]) < 2 else reward - means[state] for state in of]
         for of, reward in zip(states, rewards, strict=True)
     ]
-
-
-def _state(prompt_ids: Sequence[int]) -> bytes:
-    return b",".join(b"%d" % token for token in prompt_ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from accelerate.utils import gather_object
@@ -13,10 +14,11 @@ from atommem.train.packing.planning import balance, bundles, cut, lexicographic,
 from atommem.train.packing.trie import shared_prefixes
 
 
+@dataclass(frozen=True, slots=True)
 class MicroBatchPlanner:
     """Plans an update. Every rank calls `plan`; the calls are collective.
 
-    Args:
+    Attributes:
         pair_cost: What an attended pair costs (`atommem.train.packing.planning.pair_cost`).
         token_budget: Most tokens in a micro-batch of more than one row: distinct ones with
             `prefix_sharing`, padded ones without.
@@ -24,11 +26,10 @@ class MicroBatchPlanner:
         rank: This process.
     """
 
-    def __init__(self, pair_cost: float, token_budget: int, prefix_sharing: bool, rank: int) -> None:
-        self.pair_cost = pair_cost
-        self.token_budget = token_budget
-        self.prefix_sharing = prefix_sharing
-        self.rank = rank
+    pair_cost: float
+    token_budget: int
+    prefix_sharing: bool
+    rank: int
 
     def plan(self, rows: Sequence[Row]) -> list[list[Row]]:
         """The rows of each of this rank's micro-batches: as many on every rank, some of them without a row.

@@ -31,13 +31,16 @@ def pair_cost(config: Any) -> float:
     Args:
         config: The text config of a transformers model.
     """
-    width = config.hidden_size
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or width // heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    inner = getattr(config, "intermediate_size", None) or 4 * width
-    weights = 2 * width * head_dim * (heads + key_heads) + 3 * width * inner
-    return 4 * heads * head_dim / (2 * weights)
+    hidden, inner, query, key = widths(config)
+    return 4 * query / (2 * (2 * hidden * (query + key) + 3 * hidden * inner))
+
+
+def widths(config: Any) -> tuple[int, int, int, int]:
+    """Of hidden states, of the MLP, and heads x head size of queries and of keys, in a transformers text config."""
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head = getattr(config, "head_dim", None) or hidden // heads
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    return hidden, getattr(config, "intermediate_size", None) or 4 * hidden, heads * head, keys * head
 
 
 def row_costs(lengths: Sequence[int], shared: Sequence[int], pair: float) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from safetensors import SafetensorError
 
-from atommem.config import MemoryConfig, fields_of, load_config, save_config
+from atommem.config import MemoryConfig, fields_of, load_config
 from atommem.errors import ConfigError
 from atommem.train.resume.checkpoint_files import (
     all_checkpoints,
@@ -25,7 +25,6 @@ from atommem.train.resume.checkpoint_files import (
     recover,
 )
 from atommem.train.resume.faults import CheckpointError, why_not_written
-from atommem.train.resume.model_card import save_model_card, training_facts
 
 TRAINING_ARGS = "training_args.json"
 """In every checkpoint: `atommem.train.resume.model_card.training_facts`."""
@@ -39,8 +38,8 @@ class GenerationSettings:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def save_final(trainer: Any, settings: Sequence[Any]) -> Path:
-    """Save model, tokenizer, card and `settings` to the run's output folder, which becomes a model folder itself.
+def save_final(trainer: Any) -> Path:
+    """Save model, tokenizer, card and settings to the run's output folder, which becomes a model folder itself.
 
     File by file, each whole or not at all: what an earlier run left there is not half overwritten.
 
@@ -52,8 +51,7 @@ def save_final(trainer: Any, settings: Sequence[Any]) -> Path:
     try:
         trainer.save_model(str(partial), _internal_call=True)  # which pushes nothing
         if trainer.args.should_save:
-            save_config(partial, *settings)
-            save_model_card(partial, training_facts(trainer), vars(trainer.state))
+            trainer.describe(partial)
             move_files(partial, folder)
             partial.parent.rmdir()
     except (OSError, RuntimeError, SafetensorError) as error:

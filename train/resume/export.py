@@ -24,15 +24,12 @@ from transformers.trainer import TRAINER_STATE_NAME
 from atommem.command_line import CommandParser
 from atommem.errors import ConfigError
 from atommem.train.resume.checkpoint import check_whole, load_training_args
-from atommem.train.resume.checkpoint_files import MARKER
 from atommem.train.resume.faults import CheckpointError, why_not_written
+from atommem.train.resume.hub import STATE_FILES
 from atommem.train.resume.model_card import UNKNOWN, save_model_card
 from atommem.train.resume.sharded import ALONE, MODEL_FOLDER, is_sharded
 
-_TRAINING = (
-    *("optimizer*", "scheduler*", "scaler*", "rng_state*", "training_args*", TRAINER_STATE_NAME, MARKER, "README.md"),
-    *("rollout_*", "latest", "zero_to_fp32.py", "*.safetensors", "*.safetensors.index.json"),
-)
+_MADE_ANEW = (*STATE_FILES, "README.md", "*.safetensors", "*.safetensors.index.json")
 """Files of a checkpoint that are not copied as they are."""
 
 Load = Callable[[Sequence[str]], dict[str, torch.Tensor]]
@@ -90,7 +87,7 @@ def export(
     try:
         partial.mkdir(parents=True)
         for path in checkpoint.iterdir():
-            if path.is_file() and not any(path.match(pattern) for pattern in _TRAINING):
+            if path.is_file() and not any(path.match(pattern) for pattern in _MADE_ANEW):
                 shutil.copyfile(path, partial / path.name)
         _write_weights(partial, shapes, load, dtype, max_shard_size)
         state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))

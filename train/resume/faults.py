@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,37 +121,22 @@ class FailedStep:
         """
         for base in (Path(output_dir), Path(tempfile.gettempdir()) / f"atommem-{Path(output_dir).name}"):
             folder = base / FAILED / f"step-{update + 1}"
-            try:
-                self._save(folder, update, error, checkpoint, rng, rank, world_size)
-            except (OSError, RuntimeError):  # torch has its own error for a full disk
-                continue
-            return folder
+            with suppress(OSError, RuntimeError):  # torch has its own error for a full disk
+                folder.mkdir(parents=True, exist_ok=True)
+                if rank == 0:
+                    report = {
+                        "update": update,
+                        "error": f"{type(error).__name__}: {error}",
+                        "traceback": traceback.format_exception(error),
+                        "checkpoint": None if checkpoint is None else str(checkpoint.resolve()),
+                        "world_size": world_size,
+                        "settings": dict(self.settings),
+                    }
+                    (folder / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+                if rng is not None:
+                    torch.save(dict(rng), folder / f"rng_state_{rank}.pth")
+                for index, episode in enumerate(self.episodes if self.update == update else []):
+                    path = folder / EPISODES_FOLDER / f"rank-{rank}.{index}.jsonl"
+                    write_trace(path, episode, {"id": episode.task_id}, tokens=True)
+                return folder
         return None
-
-    def _save(
-        self,
-        folder: Path,
-        update: int,
-        error: BaseException,
-        checkpoint: Path | None,
-        rng: Mapping[str, Any] | None,
-        rank: int,
-        world_size: int,
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        if rank == 0:
-            report = {
-                "update": update,
-                "error": f"{type(error).__name__}: {error}",
-                "traceback": traceback.format_exception(error),
-                "checkpoint": None if checkpoint is None else str(checkpoint.resolve()),
-                "world_size": world_size,
-                "settings": dict(self.settings),
-            }
-            (folder / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        if rng is not None:
-            torch.save(dict(rng), folder / f"rng_state_{rank}.pth")
-        episodes = self.episodes if self.update == update else []
-        for index, episode in enumerate(episodes):
-            path = folder / EPISODES_FOLDER / f"rank-{rank}.{index}.jsonl"
-            write_trace(path, episode, {"id": episode.task_id}, tokens=True)

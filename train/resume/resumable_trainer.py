@@ -30,6 +30,7 @@ from atommem.train.resume.checkpoint_files import (
     prune,
     publish,
     seal,
+    share,
 )
 from atommem.train.resume.faults import (
     CheckpointError,
@@ -42,7 +43,7 @@ from atommem.train.resume.faults import (
 )
 from atommem.train.resume.hub import HubTrainer
 from atommem.train.resume.interrupts import StopRequest, TrainingInterrupted
-from atommem.train.watch.progress import NoProgress, RolloutProgress
+from atommem.train.watch.progress import ProgressBars
 
 Result = TypeVar("Result")
 
@@ -77,7 +78,8 @@ class ResumableTrainer(HubTrainer):
         self.stop_request = StopRequest()
         self.settings = settings
         self.failed_step = failed_step or FailedStep()
-        self.progress: RolloutProgress = NoProgress()
+        self.progress: ProgressBars | None = None
+        """Of a terminal; none for log files, and for all processes but the main one."""
         self._writing_to: Path | None = None
         self._saved_step: int | None = None
         self._before: dict[str, Any] | None = None
@@ -92,20 +94,19 @@ class ResumableTrainer(HubTrainer):
             except (TrainingInterrupted, BudgetSpentError) as stop:
                 saved = saves and self._save_before_step()
                 raise type(stop)(f"{stop} {_resume_hint(saved, self.args.output_dir)}") from None
-            except (DivergedError, RolloutFailedError) as fault:
+            except TrainingFault as fault:
                 # DeepSpeed steps inside the backward pass: its parameters are beyond saving by now.
                 stepped = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-                if not (stepped and isinstance(fault, DivergedError)):
+                if not isinstance(fault, (CheckpointError, DivergedError) if stepped else CheckpointError):
                     self._save_before_step()
-                self._fail(fault, fault)
-            except CheckpointError as fault:
                 self._fail(fault, fault)
             except OSError as error:
                 if not is_disk_full(error):
                     raise
                 self._fail(TrainingFault(f"the disk is full: {error}."), error)
             finally:
-                self.progress.close()
+                if self.progress is not None:
+                    self.progress.close()
 
     def close(self) -> None:
         """Free what a subclass holds beyond the model. The trainer cannot train afterwards."""
@@ -154,7 +155,7 @@ class ResumableTrainer(HubTrainer):
 
         self._all_or_nothing(write, folder, output_dir)
         rank, ranks = self.args.process_index, self.args.world_size
-        checksums = self._all_or_nothing(lambda: seal(folder, rank, ranks), folder, output_dir)
+        checksums = self._all_or_nothing(lambda: seal(folder, share(folder, rank, ranks)), folder, output_dir)
         everywhere = gather_object([checksums])
         self._all_or_nothing(lambda: self._publish(folder, output_dir, everywhere), folder, output_dir)
         self._saved_step = self.state.global_step

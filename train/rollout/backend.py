@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from atommem.episode_runner import EpisodeRunner
@@ -32,15 +32,16 @@ class TrainingSide(Protocol):
         ...
 
 
-class Backend(Protocol):
-    """Samples episodes from the weights that are being trained.
+class Backend:
+    """Samples episodes from the weights that are being trained; this one, wherever its runner does.
 
-    Attributes:
+    Args:
         runner: Runs this rank's episodes. Ranks make different numbers of model calls, so nothing that it
             does may be a collective operation.
     """
 
-    runner: EpisodeRunner
+    def __init__(self, runner: EpisodeRunner) -> None:
+        self.runner = runner
 
     def publish(self, trainer: TrainingSide) -> None:
         """Give the sampling side the trainer's current weights. Every rank calls it, before every rollout.
@@ -48,19 +49,18 @@ class Backend(Protocol):
         Raises:
             OutageError: The sampling side cannot be reached.
         """
-        ...
 
     def rollout(self, trainer: TrainingSide) -> AbstractContextManager[None]:
         """Entered on every rank around each rollout."""
-        ...
+        return nullcontext()
 
     def metrics(self) -> dict[str, float]:
         """What this rank measured since the last call; keys and meanings are the backend's.
 
         The trainer logs the sum over ranks: what is no sum comes from one rank only.
         """
-        ...
+        return {}
 
     async def close(self) -> None:
         """Free what the backend holds, its runner's policy with it."""
-        ...
+        await self.runner.agent.policy.close()

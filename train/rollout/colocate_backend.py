@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.train.rollout.adapters import AdapterPublisher, check_servable
-from atommem.train.rollout.backend import TrainingSide
+from atommem.train.rollout.backend import Backend, TrainingSide
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.full_weights import named_weights
 from atommem.train.train_config import TrainConfig
 
 
-class ColocateBackend:
-    """A `atommem.train.rollout.backend.Backend` whose engine shares the device with the trainer.
+class ColocateBackend(Backend):
+    """Samples from an engine that shares the device with the trainer.
 
     The engine is put to sleep as soon as it is there, and what torch keeps for the trainer goes back to the device
     before it wakes: there is no room for both. Calls come in the order of TRL's ``VLLMGeneration``.
@@ -39,25 +38,21 @@ class ColocateBackend:
     def __init__(
         self, runner: EpisodeRunner, policy: VllmEnginePolicy, publisher: AdapterPublisher | None, sleeps: bool
     ) -> None:
-        self.runner = runner
+        super().__init__(runner)
         self.policy = policy
         self._publisher = publisher
         self._sleeps = sleeps
         self._asleep = self._loaded = False
-        self._measured: dict[str, float] = {}
         self._sleep()
 
     def publish(self, trainer: TrainingSide) -> None:
         """Load the current weights, or the adapter, into the engine."""
-        started = time.perf_counter()
         self._load_weights(trainer)
         if self._publisher is not None:
             adapter, outdated = self._publisher.save(trainer)
             self.policy.use_adapter(adapter)
             if trainer.accelerator.is_main_process:
                 self._publisher.remove(outdated)
-        if trainer.accelerator.is_main_process:
-            self._measured["seconds/sync"] = time.perf_counter() - started
 
     @contextmanager
     def rollout(self, trainer: TrainingSide) -> Iterator[None]:
@@ -89,34 +84,27 @@ class ColocateBackend:
         self._loaded = True
 
     def metrics(self) -> dict[str, float]:
-        """Seconds of the last weight synchronisation; prompt tokens, and those that the prefix cache served."""
-        measured, self._measured = self._measured, {}
-        return measured | self.policy.take_counts()
+        """Prompt tokens, and those that the prefix cache served."""
+        return self.policy.take_counts()
 
     async def close(self) -> None:
         """Remove what was saved for the engine, and the engine."""
         if self._publisher is not None:
             self._publisher.close()
-        await self.policy.close()
+        await super().close()
 
 
-def colocate_backend(rollouts: Rollouts) -> Callable[[Any], ColocateBackend]:
-    """What `MemoryGRPOTrainer` calls with its model: an engine of its own for this process."""
-
-    def make(model: Any) -> ColocateBackend:
-        args: TrainConfig = rollouts.args
-        adapted = isinstance(model, PeftModel)
-        if adapted:
-            check_servable(model)
-        engine = make_engine(args, model)
-        PartialState().wait_for_everyone()  # engines take different times to load, and collectives have a time limit
-        policy = VllmEnginePolicy(engine, rollouts.tokenizer)
-        publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
-        return ColocateBackend(
-            rollouts.runner(policy, args.max_in_flight), policy, publisher, args.vllm_enable_sleep_mode
-        )
-
-    return make
+def colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
+    """A backend with an engine of its own for this process, of `model`, which is trained."""
+    args: TrainConfig = rollouts.args
+    adapted = isinstance(model, PeftModel)
+    if adapted:
+        check_servable(model)
+    engine = make_engine(args, model)
+    PartialState().wait_for_everyone()  # engines take different times to load, and collectives have a time limit
+    policy = VllmEnginePolicy(engine, rollouts.tokenizer)
+    publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
+    return ColocateBackend(rollouts.runner(policy, args.max_in_flight), policy, publisher, args.vllm_enable_sleep_mode)
 
 
 def make_engine(args: TrainConfig, model: Any) -> Any:

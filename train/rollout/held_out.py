@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from atommem.envs.scoring.records import EpisodeRecord, summarize
+from atommem.environment import EnvironmentFactory
+from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
+from atommem.episode import Episode
 from atommem.policy.contract import Sampling
 
 if TYPE_CHECKING:
@@ -23,6 +25,16 @@ def held_out_sampling(args: Any, sampling: Sampling) -> Sampling:
     """How an evaluation samples where training samples as `sampling` says: every time with the same seeds."""
     temperature = sampling.temperature if args.eval_temperature is None else args.eval_temperature
     return replace(sampling, temperature=temperature, seed=args.seed)
+
+
+def held_out_records(
+    environments: EnvironmentFactory, jobs: Sequence[tuple[Any, int]], episodes: Sequence[Episode]
+) -> list[EpisodeRecord]:
+    """The `episodes` of `jobs`, as ``atommem eval`` keeps them; none where the run was asked to stop."""
+    return [
+        record_of(environments.describe(task), episode, environments.diagnose(task, episode))
+        for (task, _), episode in zip(jobs, episodes, strict=False)
+    ]
 
 
 def report_held_out(trainer: ResumableTrainer, records: Sequence[EpisodeRecord], prefix: str) -> dict[str, float]:

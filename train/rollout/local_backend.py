@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from trl.models.utils import unwrap_model_for_generation
 
-from atommem.episode_runner import EpisodeRunner
 from atommem.policy.local import LocalPolicy
-from atommem.train.rollout.backend import TrainingSide
+from atommem.train.rollout.backend import Backend, TrainingSide
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.train_config import TrainConfig
 
 
-class LocalBackend:
-    """A `atommem.train.rollout.backend.Backend` without a second copy of the weights: there is nothing to publish.
-
-    Args:
-        runner: Samples from the training model.
-    """
-
-    def __init__(self, runner: EpisodeRunner) -> None:
-        self.runner = runner
-
-    def publish(self, trainer: TrainingSide) -> None:
-        """Nothing to do."""
+class LocalBackend(Backend):
+    """Samples from the training model itself: there is nothing to publish."""
 
     @contextmanager
     def rollout(self, trainer: TrainingSide) -> Iterator[None]:
@@ -44,14 +33,6 @@ class LocalBackend:
             _unsharded(trainer),
         ):
             yield
-
-    def metrics(self) -> dict[str, float]:
-        """Nothing beyond what the trainer measures."""
-        return {}
-
-    async def close(self) -> None:
-        """End the policy's thread."""
-        await self.runner.agent.policy.close()
 
 
 @contextmanager
@@ -76,17 +57,8 @@ def _unsharded(trainer: TrainingSide) -> Iterator[None]:
             module.set_reshard_after_forward(trainer.accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
 
 
-def local_backend(rollouts: Rollouts) -> Callable[[Any], LocalBackend]:
-    """What `MemoryGRPOTrainer` calls with its model: a backend that samples from that very model."""
-
-    def make(model: Any) -> LocalBackend:
-        args: TrainConfig = rollouts.args
-        policy = LocalPolicy(
-            model,
-            rollouts.tokenizer,
-            max_batch_size=args.rollout_batch_size,
-            max_batch_tokens=args.rollout_batch_tokens,
-        )
-        return LocalBackend(rollouts.runner(policy, args.max_in_flight))
-
-    return make
+def local_backend(rollouts: Rollouts, model: Any) -> LocalBackend:
+    """A backend that samples from `model`, which is trained."""
+    args: TrainConfig = rollouts.args
+    sizes = {"max_batch_size": args.rollout_batch_size, "max_batch_tokens": args.rollout_batch_tokens}
+    return LocalBackend(rollouts.runner(LocalPolicy(model, rollouts.tokenizer, **sizes), args.max_in_flight))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
 
-from atommem.envs.scoring.records import record_of
 from atommem.episode import Episode
-from atommem.episode_stats import add_sums, episode_sums, means
+from atommem.episode_stats import add_sums
 from atommem.errors import OutageError
 from atommem.garbage import no_full_collection
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.dynamic_sampling import GroupPart
-from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
+from atommem.train.rollout.held_out import held_out_jobs, held_out_records, held_out_sampling, report_held_out
 from atommem.train.train_config import TrainConfig
 from atommem.train.watch.progress import OnEpisode
 from atommem.train.watch.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
@@ -79,10 +79,6 @@ class RolloutTrainer(ResumableTrainer):
                 broken = error
         self.meet(broken)
 
-    def run_episodes(self, jobs: Sequence[tuple[Any, int]], name: str = "episodes") -> list[Episode]:
-        """One episode per (task, sample) of this rank; see `sample`."""
-        return self.sample(lambda on_episode: self.backend.runner.run_all(jobs, on_episode), len(jobs), name)
-
     def sample(
         self, work: Callable[[OnEpisode | None], Coroutine[Any, Any, Result]], count: int, name: str = "episodes"
     ) -> Result:
@@ -105,7 +101,7 @@ class RolloutTrainer(ResumableTrainer):
         try:
             with (
                 self.backend.rollout(self),
-                self.progress.rollout(count, name) as on_episode,
+                self.progress.rollout(count, name) if self.progress else nullcontext() as on_episode,
                 clock.busy(EPISODES),
             ):
                 try:
@@ -130,10 +126,9 @@ class RolloutTrainer(ResumableTrainer):
         Raises:
             RolloutFailedError: Too many episodes failed.
         """
-        own = self._rollout_log.sums(episodes, self.backend.runner.agent.activity)
-        parts = gather_object([episode_sums(episodes) | own])
+        parts = gather_object([self._rollout_log.sums(episodes, self.backend.runner.agent.activity)])
         sums = add_sums(parts)
-        summary = means(sums) | rollout_means(sums, len(parts))
+        summary = rollout_means(sums, len(parts))
         summary["seconds/rollout"] = seconds
         summary |= add_sums(gather_object([self.backend.metrics()]))
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
@@ -158,21 +153,17 @@ class RolloutTrainer(ResumableTrainer):
         Raises:
             TrainingInterrupted, RolloutFailedError: As in training.
         """
-        jobs = held_out_jobs(self.args, self.held_out)
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        agent = self.backend.runner.agent
+        jobs, runner = held_out_jobs(self.args, self.held_out)[rank::ranks], self.backend.runner
+        agent = runner.agent
         sampling = agent.sampling
         agent.sampling = held_out_sampling(self.args, sampling)
         try:
             self.publish()
-            episodes = self.run_episodes(jobs[rank::ranks], "evaluation")
+            episodes = self.sample(lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation")
         finally:
             agent.sampling = sampling
-        environments = agent.environments
-        mine = [
-            record_of(environments.describe(task), episode, environments.diagnose(task, episode))
-            for (task, _), episode in zip(jobs[rank::ranks], episodes, strict=True)
-        ]
+        mine = held_out_records(agent.environments, jobs, episodes)
         # Neither its time nor the backend's counters belong to the next update.
         self._rollout_log.sums([], agent.activity)
         self.backend.metrics()

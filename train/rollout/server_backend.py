@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from atommem.episode_stats import add_sums
 from atommem.errors import OutageError
 from atommem.policy.server_pool import ServerPool
 from atommem.train.rollout.adapters import KEPT, AdapterPublisher
-from atommem.train.rollout.backend import TrainingSide
+from atommem.train.rollout.backend import Backend, TrainingSide
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.full_weights import FullWeights
 from atommem.train.train_config import TrainConfig
@@ -70,8 +69,8 @@ class AdapterSync:
                 await _gather(server.control.unload_adapter(old.name) for server in pool.serving)
 
 
-class ServerBackend:
-    """A `atommem.train.rollout.backend.Backend` over vLLM servers.
+class ServerBackend(Backend):
+    """Samples from vLLM servers.
 
     Args:
         runner: Its policy is `pool`.
@@ -80,11 +79,10 @@ class ServerBackend:
     """
 
     def __init__(self, runner: EpisodeRunner, pool: ServerPool, sync: WeightSync) -> None:
-        self.runner = runner
+        super().__init__(runner)
         self.pool = pool
         self._sync = sync
         self._lost = 0
-        self._measured: dict[str, float] = {}
         self._grown: dict[str, float] = {}
 
     def publish(self, trainer: TrainingSide) -> None:
@@ -93,10 +91,7 @@ class ServerBackend:
         Raises:
             OutageError: None of them takes them.
         """
-        started = time.perf_counter()
         self._sync.publish(trainer, self.pool)
-        if trainer.accelerator.is_main_process:
-            self._measured["seconds/sync"] = time.perf_counter() - started
 
     @contextmanager
     def rollout(self, trainer: TrainingSide) -> Iterator[None]:
@@ -110,11 +105,10 @@ class ServerBackend:
         self._grown = add_sums([self._grown, counter_growth(before, after)])
 
     def metrics(self) -> dict[str, float]:
-        """Seconds of the last weight synchronisation, prompt tokens and the part of them that the prefix cache
-        served, servers lost and serving; from the main process only."""
-        measured, grown = self._measured | rollout_metrics(self._grown), self._grown
-        self._measured, self._grown = {}, {}
-        if grown:
+        """Prompt tokens and the part of them that the prefix cache served, servers lost and serving; from the main
+        process only."""
+        measured, self._grown = rollout_metrics(self._grown), {}
+        if measured:
             measured |= {"servers/lost": self.pool.lost - self._lost, "servers/serving": len(self.pool.serving)}
         self._lost = self.pool.lost
         return measured
@@ -161,23 +155,25 @@ def rollout_metrics(growth: dict[str, float]) -> dict[str, float]:
     }
 
 
-def server_backend(rollouts: Rollouts) -> Callable[[Any], ServerBackend]:
-    """What `MemoryGRPOTrainer` calls with its model: a backend over ``args.vllm_server_urls``."""
+def server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
+    """A backend over ``args.vllm_server_urls``, which serve `model` as it is trained."""
+    args: TrainConfig = rollouts.args
+    pool = server_pool(rollouts, max_in_flight=1024)  # the servers queue what is too much for them
+    return ServerBackend(
+        rollouts.runner(pool, args.max_in_flight), pool, weight_sync(args, isinstance(model, PeftModel))
+    )
 
-    def make(model: Any) -> ServerBackend:
-        args: TrainConfig = rollouts.args
-        pool = ServerPool(
-            args.vllm_server_urls,
-            tokenizer=rollouts.tokenizer,
-            send_seeds=False,
-            max_in_flight=1024,  # the servers queue what is too much for them
-            patience=args.vllm_server_timeout,
-            scaled_logprobs=True,
-        )
-        sync = weight_sync(args, isinstance(model, PeftModel))
-        return ServerBackend(rollouts.runner(pool, args.max_in_flight), pool, sync)
 
-    return make
+def server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
+    """The servers that the run samples from."""
+    return ServerPool(
+        rollouts.args.vllm_server_urls,
+        tokenizer=rollouts.tokenizer,
+        send_seeds=False,  # they slow vLLM down, and do not make it deterministic
+        patience=rollouts.args.vllm_server_timeout,
+        scaled_logprobs=True,
+        **settings,
+    )
 
 
 def weight_sync(args: Any, lora: bool, kept: int = KEPT) -> WeightSync:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,29 +13,6 @@ from transformers import TrainerCallback
 from atommem.episode import Episode
 
 OnEpisode = Callable[[int, Episode], None]
-
-
-class RolloutProgress(Protocol):
-    """Shows how far a rollout is."""
-
-    def rollout(self, total: int, name: str) -> AbstractContextManager[OnEpisode | None]:
-        """Entered around a rollout of `total` episodes; gives what is called as each one ends."""
-        ...
-
-    def close(self) -> None:
-        """Called when training ends, in whichever way."""
-        ...
-
-
-class NoProgress:
-    """Shows nothing: for log files, and for all processes but the main one."""
-
-    def rollout(self, total: int, name: str) -> AbstractContextManager[OnEpisode | None]:
-        """Nothing is called."""
-        return nullcontext()
-
-    def close(self) -> None:
-        """Nothing was shown."""
 
 
 class ProgressBars(TrainerCallback):
@@ -74,7 +51,10 @@ class ProgressBars(TrainerCallback):
 
     @contextmanager
     def rollout(self, total: int, name: str) -> Iterator[OnEpisode]:
-        """A bar with the score so far (exact match, or the reward) and the number of failed episodes."""
+        """A bar with the score so far (exact match, or the reward) and the number of failed episodes.
+
+        Entered around a rollout of `total` episodes; gives what is called as each one ends.
+        """
         bar = self._bars.add_task(name, total=total, note="")
         scores: list[float] = []
         failed = 0

@@ -8,7 +8,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,17 +20,6 @@ TABLES = ("wandb", "trackio", "tensorboard")
 """The services of `report_to` that show tables; `prepare_reporters` looks after the same."""
 
 _RUN = "run_id"
-
-
-@dataclass
-class WatchedConfig:
-    """Mixed into a configuration of TRL, before it."""
-
-    project: str = field(default="atommem", metadata={"help": "The project that wandb and trackio show the run in."})
-
-    def to_dict(self) -> dict[str, Any]:
-        """As transformers', which is what its callbacks report, with the `run_facts` of the run beside it."""
-        return super().to_dict() | getattr(self, "facts", {})  # type: ignore[misc]
 
 
 def run_facts(settings: Sequence[Any], checkpoint: str) -> dict[str, Any]:

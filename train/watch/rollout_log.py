@@ -24,11 +24,12 @@ from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.description import TaskDescription
 from atommem.episode import Episode
+from atommem.episode_stats import add_value, episode_sums, means
 
 SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
 """Stages that the trainer times: publishing weights, this rank's episodes, waiting for those of the other ranks."""
 
-_SUM, _COUNT, _TIME = "sum/", "count/", "time/"
+_TIME = "time/"
 
 
 class RolloutLog:
@@ -45,44 +46,38 @@ class RolloutLog:
         self.clock = ActivityClock()
 
     def sums(self, episodes: Sequence[Episode], activity: ActivityClock) -> dict[str, float]:
-        """Additive totals since the last call: scores by source, fill, seconds by stage.
+        """Additive totals: those of the episodes, with scores by source and fill; and seconds by stage since the last
+        call.
 
         Args:
             episodes: Of the rollout, with stages timed by `clock`.
             activity: The runner's.
         """
-        sums: dict[str, float] = {}
+        sums = episode_sums(episodes)
         for episode in episodes:
-            values: dict[str, float] = {}
             if not episode.failed and (capacity := self._memory.of_task(episode.task_id).capacity):
-                values["store_fill"] = episode.steps[-1].store_size / capacity if episode.steps else 0.0
+                add_value(sums, "store_fill", episode.steps[-1].store_size / capacity if episode.steps else 0.0)
             source = self._sources.get(episode.task_id)
             if source and episode.reward is not None:
-                scores = {"reward": episode.reward, **episode.metrics}
-                values |= {f"{name}/{source}": value for name, value in scores.items()}
-            for name, value in values.items():
-                for key, amount in ((_SUM + name, value), (_COUNT + name, 1.0)):
-                    sums[key] = sums.get(key, 0.0) + amount
+                for name, value in {"reward": episode.reward, **episode.metrics}.items():
+                    add_value(sums, f"{name}/{source}", value)
         for stage, seconds in {**activity.take(), **self.clock.take()}.items():
             sums[_TIME + stage] = seconds
         return sums
 
 
 def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
-    """``reward/SOURCE``, ``em/SOURCE``, ..., ``store_fill``: means over episodes; ``seconds/STAGE``: means over ranks.
+    """`atommem.episode_stats.means`, with ``reward/SOURCE``, ``em/SOURCE``, ..., ``store_fill``; and ``seconds/STAGE``:
+    means over ranks.
 
     Args:
         sums: `RolloutLog.sums` of all ranks, added up.
         ranks: Their number.
     """
-    means = {
-        key.removeprefix(_SUM): value / sums[_COUNT + key.removeprefix(_SUM)]
-        for key, value in sums.items()
-        if key.startswith(_SUM)
-    }
+    found = means(sums)
     seconds = {key.removeprefix(_TIME): value / ranks for key, value in sums.items() if key.startswith(_TIME)}
     episodes, wait = seconds.pop(EPISODES, 0.0), seconds.pop(WAIT, 0.0)
     for stage in (SYNC, "generate", "embed", "retrieve"):
-        means[f"seconds/{stage}"] = seconds.get(stage, 0.0)
-    means["seconds/idle"] = max(episodes - means["seconds/generate"], 0.0) + wait
-    return means
+        found[f"seconds/{stage}"] = seconds.get(stage, 0.0)
+    found["seconds/idle"] = max(episodes - found["seconds/generate"], 0.0) + wait
+    return found

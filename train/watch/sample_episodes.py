@@ -1,9 +1,10 @@
-"""Whole sample episodes, to be read while training runs: as text files, and as a table where a run is reported to."""
+"""Whole episodes of training: all of them as traces, and samples to be read while it runs, as text files and as a table
+where a run is reported to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from atommem.description import TaskDescription
 from atommem.episode import Episode, Step
 from atommem.memory.contents import Contents
 from atommem.memory.operations import POLICY
-from atommem.trace import Trace
+from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
 from atommem.train.watch.reporters import report_table
 
@@ -37,10 +38,34 @@ COLUMNS = (
 _PROMPT_TOKENS = 300
 
 
+def trace_writer(
+    folder: Path, tasks: Sequence[Any], describe_task: Callable[[Any], TaskDescription], memory: MemoryConfig
+) -> Callable[[int, Sequence[Episode]], None]:
+    """An `on_episodes` of the trainer that writes the episodes of every update to ``folder/step-N/``, one file each:
+    the number of the task in the data, and of the sample.
+
+    Args:
+        folder: Made when the first episodes come.
+        tasks: The training tasks.
+        describe_task: Says what the reader of a trace wants to see of one.
+        memory: The settings that the episodes ran under.
+    """
+    numbered = {task.id: (index, task) for index, task in enumerate(tasks)}
+
+    def write(update: int, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            index, task = numbered[episode.task_id]
+            path = folder / f"step-{update + 1}" / f"task-{index}.{episode.sample}.jsonl"
+            write_trace(path, episode, describe_task(task).to_json(), {"memory": asdict(memory)})
+
+    return write
+
+
+@dataclass
 class SampleEpisodes:
     """Shows a few episodes of an update, the best and the worst (an `on_episodes` of the trainer).
 
-    Args:
+    Attributes:
         folder: Gets ``step-N.txt``, one file per update, as ``atommem trace`` would print it.
         tasks: The training tasks.
         describe_task: Says what the reader of a trace wants to see of one.
@@ -51,26 +76,17 @@ class SampleEpisodes:
         report_to: Services that get a table of all steps named ``episodes`` (`report_table`).
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        tasks: Sequence[Any],
-        describe_task: Callable[[Any], TaskDescription],
-        tokenizer: Any,
-        memory: MemoryConfig,
-        *,
-        count: int,
-        every: int,
-        report_to: Collection[str] = (),
-    ) -> None:
-        self.folder = Path(folder)
-        self.tokenizer = tokenizer
-        self.memory = memory
-        self._describe = describe_task
-        self.count = count
-        self.every = every
-        self.report_to = report_to
-        self._tasks = {task.id: task for task in tasks}
+    folder: Path
+    tasks: Sequence[Any]
+    describe_task: Callable[[Any], TaskDescription]
+    tokenizer: Any
+    memory: MemoryConfig
+    count: int
+    every: int
+    report_to: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self._tasks = {task.id: task for task in self.tasks}
 
     def __call__(self, update: int, episodes: Sequence[Episode]) -> None:
         """Show some of `episodes` if it is time; `update` counts from 0, what is shown from 1."""
@@ -84,7 +100,7 @@ class SampleEpisodes:
 
     def rows(self, update: int, episode: Episode) -> Iterator[tuple[Any, ...]]:
         """One row per step, in the order of `COLUMNS`."""
-        source = self._describe(self._tasks[episode.task_id]).source
+        source = self.describe_task(self._tasks[episode.task_id]).source
         before, contents = describe(Contents()), Contents()
         for step in episode.steps:
             for operation in step.operations:
@@ -112,7 +128,7 @@ class SampleEpisodes:
         with (self.folder / f"step-{update}.txt").open("w", encoding="utf-8") as file:
             console = Console(file=file, width=120, color_system=None, legacy_windows=False)
             for episode in episodes:
-                header = self._describe(self._tasks[episode.task_id]).to_json()
+                header = self.describe_task(self._tasks[episode.task_id]).to_json()
                 console.print(render_trace(Trace(header, {"memory": asdict(self.memory)}, episode, True)))
                 console.print()
 

@@ -9,10 +9,10 @@ import pytest
 from transformers import Qwen3Config
 
 from atommem.train.dry_run.architecture import ModelShape
-from atommem.train.dry_run.dry_run_config import DEVICES
 from atommem.train.dry_run.launcher import GRADIENTS, WEIGHTS, Launch
 from atommem.train.dry_run.memory_estimate import PHASES, Precision, Run, estimate_memory, local_rollout_bytes
 from atommem.train.dry_run.workload import Workload
+from atommem.train.dry_run_config import DEVICES
 
 # h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
 CONFIG = Qwen3Config(

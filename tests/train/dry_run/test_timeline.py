@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from atommem.train.dry_run.dry_run_config import Device
 from atommem.train.dry_run.timeline import (
     Costs,
     Schedule,
@@ -17,6 +16,7 @@ from atommem.train.dry_run.timeline import (
     schedules,
     simulate,
 )
+from atommem.train.dry_run_config import Device
 from tests.train.dry_run.test_memory_estimate import LOAD, LORA, MODEL, RUN
 
 COSTS = Costs(prompts=0.0, decode=0.01, sequence=0.001, training=5.0, sync=1.0, switch=2.0)

@@ -16,7 +16,6 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
 from atommem.rough_tokens import RoughTokenizer
 from atommem.trace import write_trace
-from atommem.train.dry_run.dry_run_config import DryRunConfig
 from atommem.train.dry_run.plan import data_shape
 from atommem.train.dry_run.workload import (
     CompletionShape,
@@ -26,6 +25,7 @@ from atommem.train.dry_run.workload import (
     estimate_workload,
     measure_prompt,
 )
+from atommem.train.dry_run_config import DryRunConfig
 from tests.fakes import WordTokenizer, longdoc
 from tests.train.toys import random_episode
 

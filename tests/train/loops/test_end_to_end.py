@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from atommem.train.watch.trace_writer import TraceWriter
+from atommem.train.watch.sample_episodes import trace_writer
 from tests.fakes import word_level
 from tests.train.harness import GradientRecorder, completion_logps, make_config
 from tests.train.toys import make_model
@@ -79,13 +80,13 @@ def make_real_trainer(
     config = make_config(folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings})
     tasks = make_tasks() if tasks is None else tasks
     if config.save_traces:
-        on_episodes = TraceWriter(folder / "traces", tasks, describe_task, MEMORY)
+        on_episodes = trace_writer(folder / "traces", tasks, describe_task, MEMORY)
     trainer = MemoryGRPOTrainer(
         model=model if model is not None else make_model(vocabulary=len(tokenizer), spread=0.1),
         args=config,
         tasks=tasks,
         processing_class=tokenizer,
-        make_backend=local_backend(Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
+        make_backend=partial(local_backend, Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
         on_episodes=on_episodes,
         callbacks=[recorder, *callbacks],
         held_out=held_out,
@@ -130,16 +131,6 @@ def test_trains_on_what_it_sampled(tmp_path: Path, capsys: pytest.CaptureFixture
     assert trace.task["questions"] == [
         {"text": "which city", "golds": ["c0"], "id": "", "category": "", "attributes": {}}
     ]
-
-
-def test_it_learns(tmp_path: Path) -> None:
-    trainer, _ = make_real_trainer(
-        tmp_path, max_steps=12, learning_rate=2e-2, per_device_train_batch_size=48, num_generations=8
-    )
-    trainer.train()
-    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    assert rewards[0] < 0.5
-    assert rewards[-1] > 0.9
 
 
 def score_even_tokens(episode: Episode, score: Any) -> None:

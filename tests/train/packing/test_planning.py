@@ -30,7 +30,7 @@ def test_in_lexicographic_order_a_row_adds_what_its_neighbour_does_not_share(see
     assert [r.ids.tolist() for r in rows] == sorted(r.ids.tolist() for r in rows)
     shared = shared_prefixes(rows)
     for index in range(1, count + 1):
-        assert sum(map(len, rows[:index])) - sum(shared[:index]) == pack_rows(rows[:index]).tree.length
+        assert sum(map(len, rows[:index])) - sum(shared[:index]) == pack_rows(rows[:index]).computed
 
 
 def test_costs_by_hand() -> None:
@@ -85,7 +85,7 @@ def test_cut_keeps_the_budget_and_finds_the_cheapest_costliest_piece(
     fewest = cut(lengths, shared, 0.1, budget)
     assert sum(fewest) == count
     for piece in pieces(fewest):
-        assert len(piece) == 1 or pack_rows(piece).tree.length <= budget
+        assert len(piece) == 1 or pack_rows(piece).computed <= budget
     allowed = len(fewest) + more
     counts = cut(lengths, shared, 0.1, budget, allowed)
     assert sum(counts) == count
@@ -95,7 +95,7 @@ def test_cut_keeps_the_budget_and_finds_the_cheapest_costliest_piece(
         for size in range(1, min(allowed, count) + 1)
         for marks in itertools.combinations(range(1, count), size - 1)
         for candidate in [[rows[a:b] for a, b in itertools.pairwise([0, *marks, count])]]
-        if all(len(piece) == 1 or pack_rows(piece).tree.length <= budget for piece in candidate)
+        if all(len(piece) == 1 or pack_rows(piece).computed <= budget for piece in candidate)
     )
     assert max(map(cost, pieces(counts))) <= best * 1.011 + 1e-9
 
@@ -116,7 +116,9 @@ def test_padded_rows_are_within_the_budget(lengths: list[int], budget: int) -> N
 
 def test_rows_are_padded_on_the_right_and_completions_labelled() -> None:
     padded = pad_rows([make_row([1, 2], [31, 32, 33]), make_row([1, 2, 3], [31])], pad_token_id=9)
-    assert padded.input_ids.tolist() == [[1, 2, 31, 32, 33], [1, 2, 3, 31, 9]]
-    assert padded.attention_mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
-    assert padded.labels.tolist() == [[IGNORED, IGNORED, 31, 32, 33], [IGNORED, IGNORED, IGNORED, 31, IGNORED]]
-    assert padded.computed == 10
+    assert {name: tensor.tolist() for name, tensor in padded.inputs.items()} == {
+        "input_ids": [[1, 2, 31, 32, 33], [1, 2, 3, 31, 9]],
+        "attention_mask": [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]],
+        "shift_labels": [[IGNORED, 31, 32, 33, IGNORED], [IGNORED, IGNORED, 31, IGNORED, IGNORED]],
+    }
+    assert (padded.token_index.tolist(), padded.computed) == ([1, 2, 3, 7], 10)

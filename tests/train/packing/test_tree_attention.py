@@ -96,7 +96,7 @@ def test_all_layers_share_what_is_made_of_a_trie_under_fsdp2(monkeypatch: pytest
         for part in (*model.model.layers, model):
             fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         with use_tree_attention(model):
-            model(input_ids=packed.input_ids, position_ids=packed.position_ids, tree=packed.tree)
+            model(**{name: packed.inputs[name] for name in ("input_ids", "position_ids")}, tree=packed.tree)
     finally:
         dist.destroy_process_group()
         monkeypatch.undo()

@@ -29,7 +29,7 @@ def test_the_layout_is_trls(seed: int, count: int) -> None:
         theirs.add(sample | {"advantage": 0.0, "group_id": None})
     expected, packed = theirs.pack(), pack_rows(rows)
     for name in ("input_ids", "position_ids", "shift_labels"):
-        assert getattr(packed, name).tolist() == [expected[name].tolist()]
+        assert packed.inputs[name].tolist() == [expected[name].tolist()]
     assert packed.token_index.tolist() == expected["token_index"].tolist()
     kernel = kernel_arguments(packed.tree, torch.device("cpu"))
     for name in ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k"):
@@ -41,5 +41,5 @@ def test_the_layout_is_trls(seed: int, count: int) -> None:
 
 def test_in_another_order_less_is_shared() -> None:
     rows = [make_row([1, 2, 3], [4]), make_row([9], [9]), make_row([1, 2, 3], [5])]
-    assert pack_rows(rows).input_ids.tolist() == [[1, 2, 3, 4, 9, 9, 1, 2, 3, 5]]
-    assert pack_rows(lexicographic(rows)).input_ids.tolist() == [[1, 2, 3, 4, 3, 5, 9, 9]]
+    assert pack_rows(rows).inputs["input_ids"].tolist() == [[1, 2, 3, 4, 9, 9, 1, 2, 3, 5]]
+    assert pack_rows(lexicographic(rows)).inputs["input_ids"].tolist() == [[1, 2, 3, 4, 3, 5, 9, 9]]

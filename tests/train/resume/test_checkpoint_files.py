@@ -23,6 +23,7 @@ from atommem.train.resume.checkpoint_files import (
     publish,
     recover,
     seal,
+    share,
 )
 
 
@@ -45,7 +46,7 @@ def names(folder: Path) -> list[str]:
 def test_processes_share_the_files_and_what_none_saw_is_sealed_in_the_end(tmp_path: Path) -> None:
     partial = write(tmp_path, 3)
     (partial / "late").write_text("of another node")
-    shares = [seal(partial, rank, 2) for rank in range(2)]
+    shares = [seal(partial, share(partial, rank, 2)) for rank in range(2)]
     assert shares[0].keys() | shares[1].keys() == {"model.bin", "inner/shard", "late"}
     assert not shares[0].keys() & shares[1].keys()
     (partial / "later").write_text("not there yet when they looked")

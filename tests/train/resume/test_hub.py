@@ -77,7 +77,7 @@ def test_the_model_goes_with_card_and_settings_and_nothing_private(
         for private in ("wandb/run/x", "traces/step-1/x", "samples/step-1.txt", "failed/step-1/x", "eval/traces/x"):
             (out / private).parent.mkdir(parents=True, exist_ok=True)
             (out / private).write_text("Ann lives in Rome")
-        save_final(trainer, trainer.settings)
+        save_final(trainer)
         assert not commits  # no checkpoint, and what is saved is not yet whole
         push(trainer)
     ((title, files),) = commits
@@ -115,7 +115,7 @@ def test_checkpoints_go_as_the_strategy_says(
 def test_a_hub_that_refuses_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with hub(monkeypatch):
         trainer = trained(tmp_path)
-    save_final(trainer, trainer.settings)
+    save_final(trainer)
     with hub(monkeypatch, status=403), pytest.raises(CheckpointError, match="could not be pushed") as refused:
         push(trainer)
     assert str(tmp_path) in str(refused.value)

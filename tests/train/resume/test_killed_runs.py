@@ -21,7 +21,7 @@ from atommem.train.loops.replay import read_failed, replay
 from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
 from atommem.train.resume.faults import DivergedError
 from atommem.train.resume.interrupts import EXIT_INTERRUPTED
-from atommem.train.train_cli import main, parse_grpo
+from atommem.train.train_cli import main
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.harness import environment
 from tests.train.loops.test_end_to_end import make_tasks, save_model
@@ -137,7 +137,6 @@ def test_a_failed_update_is_repeated(
     # Without the poison it is the update that it would have been.
     monkeypatch.undo()
     run = read_failed(step)
-    (tmp_path / "scratch").mkdir()
-    outcome = replay(run, [], parse_grpo, tmp_path / "scratch", print)
+    outcome = replay(run)
     assert outcome["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert outcome["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6)

@@ -126,7 +126,7 @@ def run(folder: Path, form: str, checkpoint: Path | None = None) -> None:
     """Train, or go on from `checkpoint`, and save the model to `folder`."""
     trainer = make(folder, form)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    save_final(trainer, trainer.settings)
+    save_final(trainer)
 
 
 def fill_the_disk(folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_full_disk_under_one_process_ends_both_in_one_line(runs: Path) -> None
 def test_a_checkpoint_of_whole_weights_is_not_for_fsdp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make(tmp_path, "whole", max_steps=2)
     trainer.train()
-    save_final(trainer, trainer.settings)
+    save_final(trainer)
     monkeypatch.setattr("atommem.train.resume.sharded.writes_shards", lambda trainer: True)
     with pytest.raises(ConfigError, match="holds whole weights, and FSDP reads parts here"):
         make(tmp_path, "whole").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

@@ -14,7 +14,8 @@ from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from atommem.train.train_cli import main, parse_grpo, parse_sft
+from atommem.train.settings import parse
+from atommem.train.train_cli import main
 from atommem.train.watch.reporters import prepare_reporters, report_table, run_facts
 from atommem.train.watch.sample_episodes import COLUMNS
 from tests.train.loops.test_end_to_end import make_tasks, save_model
@@ -70,7 +71,7 @@ def test_a_resumed_run_goes_on_in_the_run_that_it_was(tmp_path: Path, monkeypatc
     def named(*flags: str) -> tuple[str, str]:
         for name in _SET:
             monkeypatch.delenv(name, raising=False)
-        args = parse_grpo([*MINIMUM, "--report_to", "wandb", "--output_dir", str(tmp_path / "hotpot"), *flags])[0]
+        args = parse("grpo", [*MINIMUM, "--report_to", "wandb", "--output_dir", str(tmp_path / "hotpot"), *flags])[0]
         args.report_to.append("tensorboard")
         prepare_reporters(args)
         assert (os.environ["WANDB_RESUME"], os.environ["WANDB_PROJECT"]) == ("allow", args.project)
@@ -86,7 +87,7 @@ def test_a_resumed_run_goes_on_in_the_run_that_it_was(tmp_path: Path, monkeypatc
 
 def test_a_service_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atommem.train.watch.reporters.find_spec", lambda name: None)
-    args = parse_grpo([*MINIMUM, "--report_to", "none"])[0]
+    args = parse("grpo", [*MINIMUM, "--report_to", "none"])[0]
     args.report_to = ["trackio"]
     with pytest.raises(ConfigError, match="report_to names trackio, which is not installed: pip install trackio"):
         prepare_reporters(args)
@@ -96,7 +97,7 @@ def test_the_cold_start_tells_its_settings_and_no_commit_outside_of_a_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    args, *settings, _ = parse_sft([*MINIMUM, "--chunk_tokens", "500"])
+    args, *settings, _ = parse("sft", [*MINIMUM, "--chunk_tokens", "500"])
     args.facts = run_facts(settings, "some/model")
     expected = {"project": "atommem", "chunk_tokens": 500, "checkpoint": "some/model", "git_commit": None}
     assert expected.items() <= args.to_dict().items()

@@ -31,7 +31,9 @@ def test_scores_by_source() -> None:
     first = [make_episode("t0", 0, 1.0, []), make_episode("t0", 1, 0.0, []), make_episode("t1", 0, 0.5, [])]
     second = [make_episode("t0", 2, 1.0, []), make_episode("t1", 1, None, []), make_episode("t2", 0, 1.0, [])]
     parts = [RolloutLog(TASKS, UNLIMITED).sums(episodes, ActivityClock()) for episodes in (first, second)]
-    means = {key: value for key, value in rollout_means(add_sums(parts), 2).items() if "seconds" not in key}
+    means = {
+        key: value for key, value in rollout_means(add_sums(parts), 2).items() if key[:2] in ("re", "em") and "/" in key
+    }
     assert means == pytest.approx(
         {"reward/hotpotqa": 2 / 3, "em/hotpotqa": 2 / 3, "reward/musique": 0.5, "em/musique": 0.5}
     )
@@ -48,7 +50,7 @@ def test_the_time_split() -> None:
     first = sums({"generate": 6.0, "embed": 1.0}, {SYNC: 2.0, EPISODES: 10.0, WAIT: 1.0})
     second = sums({"generate": 8.0, "embed": 3.0, "retrieve": 0.5}, {SYNC: 2.0, EPISODES: 11.0, WAIT: 0.0})
     means = rollout_means(add_sums([first, second]), 2)
-    assert means == {
+    assert {key: value for key, value in means.items() if key.startswith("seconds/")} == {
         "seconds/sync": 2.0,
         "seconds/generate": 7.0,
         "seconds/embed": 2.0,

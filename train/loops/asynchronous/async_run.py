@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from trl import get_peft_config
 
-from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.environment import EnvironmentConfig, find_environment
 from atommem.errors import ConfigError
-from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
-from atommem.train.loops.asynchronous.samplers import make_sampler
-from atommem.train.loops.launch import episode_hooks, launch
+from atommem.train.loops.asynchronous.samplers import make_runner
+from atommem.train.loops.launch import episode_arguments, launch
 from atommem.train.loops.models import load_embedder, load_tokenizer
-from atommem.train.resume.checkpoint import GenerationSettings
 from atommem.train.rollout.episodes import Rollouts
+from atommem.train.settings import Settings
 from atommem.train.watch.callbacks import GRPO_COLUMNS
 
 ASYNC_COLUMNS = (
@@ -24,39 +22,27 @@ ASYNC_COLUMNS = (
 )
 
 
-def run_async(
-    args: AsyncTrainConfig,
-    memory: MemoryConfig,
-    embedder_config: EmbedderConfig,
-    environment: EnvironmentConfig,
-    model_config: AsyncModelConfig,
-) -> Path:
-    """Train asynchronously and save the model; returns its folder.
+def run_async(settings: Settings) -> Path:
+    """Train asynchronously, with an `AsyncTrainConfig`, and save the model; returns its folder.
 
     Raises:
         ConfigError: The model is an adapter, or a folder is wrong.
     """
+    args, memory, embedder, environment, model_config = settings
     model = str(model_config.model_name_or_path)
     if (Path(model) / "adapter_config.json").is_file():
         raise ConfigError(f"{model} is a peft adapter: merge it into its base model to train it asynchronously.")
 
     def make() -> AsyncMemoryGRPOTrainer:
-        kind = find_environment(environment.environment)
-        tasks = kind.read_tasks(args.data)
-        generation = GenerationSettings(args.max_completion_length, args.template_kwargs)
         tokenizer = load_tokenizer(model_config)
-        rollouts = Rollouts(args, tokenizer, load_embedder(embedder_config), memory, environment)
+        given = episode_arguments(settings, tokenizer)
+        rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
         args.model_init_kwargs = {"revision": model_config.model_revision, **(args.model_init_kwargs or {})}
         return AsyncMemoryGRPOTrainer(
             model=model,
-            args=args,
-            tasks=tasks,
-            processing_class=tokenizer,
-            make_sampler=make_sampler(rollouts, model),
-            on_episodes=episode_hooks(args, tasks, kind, tokenizer, memory),
-            held_out=kind.read_tasks(args.eval_data) if args.eval_data else (),
+            make_runner=partial(make_runner, rollouts, model),
             peft_config=get_peft_config(model_config),
-            settings=[memory, embedder_config, environment, generation],
+            **given,
         )
 
-    return launch(args, memory, make, ASYNC_COLUMNS)
+    return launch(settings, make, ASYNC_COLUMNS)

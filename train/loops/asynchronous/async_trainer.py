@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 import trl.experimental.async_grpo.async_grpo_trainer as trl_async
@@ -25,22 +26,19 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from atommem.config import MemoryConfig
-from atommem.envs.scoring.records import record_of
-from atommem.episode_stats import episode_sums, means
+from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.loops.asynchronous.groups import Group, batch_of
-from atommem.train.loops.asynchronous.reader import GroupReader
-from atommem.train.loops.asynchronous.samplers import Sampler
-from atommem.train.loops.asynchronous.worker import RolloutWorker
+from atommem.train.episode_config import EpisodeConfig
+from atommem.train.loops.asynchronous.worker import Group, RolloutWorker
 from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
-from atommem.train.objective.advantages import zero_variance_fraction
+from atommem.train.objective.advantages import group_advantages, zero_variance_fraction
 from atommem.train.objective.loss import Objective
-from atommem.train.objective.sequences import Row
+from atommem.train.objective.sequences import EpisodeSize
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.adapters import check_servable
-from atommem.train.rollout.held_out import held_out_jobs, held_out_sampling, report_held_out
+from atommem.train.rollout.held_out import held_out_jobs, held_out_records, held_out_sampling, report_held_out
 from atommem.train.rollout.rollout_trainer import EpisodesHook
 from atommem.train.rollout.server_backend import weight_sync
 from atommem.train.rollout.task_order import TaskOrder
@@ -55,9 +53,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
     Args:
         model: Path or hub name of the model.
         args: Settings.
-        tasks: Training tasks; what the sampler's environment understands.
+        tasks: Training tasks; what the runner's environment understands.
         processing_class: The tokenizer.
-        make_sampler: Called on the main process with its device.
+        make_runner: Makes what runs the episodes; called on the main process with its device.
         on_episodes: Sees the update's number (from 0) and the episodes of every update, on the main process.
         held_out: Tasks to evaluate on, as `eval_strategy` says.
         kwargs: Further arguments of `ResumableTrainer` and `AsyncGRPOTrainer` (settings, peft_config, callbacks,
@@ -77,7 +75,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         args: AsyncTrainConfig,
         tasks: Sequence[Any],
         processing_class: Any,
-        make_sampler: Callable[[Any], Sampler],
+        make_runner: Callable[[Any], EpisodeRunner],
         on_episodes: EpisodesHook | None = None,
         held_out: Sequence[Any] = (),
         **kwargs: Any,
@@ -94,13 +92,12 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self.tasks = tasks
         self.on_episodes = on_episodes
         self.held_out = held_out
-        sampler = make_sampler(args.device) if args.process_index == 0 else None
+        runner = make_runner(args.device) if args.process_index == 0 else None
         worker = None
-        if sampler is not None:
+        if runner is not None:
             count = self._order.groups_per_update
             worker = RolloutWorker(
-                loop=sampler.loop,
-                runner=sampler.runner,
+                runner=runner,
                 tasks=tasks,
                 order=self._order,
                 group_size=args.num_generations,
@@ -124,7 +121,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 processing_class=processing_class,
                 rollout_worker=worker,
                 # TRL would make its own, for one server, where it gets none.
-                weight_transfer=(sampler and sampler.weights) or _Elsewhere(),
+                weight_transfer=runner.agent.policy if runner and self._weights is None else _Elsewhere(),
                 **kwargs,
             )
         args.eval_strategy = strategy
@@ -141,18 +138,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             on_policy=False,
             reference=self._reference(model) if args.beta and not lora else None,
         )
-        agent = None if sampler is None else sampler.runner.agent
+        agent = None if runner is None else runner.agent
         described = [] if agent is None else map(agent.environments.describe, tasks)
         self._rollout_log = RolloutLog(described, MemoryConfig() if agent is None else agent.memory)
-        self._reader = None
-        if worker is not None:
-            self._reader = GroupReader(
-                worker,
-                lambda: self.model_version,
-                args.heartbeat_stale_after_s,
-                self._metrics["train"],
-                lambda: self.stop_request.requested,
-            )
 
     def _reference(self, model: str) -> Any:
         """The model of the KL term where all weights are trained, made as `GRPOTrainer` makes its own."""
@@ -182,42 +170,44 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
 
     def _next_batch(self) -> Batch:
         """The rows of the next update, all of them on the main process."""
-        payload: list[Any] = [None]
+        batch, payload = Batch([], 0.0), list[Any]([None])
         broken: OutageError | BudgetSpentError | None = None
-        rows: list[Row] = []
-        if self._reader is not None:
+        if self.rollout_worker is not None:
             try:
+                count, update = self._order.groups_per_update, self.state.global_step
+                numbers = range(update * count, (update + 1) * count)
                 with self._rollout_log.clock.busy(WAIT):
-                    count = self._order.groups_per_update
-                    groups = self._reader.take(
-                        range(self.state.global_step * count, (self.state.global_step + 1) * count)
-                    )
+                    groups = self.rollout_worker.take(numbers, self.args.heartbeat_stale_after_s, self._stopped)
                 if len(groups) == count:
                     self._log_groups(groups)
                     batch = batch_of(groups, self.args)
-                    rows, payload = batch.rows, [batch.normalizer]
+                    payload = [batch.normalizer]
             except (OutageError, BudgetSpentError) as error:
                 broken = error
             except Exception as error:  # whatever it is, it is raised on every rank: the others wait for this one
                 payload = [error]
         self.meet(broken)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(payload)
+        broadcast_object_list(payload)
         if isinstance(payload[0], Exception):
             raise payload[0]
-        return Batch(rows, payload[0])
+        return Batch(batch.rows, payload[0])
+
+    def _stopped(self) -> bool:
+        return self.stop_request.requested
 
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
-        sums = episode_sums(episodes)
         # In the worker's thread: its clock is running there.
-        timed = self.rollout_worker.call(self._rollout_log.sums, episodes, self.rollout_worker.runner.agent.activity)
-        summary = means(sums) | rollout_means(timed, 1)
+        sums = self.rollout_worker.call(self._rollout_log.sums, episodes, self.rollout_worker.runner.agent.activity)
+        summary = rollout_means(sums, 1)
         rewards = [episode.reward for episode in episodes]
         summary["frac_reward_zero_std"] = zero_variance_fraction(rewards, self.args.num_generations)
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
         summary["num_tokens"] = float(self.state.num_input_tokens_seen)
         self.log_with_update(summary)
+        if stale := [self.model_version - v for group in groups for steps in group.versions for v in steps]:
+            self._metrics["train"]["sample/staleness_mean"].append((float(sum(stale)), float(len(stale))))
+            self._metrics["train"]["sample/staleness_max"].append(float(max(stale)))
         self.failed_step(self.state.global_step, episodes)
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
@@ -234,7 +224,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 return
             outage: OutageError | None = None
             try:
-                self._weights.publish(self, None if self._reader is None else self.rollout_worker.runner.agent.policy)
+                self._weights.publish(
+                    self, None if self.rollout_worker is None else self.rollout_worker.runner.agent.policy
+                )
             except OutageError as error:
                 outage = error
             self.meet(outage)
@@ -260,25 +252,26 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         """
         payload: list[Any] = [[]]
         broken: Exception | None = None
-        if self._reader is not None:
+        if self.rollout_worker is not None:
             jobs = held_out_jobs(self.args, self.held_out)
             sampling = held_out_sampling(self.args, self.rollout_worker.runner.agent.sampling)
             try:
-                episodes = self.rollout_worker.run_beside(jobs, sampling, lambda: self.stop_request.requested)
-                pairs = zip(jobs, episodes, strict=False)  # none where the run was asked to stop
-                environments = self.rollout_worker.runner.environments
-                payload = [
-                    [
-                        record_of(environments.describe(task), episode, environments.diagnose(task, episode))
-                        for (task, _), episode in pairs
-                    ]
-                ]
+                episodes = self.rollout_worker.run_beside(jobs, sampling, self._stopped)
+                payload = [held_out_records(self.rollout_worker.runner.environments, jobs, episodes)]
             except Exception as error:  # whatever it is, it ends the run on every rank
                 broken = error
         self.meet(broken)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(payload)
+        broadcast_object_list(payload)
         return report_held_out(self, payload[0], metric_key_prefix)
+
+
+def batch_of(groups: Sequence[Group], args: EpisodeConfig) -> Batch:
+    """One row per step of the groups of an update that have variance; those without count in the normaliser."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    rewards = [episode.reward for episode in episodes]
+    advantages = group_advantages(rewards, len(groups[0].episodes), str(args.scale_rewards))
+    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
+    return Batch.of(args, episodes, advantages, sizes)
 
 
 class _Elsewhere:
@@ -291,15 +284,8 @@ class _Elsewhere:
         """Called as it ends."""
 
 
-@contextlib.contextmanager
-def _peak_flops_off_gpu() -> Iterator[None]:
+def _peak_flops_off_gpu() -> contextlib.AbstractContextManager[Any]:
     """TRL looks up the GPU's peak FLOPs for its utilisation metrics, without asking whether there is one."""
     if torch.cuda.is_available():
-        yield
-        return
-    original = trl_async.get_peak_flops_per_device
-    trl_async.get_peak_flops_per_device = lambda accelerator, dtype: None
-    try:
-        yield
-    finally:
-        trl_async.get_peak_flops_per_device = original
+        return contextlib.nullcontext()
+    return patch.object(trl_async, "get_peak_flops_per_device", lambda accelerator, dtype: None)

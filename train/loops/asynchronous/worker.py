@@ -6,9 +6,9 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -16,7 +16,6 @@ from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError
 from atommem.policy.contract import Completion, Policy, Sampling
-from atommem.train.loops.asynchronous.groups import Group
 from atommem.train.rollout.task_order import TaskOrder
 
 Result = TypeVar("Result")
@@ -26,7 +25,23 @@ RERUNS = 3
 RERUN_SECONDS = 1.0
 """Before an episode is run again; doubles each time, at most 30."""
 POLL_SECONDS = 0.2
-"""Between two looks at whether the run was asked to stop, while an evaluation is waited for."""
+"""Between two looks at whether the run was asked to stop, while groups or an evaluation are waited for."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The episodes of one task, all ended.
+
+    Attributes:
+        index: Its number in the run (`atommem.train.rollout.task_order.TaskOrder`).
+        episodes: With their rewards; a failed one has none.
+        versions: For each episode, the version of the weights that each of its steps was sampled from. A step
+            that weights were replaced during has the older one.
+    """
+
+    index: int
+    episodes: Sequence[Episode]
+    versions: Sequence[Sequence[int]]
 
 
 class LoopThread:
@@ -74,6 +89,7 @@ class _TaggedPolicy:
         """The policy is shared: the worker closes it."""
 
 
+@dataclass(eq=False, kw_only=True)
 class RolloutWorker:
     """A `trl.experimental.async_grpo` ``RolloutWorkerProtocol`` over the one episode loop.
 
@@ -89,8 +105,7 @@ class RolloutWorker:
     `check_health` ends a run in which that lasts), else `RERUNS` times. After that it is a failed episode
     of its group, not scored and not trained on.
 
-    Args:
-        loop: Where episodes run.
+    Attributes:
         runner: Runs them. Its policy and embedder are closed when the worker stops.
         tasks: The training tasks.
         order: Which task and which seed a group has.
@@ -102,45 +117,35 @@ class RolloutWorker:
         max_in_flight: Most episodes at the same time; None is no limit.
     """
 
-    def __init__(
-        self,
-        *,
-        loop: LoopThread,
-        runner: EpisodeRunner,
-        tasks: Sequence[Any],
-        order: TaskOrder,
-        group_size: int,
-        groups_per_version: int,
-        max_staleness: int,
-        total: int,
-        first: Callable[[], int] = lambda: 0,
-        max_in_flight: int | None = None,
-    ) -> None:
-        self.loop = loop
-        self.runner = runner
-        self.tasks = tasks
-        self.order = order
-        self.group_size = group_size
-        self.groups_per_version = groups_per_version
-        self.max_staleness = max_staleness
+    runner: EpisodeRunner
+    tasks: Sequence[Any]
+    order: TaskOrder
+    group_size: int
+    groups_per_version: int
+    max_staleness: int
+    total: int
+    first: Callable[[], int] = lambda: 0
+    max_in_flight: int | None = None
+
+    def __post_init__(self) -> None:
+        self.loop = LoopThread()
         self.rollout_buffer: queue.Queue[Group] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = 0
-        self._total = total
-        self._first = first
+        self._early: dict[int, Group] = {}
         self._limit = 0
         self._completions = 0
         self._progress = time.monotonic()
         self._last_outage: str | None = None
         self._granted = asyncio.Event()
-        self._slots = asyncio.Semaphore(max_in_flight or group_size * total or 1)
+        self._slots = asyncio.Semaphore(self.max_in_flight or self.group_size * self.total or 1)
         self._running: Future[None] | None = None
 
     # RolloutWorkerProtocol ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to run episodes. Weights have been published before."""
-        first = self._first()
+        first = self.first()
         # The first version serves the rest of the updates that it is meant for.
         self._limit = first + (1 + self.max_staleness) * self.groups_per_version - first % self.groups_per_version
         self._note_progress()
@@ -177,6 +182,27 @@ class RolloutWorker:
             )
 
     # Beyond the protocol --------------------------------------------------------------------------
+
+    def take(self, numbers: Iterable[int], stale_after_s: float, stopped: Callable[[], bool]) -> list[Group]:
+        """The groups of an update, by their numbers and not as they end; waits for them. Fewer if `stopped` says so.
+
+        Else updates would be made of short tasks, and long ones would be too old when they end. A group is started
+        `max_staleness` versions before its turn: that is how much longer than others it may take before anybody waits.
+
+        Raises:
+            OutageError, Exception: See `check_health`.
+        """
+        groups = []
+        for number in numbers:
+            while number not in self._early and not stopped():
+                try:
+                    group = self.rollout_buffer.get(timeout=POLL_SECONDS)
+                    self._early[group.index] = group
+                except queue.Empty:
+                    self.check_health(stale_after_s)
+            if number in self._early:
+                groups.append(self._early.pop(number))
+        return groups
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """The result of `function`, called in the thread that episodes run in."""
@@ -219,7 +245,7 @@ class RolloutWorker:
     async def _run(self, first: int) -> None:
         try:
             async with asyncio.TaskGroup() as groups:
-                for index in range(first, self._total):
+                for index in range(first, self.total):
                     while index >= self._limit:
                         self._granted.clear()
                         await self._granted.wait()

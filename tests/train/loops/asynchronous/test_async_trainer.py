@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,19 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import make_environments
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError, ConfigError, PolicyError
-from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import ServerPool
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
 from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
-from atommem.train.loops.asynchronous.samplers import Sampler, make_sampler
-from atommem.train.loops.asynchronous.worker import LoopThread
+from atommem.train.loops.asynchronous.samplers import make_runner
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.rollout.episodes import Rollouts
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics, use_console
 from tests.fake_vllm import Cluster
-from tests.fakes import make_episode_runner
 from tests.train.harness import BARE, at
 from tests.train.loops.test_end_to_end import (
     ENVIRONMENT,
@@ -43,7 +40,8 @@ from tests.train.loops.test_end_to_end import (
 
 pytestmark = pytest.mark.slow
 
-SHARED = {"max_completion_length": 4, "max_grad_norm": 1.0, "seed": 3, "max_steps": 3}
+EMBEDDER = HashingEmbedder(16)
+SHARED: dict[str, Any] = {"max_completion_length": 4, "max_grad_norm": 1.0, "seed": 3, "max_steps": 3}
 
 
 @pytest.fixture
@@ -51,15 +49,15 @@ def model_folder(tmp_path: Path) -> Path:
     return save_model(tmp_path)
 
 
-def make_trainer(model: Path, out: Path, sampler: Any = None, **given: Any) -> AsyncMemoryGRPOTrainer:
+def make_trainer(model: Path, out: Path, runner: Any = None, **given: Any) -> AsyncMemoryGRPOTrainer:
     """Of what is `given`, what is no field of the configuration goes to the trainer."""
     defaults = {"num_generations": 4, "token_budget": 64, "shuffle_dataset": False}
     arguments = {name: given.pop(name) for name in ("callbacks", "peft_config", "held_out") if name in given}
     args = AsyncTrainConfig(str(out), **{**BARE, **defaults, **SHARED, **given})
     tokenizer = make_element_tokenizer()
-    rollouts = Rollouts(args, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)
-    sampler = sampler or make_sampler(rollouts, str(model))
-    trainer = AsyncMemoryGRPOTrainer(str(model), args, make_tasks(), tokenizer, sampler, **arguments)
+    rollouts = Rollouts(args, tokenizer, EMBEDDER, MEMORY, ENVIRONMENT)
+    make = runner or partial(make_runner, rollouts, str(model))
+    trainer = AsyncMemoryGRPOTrainer(str(model), args, make_tasks(), tokenizer, make, **arguments)
     use_console(trainer, ASYNC_COLUMNS)
     return trainer
 
@@ -110,7 +108,7 @@ class SlowTrainer(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         worker = self.trainer.rollout_worker
         allowed = min(1 + args.max_staleness, args.max_steps - state.global_step) * worker.groups_per_version
-        while worker.rollout_buffer.qsize() + len(self.trainer._reader._early) < allowed:
+        while worker.rollout_buffer.qsize() + len(worker._early) < allowed:
             worker.check_health(30.0)
 
 
@@ -119,7 +117,8 @@ def test_staleness_is_used_and_bounded(tmp_path: Path, model_folder: Path) -> No
     trainer.add_callback(SlowTrainer(trainer))
     trainer.train()
     entries = metrics(tmp_path / "async")
-    assert [entry["sample/staleness_max"] for entry in entries] == [0, 1, 2, 2, 2]
+    for measure in ("max", "mean"):
+        assert [entry[f"sample/staleness_{measure}"] for entry in entries] == [0, 1, 2, 2, 2]
     assert entries[0]["episodes"] == 8
     assert all(entry[f"seconds/{name}"] >= 0 for entry in entries for name in ("idle", "train", "sync", "generate"))
     # The ratio is against the weights that sampled, so it differs from 1 exactly where these are old.
@@ -222,31 +221,17 @@ def test_lora_a_copy_samples_from_the_merged_weights(tmp_path: Path, model_folde
         torch.testing.assert_close(copy[name], parameter, atol=1e-6, rtol=0)
 
 
-def server_sampler(cluster: Cluster, patience: float = 5.0) -> Any:
-    def make(device: Any) -> Sampler:
-        loop, tokenizer = LoopThread(), make_element_tokenizer()
-        pool = ServerPool(
-            cluster.urls, tokenizer=tokenizer, patience=patience, backoff=0.01, transport=cluster.transport
-        )
-        runner = make_episode_runner(
-            policy=pool,
-            embedder=HashingEmbedder(16),
-            tokenizer=tokenizer,
-            environments=make_environments(ENVIRONMENT, tokenizer),
-            memory=MEMORY,
-            sampling=Sampling(temperature=1.0, max_tokens=4),
-        )
-        return Sampler(loop, runner, None)
-
-    return make
+def on_servers(cluster: Cluster, patience: float = 5.0) -> Any:
+    """What makes a runner whose policy is the servers of `cluster`."""
+    settings: dict[str, Any] = {"patience": patience, "backoff": 0.01, "transport": cluster.transport}
+    rollouts = Rollouts(AsyncTrainConfig(**BARE, **SHARED), make_element_tokenizer(), EMBEDDER, MEMORY, ENVIRONMENT)
+    return lambda device: rollouts.runner(ServerPool(cluster.urls, tokenizer=rollouts.tokenizer, **settings))
 
 
 def test_lora_every_version_has_its_own_adapter_and_requests_name_it(tmp_path: Path, model_folder: Path) -> None:
     cluster = Cluster("a", "b")
-    sampler = server_sampler(cluster)
-    trainer = make_trainer(
-        model_folder, tmp_path / "out", sampler=sampler, peft_config=lora(), use_vllm=True, max_staleness=0
-    )
+    settings: dict[str, Any] = {"peft_config": lora(), "use_vllm": True, "max_staleness": 0}
+    trainer = make_trainer(model_folder, tmp_path / "out", on_servers(cluster), **settings)
     trainer.train()
     names = cluster["a"].loads
     assert cluster["b"].loads == names
@@ -265,6 +250,6 @@ def test_lora_the_loss_of_all_servers_ends_the_run(tmp_path: Path, model_folder:
     cluster = Cluster("a", "b")
     cluster["a"].up = cluster["b"].up = False
     settings: dict[str, Any] = {"peft_config": lora(), "use_vllm": True, "max_staleness": 0}
-    trainer = make_trainer(model_folder, tmp_path / "out", sampler=server_sampler(cluster, patience=0.2), **settings)
+    trainer = make_trainer(model_folder, tmp_path / "out", on_servers(cluster, patience=0.2), **settings)
     with pytest.raises(RolloutFailedError, match="no server has answered"):
         trainer.train()

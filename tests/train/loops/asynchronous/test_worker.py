@@ -1,34 +1,39 @@
 """The sampling side, on outcomes that are written down: how far it runs ahead, what it tags, what becomes of outages
-and errors; and the trainer's end of the queue."""
+and errors; and how the trainer takes what it gives."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from atommem.activity import ActivityClock
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError, PolicyError
 from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
-from atommem.train.episode_config import EpisodeConfig
+from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops.asynchronous import worker as worker_module
-from atommem.train.loops.asynchronous.groups import Group, batch_of
-from atommem.train.loops.asynchronous.reader import GroupReader
-from atommem.train.loops.asynchronous.samplers import CopyPolicy, CopyTransfer
-from atommem.train.loops.asynchronous.worker import LoopThread, RolloutWorker
+from atommem.train.loops.asynchronous.async_trainer import batch_of
+from atommem.train.loops.asynchronous.samplers import CopyPolicy
+from atommem.train.loops.asynchronous.worker import Group, RolloutWorker
 from atommem.train.rollout.task_order import TaskOrder
-from tests.train.toys import Closable, ToyTask, make_episode, make_model, make_step, make_tokenizer
+from tests.train.toys import (
+    Closable,
+    ToyTask,
+    WrittenRunner,
+    make_episode,
+    make_model,
+    make_step,
+    make_tokenizer,
+    mixed_episode,
+)
 
 
 class FakePolicy(Closable):
@@ -39,7 +44,7 @@ class FakePolicy(Closable):
         return Completion([1], [-0.5], "w1", "stop")
 
 
-class FakeRunner:
+class FakeRunner(WrittenRunner):
     """An `EpisodeRunner` of one step an episode.
 
     Args:
@@ -48,9 +53,8 @@ class FakeRunner:
     """
 
     def __init__(self, outcome: Callable[[str, int, int], float | Exception]) -> None:
-        self.agent: Any = SimpleNamespace(
-            policy=FakePolicy(), embedder=Closable(), sampling=Sampling(temperature=1.0), activity=ActivityClock()
-        )
+        super().__init__(mixed_episode)
+        self.agent.policy = FakePolicy()
         self.outcome = outcome
         self.runs: list[tuple[str, int, int | None]] = []
 
@@ -73,7 +77,6 @@ def running_worker(runner: FakeRunner, **settings: Any) -> Iterator[RolloutWorke
     """A started worker with weights of version 1: groups of 2, one group a version, 3 of them, no staleness."""
     defaults = {"group_size": 2, "groups_per_version": 1, "max_staleness": 0, "total": 3}
     worker = RolloutWorker(
-        loop=LoopThread(),
         runner=runner,  # type: ignore[arg-type]
         tasks=[ToyTask(f"t{index}") for index in range(8)],
         order=TaskOrder(8, 1, shuffle=False, seed=0),
@@ -156,9 +159,14 @@ def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
 def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
     with running_worker(FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))) as worker:
         worker.check_health(60.0)
-        time.sleep(0.1)
         with pytest.raises(OutageError, match=r"no completion has come for 0 s .* http://localhost:8000 refused"):
-            worker.check_health(0.05)
+            worker.take([0], 0.05, lambda: False)
+
+
+def test_nothing_is_waited_for_when_the_run_has_to_stop() -> None:
+    with running_worker(FakeRunner(right)) as worker:
+        assert [group.index for group in worker.take([0], 30.0, lambda: False)] == [0]
+        assert worker.take([1], 30.0, lambda: True) == []
 
 
 @pytest.mark.parametrize("error", [PolicyError("no such model"), ZeroDivisionError("a bug")])
@@ -178,39 +186,12 @@ def test_an_error_surfaces_in_check_health(error: Exception) -> None:
 def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
     """A copy in the process samples on where its new weights do not arrive."""
     policy = CopyPolicy(make_model(), make_tokenizer())
-    transfer = CopyTransfer(policy)
-    transfer.pause()
-    with pytest.raises(KeyError, match="unknown"):
-        transfer.send_weights(iter([("unknown", torch.zeros(1))]))
-    transfer.destroy()
+    policy.pause()
+    with pytest.raises(AttributeError, match="unknown"):
+        policy.send_weights(iter([("unknown", torch.zeros(1))]))
+    policy.destroy()
     assert asyncio.run(policy.complete([1, 2, 3], Sampling(temperature=0.0, max_tokens=4))).token_ids
-    transfer.destroy()  # nothing is held: nothing happens
-
-
-class QueuedWorker:
-    """A queue of groups of the given (index, version of each step)."""
-
-    def __init__(self, *groups: tuple[int, list[int]]) -> None:
-        self.rollout_buffer: queue.Queue[Group] = queue.Queue()
-        for index, versions in groups:
-            episode = make_episode(f"t{index}", 0, 1.0, [(2, 1)] * len(versions))
-            self.rollout_buffer.put(Group(index, [episode], [versions]))
-
-    def check_health(self, stale_after_s: float) -> None:
-        raise TimeoutError(stale_after_s)
-
-
-def reader(worker: Any, version: int = 1) -> tuple[GroupReader, dict[str, list[Any]]]:
-    metrics: dict[str, list[Any]] = defaultdict(list)
-    return GroupReader(worker, lambda: version, 30.0, metrics), metrics
-
-
-def test_groups_are_taken_by_their_numbers() -> None:
-    taking, metrics = reader(QueuedWorker((2, [5, 5]), (1, [3, 3]), (0, [3, 5]), (3, [5])), version=5)
-    assert [group.index for group in taking.take(range(2))] == [0, 1]
-    assert metrics["sample/staleness_mean"] == [(6.0, 4.0)]
-    assert metrics["sample/staleness_max"] == [2.0]
-    assert [group.index for group in taking.take(range(2, 4))] == [2, 3]
+    policy.destroy()  # nothing is held: nothing happens
 
 
 def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
@@ -224,23 +205,12 @@ def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
 
     settings: dict[str, Any] = {"groups_per_version": 2, "max_staleness": 2, "total": 12}
     with running_worker(Uneven(lambda *run: 1.0), **settings) as worker:
-        taking, metrics = reader(worker)
-        taking._version = lambda: worker.version
-        taken = []
         for update in range(6):
-            taken.append([group.index for group in taking.take(range(2 * update, 2 * update + 2))])
+            numbers = range(2 * update, 2 * update + 2)
+            found = worker.take(numbers, 30.0, lambda: False)
+            assert [group.index for group in found] == [*numbers]
+            assert min(version for group in found for steps in group.versions for version in steps) >= update - 1
             worker.update_model_version(update + 2)
-    assert taken == [[2 * update, 2 * update + 1] for update in range(6)]
-    assert max(metrics["sample/staleness_max"]) <= 2
-
-
-def test_waiting_asks_for_the_worker_s_health_and_ends_when_the_run_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atommem.train.loops.asynchronous.reader.POLL_SECONDS", 0.01)
-    with pytest.raises(TimeoutError, match="30"):
-        reader(QueuedWorker())[0].take([0])
-    worker: Any = QueuedWorker((0, [1]))
-    stopping = GroupReader(worker, lambda: 1, 30.0, defaultdict(list), stopped=worker.rollout_buffer.empty)
-    assert [group.index for group in stopping.take(range(2))] == [0]
 
 
 def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
@@ -248,7 +218,7 @@ def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
         Group(0, [make_episode("t", sample, reward, [(3, 2)]) for sample, reward in enumerate(rewards)], [[4], [4]])
         for rewards in ((1.0, 0.0), (1.0, 1.0))
     )
-    batch = batch_of([varied, equal], EpisodeConfig(normalization="token"))
+    batch = batch_of([varied, equal], AsyncTrainConfig(normalization="token", use_cpu=True))
     assert [row.advantage for row in batch.rows] == [0.5, -0.5]
     assert [row.prompt_ids.tolist() for row in batch.rows] == [e.steps[0].prompt_ids for e in varied.episodes]
     assert batch.normalizer == 8.0  # all four episodes have two tokens each
