@@ -133,6 +133,16 @@ def test_trains_on_what_it_sampled(tmp_path: Path, capsys: pytest.CaptureFixture
     ]
 
 
+def test_it_learns(tmp_path: Path) -> None:
+    trainer, _ = make_real_trainer(
+        tmp_path, max_steps=12, learning_rate=2e-2, per_device_train_batch_size=48, num_generations=8
+    )
+    trainer.train()
+    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert rewards[0] < 0.5
+    assert rewards[-1] > 0.9
+
+
 def score_even_tokens(episode: Episode, score: Any) -> None:
     """Rewards that differ in every group: the share of even token ids."""
     tokens = [token for step in episode.steps for token in step.token_ids]
