@@ -27,15 +27,15 @@ from typing import Any
 
 from quick import command_line, last_line
 from toy_training import WORLD, toy_trainer
-from web_engine import Browser, Characters, Engine, make_agent, make_tasks, start
+from web_engine import Engine, asking, make_tasks, start
 
-from atommem.environment import environment_config
 from atommem.envs.synthetic.world import make_task
 from atommem.envs.web.net.cassette import Cassette
 from atommem.envs.web.net.freeze import freeze
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
+from atommem.session import Agent
 
 EPISODES, PROCESSES, CALLS, KINDS = 16, 4, 12, 30
 _TIMES = re.compile(r'"[a-z_]*(?:seconds|started|time)":\s*[-0-9.e]+')
@@ -48,11 +48,9 @@ def call(episode: int, step: int) -> tuple[str, str]:
     return ("search", f"query {number}") if draw.random() < 0.5 else ("visit", f"page {number}")
 
 
-def agent_of(url: str, cassette: str, **settings: Any) -> Any:
+def agent_of(url: str, cassette: str, **settings: Any) -> Agent:
     """Asks the engine through the cassette."""
-    tokenizer = Characters()
-    common: dict[str, Any] = {"tools": ["retrieve", "access"], "search_url": url, "max_calls": CALLS, "tool_retries": 1}
-    return make_agent(Browser(tokenizer, call), tokenizer, **common, cassette=cassette, **settings)
+    return asking(url, call, max_calls=CALLS, tool_retries=1, cassette=cassette, **settings)
 
 
 async def run_some(url: str, cassette: str, numbers: Sequence[int]) -> list[Episode]:
@@ -142,9 +140,8 @@ def trained(folder: Path) -> dict[str, Any]:
             "logging_steps": 1,
         },
         tasks,
-        environment_config(
-            "web", tools=["corpus"], corpus=str(folder / "web"), calls="compact", max_calls=2, chunk_tokens=64
-        ),
+        {"environment": "web", "tools": ["corpus"], "corpus": str(folder / "web"), "calls": "compact"}
+        | {"max_calls": 2, "chunk_tokens": 64},
         max_tokens=16,
         on_episodes=look,
     )

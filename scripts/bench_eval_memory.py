@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import models
+from agents import make_agent
 from bench_eval_overhead import InLoop
 from quick import add_quick, command_line, last_line
 from simulated_server import Simulation
 from transformers import AutoTokenizer
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.envs.longdoc.environment import LongDocEnvironments
@@ -41,8 +42,6 @@ from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.envs.task import Document, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
-from atommem.policy.contract import Sampling
-from atommem.session import Agent
 
 DOCUMENTS, QUESTIONS, TOGETHER = 800, 10, 16
 LATENCY = 0.5
@@ -113,26 +112,18 @@ async def measure(
     tokenizer: Any, embedder: Embedder, tasks: Sequence[Task], out: Path, latency: float
 ) -> dict[str, float]:
     """Seconds and memory of an evaluation whose episodes are all in flight together."""
-    environments = Chunking(LongDocConfig(), tokenizer)
-    runner = EpisodeRunner(
-        Agent(
-            policy=InLoop(Simulation(tokenizer.backend_tokenizer, latency, 4096), tokenizer),
-            embedder=embedder,
-            tokenizer=tokenizer,
-            environments=environments,
-            memory=MemoryConfig(),
-            sampling=Sampling(temperature=0.0, seed=0),
-        )
-    )
+    policy = InLoop(Simulation(tokenizer.backend_tokenizer, latency, 4096), tokenizer)
+    agent = make_agent(policy, embedder, tokenizer, temperature=0.0, seed=0)
+    agent.environments = environments = Chunking(LongDocConfig(), tokenizer)
     gc.collect()
     before = resident()
     with Resident() as memory:
         began = time.perf_counter()
-        result = await evaluate(tasks, runner, out, progress=False)
+        result = await evaluate(tasks, EpisodeRunner(agent), out, progress=False)
         seconds = time.perf_counter() - began
     assert result.failed == 0, result.records
     await environments.close()
-    activity = runner.agent.activity.take()
+    activity = agent.activity.take()
     calls = sum(record.sums["steps"] for record in result.records)
     return {
         "seconds": seconds,

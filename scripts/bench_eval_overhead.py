@@ -33,14 +33,14 @@ from pathlib import Path
 from typing import Any
 
 import models
+from agents import make_agent
 from peak_memory import peak_megabytes
 from quick import add_quick, command_line, last_line
 from simulated_server import SimulatedServer, Simulation
 from transformers import AutoTokenizer
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.chunking import document_text
 from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.envs.task import Task
@@ -48,7 +48,7 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
-from atommem.session import ENCODE_THREADS, Agent
+from atommem.session import ENCODE_THREADS
 
 EPISODES, CHUNKS, QUESTIONS = 2000, 10, 2
 STEPS = CHUNKS + QUESTIONS
@@ -116,19 +116,9 @@ async def measure(url: str, options: argparse.Namespace, tasks: Sequence[Task], 
     await embedder.embed(["the first call takes longer"], "entry")
     embedding = timed(embedder)
     policy = ServerPolicy(url, tokenizer=tokenizer, max_in_flight=in_flight)
-    environments = make_environments(environment_config("longdoc", chunk_tokens=CHUNK_TOKENS, max_reads=0), tokenizer)
-    runner = EpisodeRunner(
-        Agent(
-            policy=policy,
-            embedder=embedder,
-            tokenizer=tokenizer,
-            environments=environments,
-            encode_threads=ENCODE_THREADS,
-            memory=MemoryConfig(),
-            sampling=Sampling(temperature=0.0, seed=0),
-        ),
-        max_in_flight=in_flight,
-    )
+    settings = {"chunk_tokens": CHUNK_TOKENS, "max_reads": 0, "seed": 0}
+    agent = make_agent(policy, embedder, tokenizer, encode_threads=ENCODE_THREADS, temperature=0.0, **settings)
+    runner = EpisodeRunner(agent, max_in_flight=in_flight)
     await policy.model_name()  # as the command does
     print("ready", flush=True)
     sys.stdin.readline()
@@ -136,7 +126,7 @@ async def measure(url: str, options: argparse.Namespace, tasks: Sequence[Task], 
     with tempfile.TemporaryDirectory() as out:
         result = await evaluate(tasks, runner, Path(out, "out"), progress=False)
     cpu = time.process_time() - cpu
-    for item in (environments, policy, embedder):
+    for item in (agent.environments, policy, embedder):
         await item.close()
     assert result.failed == 0, next(record.error for record in result.records if record.failed)
     assert all(record.sums["steps"] == STEPS for record in result.records)

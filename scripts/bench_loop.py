@@ -29,17 +29,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import models
+from agents import make_agent
 from quick import command_line, last_line
 from stalls import heartbeat
 from transformers import AutoTokenizer
 
-from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.episode_runner import EpisodeRunner
 from atommem.garbage import no_full_collection
-from atommem.policy.contract import Sampling
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.session import ENCODE_THREADS, Agent
 
@@ -139,29 +137,20 @@ def _build(observation: Any, view: Any) -> list[int]:
     return _BUILD(observation, view)
 
 
-def make_agent(tokenizer: Any, policy: Any, threads: int) -> Agent:
+def agent_of(tokenizer: Any, policy: Any, threads: int) -> Agent:
     """As training makes it."""
-    return Agent(
-        policy=policy,
-        embedder=HashingEmbedder(256),
-        tokenizer=tokenizer,
-        environments=make_environments(
-            environment_config("longdoc", chunking="tokens", chunk_tokens=CHUNK_TOKENS, max_reads=0), tokenizer
-        ),
-        encode_threads=threads,
-        memory=MemoryConfig(),
-        sampling=Sampling(temperature=1.0, seed=0),
-        keep_prompts=True,
-    )
+    longdoc = {"chunking": "tokens", "chunk_tokens": CHUNK_TOKENS, "max_reads": 0}
+    more: dict[str, Any] = {"encode_threads": threads, "keep_prompts": True, "temperature": 1.0, "seed": 0}
+    return make_agent(policy, HashingEmbedder(256), tokenizer, stored=longdoc, **more)
 
 
 async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig) -> dict[str, float]:
     """Run the episodes; returns the stalls in ms, and what the rollout took."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer)), tokenizer)
-    agent = make_agent(tokenizer, policy, ENCODE_THREADS if encoding == "threads" else 0)
+    agent = agent_of(tokenizer, policy, ENCODE_THREADS if encoding == "threads" else 0)
     if encoding == "processes":
-        pool = ProcessPoolExecutor(ENCODE_THREADS, initializer=_in_a_process, initargs=(str(folder), make_agent))
+        pool = ProcessPoolExecutor(ENCODE_THREADS, initializer=_in_a_process, initargs=(str(folder), agent_of))
         loop = asyncio.get_running_loop()
         empty = agent.new_memory().view()
         task = make_task(world, 0, 0)

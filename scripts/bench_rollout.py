@@ -27,21 +27,19 @@ from typing import Any
 
 import httpx
 import models
+from agents import make_agent
 from quick import add_quick, command_line, last_line
 from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
-from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Document, Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import ServerPolicy
-from atommem.session import Agent
 
 PARTS = ("layout", "long")
 GROUP = 16
@@ -161,18 +159,10 @@ async def rollout(
             timeout=1800,
         )
     )
-    runner = EpisodeRunner(
-        Agent(
-            policy=policy,
-            embedder=embedder or HashingEmbedder(256),
-            tokenizer=tokenizer,
-            environments=make_environments(environment_config("longdoc", chunk_tokens=chunk_tokens), tokenizer),
-            memory=MemoryConfig(layout=layout, retrieve_k=retrieve_k),
-            sampling=Sampling(1.0, max_tokens=max_tokens, seed=1),
-            keep_prompts=True,
-        ),
-        limits=Limits(max_steps=steps),
-    )
+    settings = {"layout": layout, "chunk_tokens": chunk_tokens, "retrieve_k": retrieve_k, "max_tokens": max_tokens}
+    sampled_with = {**settings, "temperature": 1.0, "seed": 1}
+    agent = make_agent(policy, embedder or HashingEmbedder(256), tokenizer, stored=sampled_with, keep_prompts=True)
+    runner = EpisodeRunner(agent, limits=Limits(max_steps=steps))
     before, started = server.metrics(), time.perf_counter()
     episodes = await runner.run_all(jobs)
     seconds, after = time.perf_counter() - started, server.metrics()

@@ -26,7 +26,6 @@ from quick import add_quick, command_line, last_line
 from scipy import stats
 from toy_training import WORLD, toy_trainer
 
-from atommem.environment import environment_config
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task import Task
 
@@ -54,7 +53,7 @@ def measure(documents: int, updates: int) -> None:
                 "micro_batch_tokens": 1024,
             },
             [make_task(documents)],
-            environment_config("longdoc", chunk_tokens=64, max_reads=0),
+            {"chunk_tokens": 64, "max_reads": 0},
             max_tokens=16,
         )
         trainer.train()

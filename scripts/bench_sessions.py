@@ -43,15 +43,15 @@ from typing import Any
 
 import numpy as np
 import yaml
+from agents import make_agent
 from quick import command_line, last_line
 from rich.console import Console
 
-from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
+from atommem.config import MemoryConfig, fields_of, load_config
 from atommem.demo.recipe import GRPO_CONFIG, LIMITED, CopyingConfig, Recipe
 from atommem.demo.tiny_policy import make_tokenizer
 from atommem.dialects import get_dialect
-from atommem.embedding import make_embedder
-from atommem.environment import DEFAULT_ENVIRONMENT, Turn, find_environment, make_environments
+from atommem.environment import Turn
 from atommem.envs.synthetic.expert import Expert
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
@@ -60,7 +60,6 @@ from atommem.envs.task import Task
 from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, set_score
 from atommem.observation import StopReason
-from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.session import Agent, Session
 from atommem.session_state import SessionFile, SessionState, vectors_path
@@ -96,7 +95,7 @@ Job = tuple[Setup, int]
 """An episode, by its number, under a setup."""
 
 
-def make_agent(setup: Setup) -> Agent:
+def agent_under(setup: Setup) -> Agent:
     """The agent of one process."""
     if setup.policy is None:
         saved = yaml.safe_load(GRPO_CONFIG.read_text()) | {"capacity": RECIPE.world.capacity}
@@ -109,24 +108,15 @@ def make_agent(setup: Setup) -> Agent:
         from atommem.policy.local import LocalPolicy
 
         saved = load_config(setup.policy)
-        memory = MemoryConfig(**fields_of(MemoryConfig, saved))
         policy = LocalPolicy.from_pretrained(setup.policy, device="cpu", max_batch_tokens=1)
         tokenizer = policy.tokenizer
-    kind = find_environment(DEFAULT_ENVIRONMENT).config_class
-    embedder: Any = make_embedder(EmbedderConfig(**fields_of(EmbedderConfig, saved)))
+    embedder = None
     if setup.embedder_model is not None:
         from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 
         embedder = SentenceTransformerEmbedder(setup.embedder_model)  # as it is: a batcher would remember vectors
-    return Agent(
-        policy=policy,
-        embedder=embedder,
-        tokenizer=tokenizer,
-        environments=make_environments(kind(**fields_of(kind, saved)), tokenizer),
-        memory=memory,
-        sampling=Sampling(1.0, max_tokens=48, seed=SEED),
-        keep_prompts=True,
-    )
+    sampling = {"temperature": 1.0, "max_tokens": 48, "seed": SEED}
+    return make_agent(policy, embedder, tokenizer, stored=saved, keep_prompts=True, **sampling)
 
 
 # What the processes do. Each keeps its agent, and nothing of an episode, from one call to the next.
@@ -135,7 +125,7 @@ def make_agent(setup: Setup) -> Agent:
 @cache
 def agent_of(setup: Setup) -> Agent:
     """This process's agent."""
-    return make_agent(setup)
+    return agent_under(setup)
 
 
 @cache
@@ -345,7 +335,7 @@ def measure(processes: Processes, setup: Setup) -> dict[str, Any]:
 async def long_session(folder: Path, turns: int) -> dict[str, Any]:
     """What it costs to put down one session again and again: appended, and written whole."""
     setup = Setup(folder, None, None, 1)
-    agent = make_agent(setup)
+    agent = agent_under(setup)
     texts = iter(
         f"<create_memory> note {number} of a session </create_memory> <read_memory> note {number} </read_memory> "
         f"<update_memory> Memory 1: note {number} once more </update_memory>"

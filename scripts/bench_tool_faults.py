@@ -34,11 +34,12 @@ from pathlib import Path
 from typing import Any
 
 from quick import command_line, last_line
-from web_engine import Browser, Characters, Engine, make_agent, make_tasks, start
+from web_engine import Engine, asking, make_tasks, start
 
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.output import EPISODES
 from atommem.eval.runner import evaluate
+from atommem.session import Agent
 
 COUNT, CALLS, FAULTY, RETRIES, IN_FLIGHT = 1000, 10, 0.05, 2, 64
 KILLS, KILLED_EPISODES, KILLED_IN_FLIGHT = 20, 200, 4
@@ -75,16 +76,9 @@ def happens(what: str, before: int) -> str:
     return fault
 
 
-def agent_of(url: str, **settings: Any) -> Any:
+def agent_of(url: str, **settings: Any) -> Agent:
     """Asks the engine."""
-    tokenizer = Characters()
-    common: dict[str, Any] = {
-        "tools": ["retrieve", "access"],
-        "search_url": url,
-        "max_calls": CALLS,
-        "tool_retries": RETRIES,
-    }
-    return make_agent(Browser(tokenizer, call), tokenizer, **common, tool_seconds=3.0, **settings)
+    return asking(url, call, max_calls=CALLS, tool_retries=RETRIES, tool_seconds=3.0, **settings)
 
 
 async def faults(folder: Path, count: int) -> dict[str, Any]:

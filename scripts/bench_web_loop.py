@@ -23,12 +23,14 @@ from typing import Any
 
 import models
 import web_engine
+from agents import make_agent
 from bench_loop import EngineDouble, pretend_vllm, watched
 from peak_memory import peak_megabytes
 from quick import command_line, last_line
 from transformers import AutoTokenizer
-from web_engine import make_agent, make_tasks, start
+from web_engine import make_tasks, start
 
+from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.session import ENCODE_THREADS
@@ -59,8 +61,11 @@ async def measure(tokenizer: Any, url: str, folder: Path, episodes: int) -> dict
     policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer, url, episodes * CALLS)), tokenizer)
     agent = make_agent(
         policy,
+        HashingEmbedder(64),
         tokenizer,
-        ENCODE_THREADS,
+        encode_threads=ENCODE_THREADS,
+        environment="web",
+        max_tokens=2048,
         tools=["retrieve", "direct"],
         search_url=url,
         private_hosts=[url.removeprefix("http://")],

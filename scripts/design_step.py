@@ -18,18 +18,15 @@ import sys
 from pathlib import Path
 
 import tokenizer_shapes
+from agents import make_agent
 
-from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.episode_runner import EpisodeRunner
 from atommem.memory.entries import MemoryView
 from atommem.memory.operations import to_json
-from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.session import Agent
 
 PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 _BLOCK = re.compile(r"(?P<head><!-- design_step: (?P<name>\w+) -->\n```\w*\n)(?P<text>.*?)(?P<foot>\n```)", re.DOTALL)
@@ -55,14 +52,9 @@ def blocks() -> dict[str, str]:
     """The blocks by name."""
     tokenizer = tokenizer_shapes.byte_level()
     texts = iter(COMPLETIONS)
-    agent = Agent(
-        policy=ScriptedPolicy(tokenizer, lambda prompt: next(texts)),
-        embedder=HashingEmbedder(512),
-        tokenizer=tokenizer,
-        environments=make_environments(environment_config("longdoc", chunking="documents"), tokenizer),
-        memory=MemoryConfig(capacity=20),
-        sampling=Sampling(max_tokens=400),
-    )
+    policy = ScriptedPolicy(tokenizer, lambda prompt: next(texts))
+    settings = {"chunking": "documents", "capacity": 20, "max_tokens": 400}
+    agent = make_agent(policy, HashingEmbedder(512), tokenizer, **settings)
     episode = asyncio.run(EpisodeRunner(agent).run(TASK))
     step, after = episode.steps[1], episode.steps[2]
     assert episode.reward == 1.0, "the script answers from what it kept"

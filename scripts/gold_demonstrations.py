@@ -18,16 +18,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agents import make_agent
+
 from atommem.config import MemoryConfig
-from atommem.dialects import Dialect, get_dialect
+from atommem.dialects import Dialect
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.episode_runner import EpisodeRunner
-from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.session import Agent
 from atommem.trace import write_trace
 
 _SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"”)]*")
@@ -66,24 +65,16 @@ def reader(task: Task, dialect: Dialect, answering: str) -> Callable[[str], str]
 
 async def demonstrate(tasks: list[Task], tokenizer: Any, out: Path, chunk_tokens: int) -> None:
     """Run the reader on every task and write the traces."""
-    environments = make_environments(environment_config("longdoc", chunk_tokens=chunk_tokens, max_reads=0), tokenizer)
     # Two entries at most, so every embedder retrieves both.
-    embedder = HashingEmbedder(256)
+    embedder, settings = HashingEmbedder(256), {"chunk_tokens": chunk_tokens, "max_reads": 0}
+    policy = ScriptedPolicy(tokenizer, lambda prompt: script(prompt), tokenizer.eos_token_id)
+    agent = make_agent(policy, embedder, tokenizer, stored=asdict(MEMORY), **settings)
+    answering = agent.environments.section(MEMORY.templates).pieces["answering"]
     for number, task in enumerate(tasks):
-        answering = environments.section(MEMORY.templates).pieces["answering"]
-        script = reader(task, get_dialect(MEMORY.dialect, MEMORY.templates), answering)
-        runner = EpisodeRunner(
-            Agent(
-                policy=ScriptedPolicy(tokenizer, script, tokenizer.eos_token_id),
-                embedder=embedder,
-                tokenizer=tokenizer,
-                environments=environments,
-                memory=MEMORY,
-                sampling=Sampling(),
-            )
-        )
-        header = environments.describe(task).to_json()
-        write_trace(out / f"{number}.jsonl", await runner.run(task), header, {"memory": asdict(MEMORY)})
+        script = reader(task, agent.dialect, answering)
+        header = agent.environments.describe(task).to_json()
+        episode = await EpisodeRunner(agent).run(task)
+        write_trace(out / f"{number}.jsonl", episode, header, {"memory": asdict(MEMORY)})
 
 
 def main(argv: list[str] | None = None) -> int:

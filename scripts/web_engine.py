@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -16,11 +15,11 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from atommem.config import MemoryConfig
+from agents import make_agent
+
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Question, Task
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.scripted import ScriptedPolicy
 from atommem.session import Agent
 
 WORDS = [f"word{number}" for number in range(400)]
@@ -142,35 +141,19 @@ class Characters:
         return "".join(f"[{turn['role']}] {turn['content']}\n" for turn in conversation) + "[assistant]"
 
 
-class Browser:
+def browser(tokenizer: Any, call: Callable[[int, int], tuple[str, str] | str]) -> ScriptedPolicy:
     """A policy that makes the calls that its question's number says, one a step, notes, and answers at the end.
 
-    Args:
-        tokenizer: Its own.
-        call: The call number `step` of episode `episode`: the tool and what it is given; or how the call is written.
-        seconds: How long a completion takes, at most; the time is drawn.
+    `call` is number `step` of episode `episode`: the tool and what it is given; or how the call is written.
     """
 
-    def __init__(self, tokenizer: Any, call: Callable[[int, int], tuple[str, str] | str], seconds: float = 0.0) -> None:
-        self._tokenizer = tokenizer
-        self._call = call
-        self._seconds = seconds
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """The step's completion."""
-        prompt = self._tokenizer.decode(prompt_ids)
-        await asyncio.sleep(random.random() * self._seconds)
-        text = self.answer(prompt)
-        ids = self._tokenizer.encode(text)
-        return Completion(ids, [0.0] * len(ids), text, "stop")
-
-    def answer(self, prompt: str) -> str:
-        """Of the observation, its question and the calls that are left are enough."""
+    def answer(prompt: str) -> str:
+        # Of the observation, its question and the calls that are left are enough.
         left = re.search(r"calls left: (\d+)", prompt)
         asked = re.findall(r"episode (\d+) of (\d+) calls", prompt)[-1]
         if left is None or left[1] == "0":
             return "<final_answer>\\boxed{done}</final_answer>"
-        made = self._call(int(asked[0]), int(asked[1]) - int(left[1]))
+        made = call(int(asked[0]), int(asked[1]) - int(left[1]))
         if isinstance(made, str):
             return made
         tool, given = made
@@ -179,8 +162,14 @@ class Browser:
         written = json.dumps({"name": tool, "arguments": {argument: given}})
         return f"{note}<read_memory>{given}</read_memory><tool_call>{written}</tool_call>"
 
-    async def close(self) -> None:
-        """Nothing to free."""
+    return ScriptedPolicy(tokenizer, answer)
+
+
+def asking(url: str, call: Callable[[int, int], tuple[str, str] | str], **settings: Any) -> Agent:
+    """An agent of the web that makes these calls (see `browser`) of the engine at `url`."""
+    tokenizer = Characters()
+    asks = {"environment": "web", "tools": ["retrieve", "access"], "search_url": url, "max_tokens": 2048}
+    return make_agent(browser(tokenizer, call), HashingEmbedder(64), tokenizer, stored=asks, **settings)
 
 
 def make_tasks(count: int, calls: int) -> list[Task]:
@@ -189,19 +178,6 @@ def make_tasks(count: int, calls: int) -> list[Task]:
         Task(f"task-{number}", (Question(f"This is episode {number} of {calls} calls.", ("done",)),))
         for number in range(count)
     ]
-
-
-def make_agent(policy: Any, tokenizer: Any, encode_threads: int = 0, **settings: Any) -> Agent:
-    """An agent in the web environment."""
-    return Agent(
-        policy=policy,
-        embedder=HashingEmbedder(64),
-        tokenizer=tokenizer,
-        environments=make_environments(environment_config("web", **settings), tokenizer),
-        memory=MemoryConfig(),
-        sampling=Sampling(max_tokens=2048),
-        encode_threads=encode_threads,
-    )
 
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
