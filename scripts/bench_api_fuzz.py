@@ -35,7 +35,7 @@ import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from schemathesis.generation import GenerationMode
 from serve_gateways import Secretary
 
@@ -327,7 +327,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run it."""
     parser = command_line(__doc__)
     parser.add_argument("--cases", type=int, default=5000)
-    parser.add_argument("--quick", action="store_true")
+    add_quick(parser, cases=200)
     options = parser.parse_args(argv)
     policy = Listening()
     with tempfile.TemporaryDirectory() as name, gateway(policy, Path(name)) as (url, conversations):
@@ -336,7 +336,7 @@ def main(argv: list[str] | None = None) -> int:
         result["forged"] = forged(url, key, policy)
         result["beside"] = beside(url, conversations.log, 60 if options.quick else 1000)
         print(json.dumps(result, indent=2), flush=True)
-        result["fuzz"] = fuzzed(url, key, 200 if options.quick else options.cases)
+        result["fuzz"] = fuzzed(url, key, options.cases)
     enough = options.quick or result["fuzz"]["cases"] >= options.cases
     wrong = result["matrix"]["leaks"] or result["forged"]["forged"] or result["fuzz"]["server_errors"]
     wrong = wrong or result["beside"]["wrong"]

@@ -30,7 +30,7 @@ from typing import Any
 
 import models
 from agents import make_agent
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from stalls import heartbeat
 from transformers import AutoTokenizer
 
@@ -196,22 +196,20 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3, help="of each way to encode; the worst one counts")
-    parser.add_argument("--quick", action="store_true", help="one run of 32 short episodes with threads: holds no bar")
+    add_quick(parser, episodes=32, runs=1)
     options = parser.parse_args()
     options.tokenizer = options.tokenizer or models.smollm2()
     pretend_vllm()
-    world, episodes, runs, encodings = WORLD, options.episodes, options.runs, list(ENCODINGS)
-    if options.quick:
-        world, episodes, runs, encodings = SMALL_WORLD, 32, 1, ["threads"]
-    result: dict[str, Any] = {"episodes": episodes, "load_average": round(os.getloadavg()[0], 1)}
+    world, encodings = (SMALL_WORLD, ["threads"]) if options.quick else (WORLD, list(ENCODINGS))
+    result: dict[str, Any] = {"episodes": options.episodes, "load_average": round(os.getloadavg()[0], 1)}
     for encoding in encodings:
         found = []
-        for _ in range(runs):
-            found.append(asyncio.run(measure(options.tokenizer, encoding, episodes, world)))
+        for _ in range(options.runs):
+            found.append(asyncio.run(measure(options.tokenizer, encoding, options.episodes, world)))
             print(f"{encoding:<10}{found[-1]}", flush=True)
         result[encoding] = {name: [one[name] for one in found] for name in found[0]}
     result["largest_stall_ms"] = max(result["threads"]["largest_stall_ms"])
-    result["holds"] = episodes >= EPISODES and result["largest_stall_ms"] <= 1000 * MOST_STALL
+    result["holds"] = options.episodes >= EPISODES and result["largest_stall_ms"] <= 1000 * MOST_STALL
     return last_line(result)
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick, command_line, last_line
+from quick import add_quick, command_line, flags, last_line
 from tiny_policy import RECIPE, cold_start
 from vllm_process import VllmServer
 
@@ -75,7 +75,7 @@ def arguments_of(
         "lora_dropout": 0.0,
         "lora_target_modules": "all-linear",
     }
-    return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+    return flags(values)
 
 
 def sample_heldout(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) -> EvalResult:

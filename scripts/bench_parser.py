@@ -12,7 +12,6 @@ The last line is one JSON object; the exit code is 0 if and only if its "holds" 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from quick import add_quick, last_line
+from quick import add_quick, command_line, last_line
 
 from atommem.actions import Parsed
 from atommem.dialects import Dialect, get_dialect
@@ -246,7 +245,7 @@ def milliseconds(make: Callable[[int], str]) -> list[float]:
 
 def main() -> int:
     """Run both parts, print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description="Fuzz and time the parser of completions.")
+    parser = command_line(__doc__)
     parser.add_argument("--strings", type=int, default=200_000, help="How many fuzzed strings.")
     parser.add_argument("--seed", type=int, default=0)
     add_quick(parser, strings=2000)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
@@ -335,10 +335,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="one kill of two processes, resumed on one; one damage")
+    add_quick(parser, forms=["two-or-one"], kills=1, updates=6)
     given = parser.parse_args()
-    if given.quick:
-        given.forms, given.kills, given.updates = ["two-or-one"], 1, 6
     figures: dict[str, Any] = {"bench": "resume", "quick": given.quick}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

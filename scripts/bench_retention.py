@@ -40,7 +40,7 @@ from typing import Any
 
 import models
 import numpy as np
-from quick import add_quick, last_line
+from quick import add_quick, command_line, last_line
 from rich.console import Console
 
 from atommem.config import EmbedderConfig
@@ -249,7 +249,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Run the parts; print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description="The LoCoMo retention table, and the comparison on synthetic worlds.")
+    parser = command_line(__doc__)
     shared = Path(os.environ.get("ATOMMEM_DATA", "../shared/data"))
     parser.add_argument("--part", choices=("turns", "worlds"), help="Unset: both.")
     parser.add_argument("--data", type=Path, default=shared / "locomo" / "locomo10.json")

@@ -16,7 +16,6 @@ of part 2 within 2 s in both shapes, nothing lost. Part 3 has no bar.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from quick import add_quick, last_line
+from quick import add_quick, command_line, last_line
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
@@ -205,7 +204,7 @@ def killed(times: int, folder: Path) -> dict[str, int]:
 
 def main() -> int:
     """Run the four parts; print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description="Promises and speed of rules; a bank that is large, or killed.")
+    parser = command_line(__doc__)
     parser.add_argument("--creates", type=int, default=10_000)
     parser.add_argument("--capacity", type=int, default=1000)
     parser.add_argument("--records", type=int, default=100_000)

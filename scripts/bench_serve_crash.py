@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from serve_gateways import Gateway, postgres, postgres_programs
 
 from atommem.memory.contents import replay
@@ -214,20 +214,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--writes", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true")
+    add_quick(parser, kills=3, writes=60)
     options = parser.parse_args(argv)
-    kills, writes = (3, 60) if options.quick else (options.kills, options.writes)
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        result["sqlite"] = killed(folder, kills, options.seed)
+        result["sqlite"] = killed(folder, options.kills, options.seed)
         print(json.dumps(result["sqlite"], indent=2), flush=True)
         holds = not result["sqlite"]["faults"]
         if postgres_programs() is None:
             result["postgres"] = "skipped: PostgreSQL is not installed here (apt-get install postgresql)"
         else:
-            found = result["postgres"] = two_gateways(folder, writes)
+            found = result["postgres"] = two_gateways(folder, options.writes)
             holds = holds and not any(found[fault] for fault in ("lost", "written_twice", "failed_on_both"))
     return last_line({**result, "holds": holds})
 

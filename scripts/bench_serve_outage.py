@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 import models
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from serve_gateways import serving
 from vllm_process import VllmServer, free_port
 
@@ -81,9 +81,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run it."""
     parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--quick", action="store_true")
+    add_quick(parser, kills=1)
     options = parser.parse_args(argv)
-    model, kills = models.smollm2(), 1 if options.quick else options.kills
+    model = models.smollm2()
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         engine: Any = Simulated(model) if options.quick else VllmServer(model, Path(name) / "vllm.log")
@@ -97,12 +97,12 @@ def main(argv: list[str] | None = None) -> int:
             ):
                 items = {"items": [{"content": "Ann Kerr lives in Rome. Bob Tarn lives in Oslo."}]}
                 conversation = http.post("/v1/conversations", json=items).raise_for_status().json()["id"]
-                for _ in range(kills):
+                for _ in range(options.kills):
                     wrong += outage(http, engine, conversation)
         finally:
             engine.kill()
     kind = "simulated" if options.quick else "vllm"
-    return last_line({"engine": kind, "kills": kills, "wrong": wrong, "holds": not wrong})
+    return last_line({"engine": kind, "kills": options.kills, "wrong": wrong, "holds": not wrong})
 
 
 if __name__ == "__main__":

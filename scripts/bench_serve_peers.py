@@ -45,7 +45,7 @@ from typing import Any
 import httpx
 import models
 from bench_serve_locomo import INVENTED, SETTINGS, conversation_of
-from quick import add_quick, command_line
+from quick import add_quick, command_line, flags, last_line
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -332,9 +332,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not given.quick:
             env = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
             engine = stack.enter_context(VllmServer(models.smollm2(), out / "vllm.log", *ENGINE, env=env))
-        settings = {**SETTINGS, "retrieve_k": str(given.k), "max_tokens": str(MAX_TOKENS), "entry_tokens": "400"}
-        served = ["--embedder", "http", "--embedder_url", helper.url, "--embedder_model", "e"]
-        served += [word for name, value in settings.items() for word in (f"--{name}", value)]
+        settings = {**SETTINGS, "retrieve_k": given.k, "max_tokens": MAX_TOKENS, "entry_tokens": 400}
+        served = {**settings, "embedder": "http", "embedder_url": helper.url, "embedder_model": "e"}
 
         def spent() -> dict[str, float]:
             told = {} if engine is None else engine.metrics()
@@ -349,12 +348,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         releases = {f"mem0 {release(python)}": python for python in given.mem0}
         for kind, size in (("raw", "all"), ("raw", "first"), ("written", "first")):
-            policy = ["--policy", helper.url, "--api", "chat", "--model", "copies"]
+            policy = {"policy": helper.url, "api": "chat", "model": "copies"}
             if kind == "written":
                 if engine is None:
                     continue
-                policy = ["--policy", engine.url, "--tokenizer", str(models.smollm2())]
-            with serving([*policy, *served], out) as url:
+                policy = {"policy": engine.url, "tokenizer": str(models.smollm2())}
+            with serving(flags({**policy, **served}), out) as url:
                 sides: dict[str, AtomMem | Mem0] = {"AtomMem": AtomMem(url)}
                 sides |= {name: mem0(python, kind == "written") for name, python in releases.items()}
                 for name, found in compared(sides, *sizes[size], spent).items():
@@ -363,8 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Console(width=120, highlight=False).print(table(results))
     failed = sum(arm["failed"] for arm in results.values())
     result = {"bench": "serve_peers", "conversation": task.id, "k": given.k, "arms": results, "holds": not failed}
-    print(json.dumps(result))
-    return 1 if failed else 0
+    return last_line(result)
 
 
 if __name__ == "__main__":

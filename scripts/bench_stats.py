@@ -16,7 +16,6 @@ at .05 rejects a true null hypothesis in 4.5 to 5.5%; its power is at least that
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -25,7 +24,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from quick import command_line
+from quick import add_quick, command_line, last_line
 
 from atommem.envs.scoring.statistics import Units, clustered_estimate, holm, paired_difference, sign_flip_test
 
@@ -189,14 +188,12 @@ def main() -> int:
     parser.add_argument("--tables", type=int, default=1000, help="random samples against the references (%(default)s)")
     parser.add_argument("--samples", type=int, default=6_000, help="simulated samples of each kind (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="few samples, for seconds")
+    add_quick(parser, tables=100, samples=100)
     given = parser.parse_args()
-    if given.quick:
-        given.tables, given.samples = 100, 100
     differences = largest_differences(given.tables, given.seed)
     print(f"largest difference from the references on {given.tables} random samples: {differences}")
     error = 4 * sqrt(0.05 * 0.95 / given.samples) if given.quick else 0.0
-    figures = {}
+    figures: dict[str, Any] = {}
     holds = max(differences.values()) <= 1e-9
     for place, kind in enumerate(KINDS):
         figures[kind] = found = simulate(kind, given.samples, given.seed + place)
@@ -204,10 +201,8 @@ def main() -> int:
         holds &= all(0.94 - error <= found[name] <= 0.96 + error for name in ("mean", "difference"))
         holds &= 0.045 - error <= found["size"] <= 0.055 + error
         holds &= found["power"] >= found.get("reference power", 0.0)
-    print(
-        json.dumps({"bench": "stats", "differences": differences, "samples": given.samples, **figures, "holds": holds})
-    )
-    return 0 if holds else 1
+    figures |= {"differences": differences, "samples": given.samples}
+    return last_line({"bench": "stats", **figures, "holds": holds})
 
 
 if __name__ == "__main__":

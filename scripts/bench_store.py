@@ -17,7 +17,6 @@ The last line is one JSON object; the exit code is 0 if and only if its "holds" 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -28,7 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from quick import add_quick, last_line
+from quick import add_quick, command_line, last_line
 from stalls import heartbeat
 
 from atommem.actions import Action
@@ -221,7 +220,7 @@ class Bench:
 
 def main() -> int:
     """Run the three parts; print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description="Time a large store, alone and among others.")
+    parser = command_line(__doc__)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--repeats", type=int, default=200, help="Searches, updates, deletes of each measurement.")

@@ -32,7 +32,7 @@ from typing import Any
 import models
 from agents import make_agent
 from bench_corpus import sample_pages
-from quick import add_quick, command_line, last_line
+from quick import add_quick, command_line, flags, last_line
 from vllm_process import ROOT, VllmServer
 
 from atommem.embedding.hashing import HashingEmbedder
@@ -99,12 +99,9 @@ def run(url: str, model: Path, corpus: Path, tasks: list[Task], out: Path) -> in
     """`atommem eval`; its exit status."""
     path = out.with_name("tasks.jsonl")
     save_tasks(tasks, path)
-    call = ["--policy", url, "--model", MODEL_NAME, "--tokenizer", str(model), "--data", str(path), "--out", str(out)]
-    call += ["--embedder", "hashing", "--embedder_dim", str(EMBEDDER)]
-    for name, value in settings(corpus).items():
-        call += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    of = {"policy": url, "model": MODEL_NAME, "tokenizer": model, "data": path, "out": out}
     with contextlib.redirect_stdout(io.StringIO()):
-        return evaluate(call)
+        return evaluate(flags({**of, "embedder": "hashing", "embedder_dim": EMBEDDER, **settings(corpus)}))
 
 
 async def replay(task: Task, recorded: Episode, tokenizer: Any, corpus: Path) -> list[str]:

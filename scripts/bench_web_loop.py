@@ -26,7 +26,7 @@ import web_engine
 from agents import make_agent
 from bench_loop import EngineDouble, pretend_vllm, watched
 from peak_memory import peak_megabytes
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from transformers import AutoTokenizer
 from web_engine import make_tasks, start
 
@@ -101,9 +101,8 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3, help="the worst one counts")
-    parser.add_argument("--quick", action="store_true", help="one run of 16 episodes: holds no bar")
+    add_quick(parser, episodes=16, runs=1)
     options = parser.parse_args()
-    episodes, runs = (16, 1) if options.quick else (options.episodes, options.runs)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or models.smollm2())
     pretend_vllm()
     engine = start(web_engine.__file__, str(PAGE_WORDS), str(SECONDS))
@@ -111,21 +110,21 @@ def main() -> int:
     url = engine.stdout.readline().strip()
     before = peak_megabytes()
     found = []
-    for _ in range(runs):
+    for _ in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(asyncio.run(measure(tokenizer, url, Path(folder), episodes)))
+            found.append(asyncio.run(measure(tokenizer, url, Path(folder), options.episodes)))
         print(found[-1], flush=True)
     engine.kill()
     engine.wait()
     megabytes = peak_megabytes() + max(one["readers_megabytes"] for one in found)
     largest = max(one["largest_stall_ms"] for one in found)
     holds = (
-        episodes >= EPISODES
+        options.episodes >= EPISODES
         and largest <= MOST_STALL_MS
         and megabytes < MOST_MEGABYTES
         and not any(one["failed"] for one in found)
     )
-    result: dict[str, Any] = {"episodes": episodes, "load_average": round(os.getloadavg()[0], 1)}
+    result: dict[str, Any] = {"episodes": options.episodes, "load_average": round(os.getloadavg()[0], 1)}
     result |= {name: [one[name] for one in found] for name in found[0]}
     result |= {
         "largest_stall_ms": largest,

@@ -10,7 +10,6 @@ is a script; the chunk holds what somebody might write who knows our prompts.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import tokenizer_shapes
 from agents import make_agent
+from quick import command_line
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
@@ -104,7 +104,7 @@ def write() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the blocks, or write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--write", action="store_true", help="put them into docs/design.md")
     if parser.parse_args(argv).write:
         write()

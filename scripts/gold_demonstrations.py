@@ -9,7 +9,6 @@ episode becomes a trace in OUT_DIR, for `atommem train sft --data OUT_DIR --temp
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agents import make_agent
+from quick import command_line
 
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect
@@ -79,7 +79,7 @@ async def demonstrate(tasks: list[Task], tokenizer: Any, out: Path, chunk_tokens
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("tasks", metavar="TASKS", help="a file of `atommem data build` with one question a task")
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("--tokenizer", required=True, help="of the model that is to learn from them")

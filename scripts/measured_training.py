@@ -11,7 +11,6 @@ which resident memory is not.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quick import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCHITECTURES = ROOT / "train" / "architectures"
@@ -226,7 +226,7 @@ def run(flags: Sequence[str], is_sharded: bool = False) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and write what it took; of several processes the first one does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cpu_fsdp2", action="store_true", help="let accelerate shard CPU processes as it does GPUs")
     argv = list(sys.argv[1:] if argv is None else argv)

@@ -8,12 +8,13 @@ The last line is one JSON object with "holds"; the exit status is 0 if and only 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 from pathlib import Path
 from typing import Any
+
+from quick import command_line
 
 from atommem.errors import TraceError
 from atommem.memory.operations import POLICY
@@ -113,7 +114,7 @@ def _print(title: str, figures: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     evaluation = commands.add_parser("eval", help="folders of `atommem eval`")
     evaluation.add_argument("folders", nargs="+", type=Path, metavar="EVAL_DIR")

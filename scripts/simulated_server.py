@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import IO, Any
 
+from quick import command_line
 from tokenizers import Tokenizer
 
 MODEL = "simulated"
@@ -211,7 +212,7 @@ async def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Read the command line and serve."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tokenizer", type=Path, required=True, help="model folder with a tokenizer.json")
     parser.add_argument("--port", type=int, default=0, help="0 (default) takes a free one")
     parser.add_argument("--latency", type=float, default=1.0, help="seconds that a completion takes")

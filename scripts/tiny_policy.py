@@ -5,10 +5,10 @@ python scripts/tiny_policy.py OUT_DIR [--seed N]
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from quick import command_line
 from rich.console import Console
 
 from atommem.demo.recipe import PolicySize, Recipe
@@ -30,7 +30,7 @@ def cold_start(out: Path, seed: int, recipe: Recipe = RECIPE) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Make the policy and print its folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
