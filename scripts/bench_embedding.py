@@ -36,7 +36,7 @@ from typing import Any
 import models
 import numpy as np
 from quick import add_quick, command_line, last_line
-from simulated_server import serve
+from simulated_server import embeddings, serve
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
@@ -60,8 +60,7 @@ async def answer(model: Path) -> None:
     embedder = MicroBatcher(SentenceTransformerEmbedder(model), cache_size=0)
 
     async def handle(path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        vectors = await embedder.embed(json.loads(body)["input"], "entry")
-        return 200, {"data": [{"index": index, "embedding": row} for index, row in enumerate(vectors.tolist())]}
+        return 200, embeddings(await embedder.embed(json.loads(body)["input"], "entry"))
 
     server = await serve(handle, 0)
     print(server.sockets[0].getsockname()[1], flush=True)

@@ -23,7 +23,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -41,6 +40,7 @@ from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
+from atommem.servers.vllm_process import free_port
 from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
 from atommem.train.resume.sharded import MODEL_FOLDER, OPTIMIZER_FOLDER
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
@@ -133,11 +133,8 @@ class Command:
 
     def start(self, ranks: int) -> Run:
         """Start it; what its processes print goes to the end of the log."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         flags = [*self._flags, "--per_device_train_batch_size", str(EPISODES // ranks)]
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         run = []
         for rank in range(ranks):
             own = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} if self._sharded else {}

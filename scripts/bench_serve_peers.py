@@ -37,7 +37,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -50,6 +49,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from serve_gateways import serving
+from simulated_server import embeddings, serve
 from vllm_process import VllmServer
 
 from atommem.config import EmbedderConfig
@@ -73,41 +73,22 @@ class Helper:
 
     def __init__(self, embedder: Any) -> None:
         self.texts = 0
-        loop = asyncio.new_event_loop()
 
-        def embedded(body: dict[str, Any]) -> dict[str, Any]:
-            texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
-            self.texts += len(texts)
-            rows = loop.run_until_complete(embedder.embed(texts, "entry"))
-            return {"data": [{"index": i, "embedding": row.tolist()} for i, row in enumerate(rows)]}
-
-        def copied(body: dict[str, Any]) -> dict[str, Any]:
-            said = body["messages"][-1]["content"].partition("of the text:\n")[2].partition("\n\nScratchpad:")[0]
+        async def handle(path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+            asked = json.loads(body)
+            if path == "/v1/embeddings":
+                texts = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
+                self.texts += len(texts)
+                return 200, embeddings(await embedder.embed(texts, "entry"))
+            said = asked["messages"][-1]["content"].partition("of the text:\n")[2].partition("\n\nScratchpad:")[0]
             message = {"role": "assistant", "content": f"<create_memory>{said}</create_memory>"}
             usage = {"prompt_tokens": 0, "completion_tokens": 0}
-            return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+            return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
 
-        routes: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "/v1/embeddings": embedded,
-            "/v1/chat/completions": copied,
-        }
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer = json.dumps(routes[self.path](body)).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        loop = asyncio.new_event_loop()
+        server = loop.run_until_complete(serve(handle, 0))
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        threading.Thread(target=loop.run_forever, daemon=True).start()
 
 
 @dataclass
