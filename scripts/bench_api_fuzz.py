@@ -15,24 +15,20 @@ The last line is JSON; exit status 1 where the bar is missed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 import re
 import sys
 import tempfile
-import threading
-import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from quick import add_quick, command_line, last_line
@@ -42,13 +38,12 @@ from serve_gateways import Secretary
 from atommem.face.engine import Engine
 from atommem.policy.contract import Completion, Sampling
 from atommem.serve.api_keys import Keys
-from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
-from atommem.serve.conversations import Conversations
 from atommem.serve.guard import LOGGER, Limits
-from atommem.serve.schema import open_database
-from atommem.serve.serve_metrics import Metrics
 from atommem.serve.served_policy import ServedPolicy
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.serve.servers import Running, make_conversations, running
 
 SECRET = "the vault opens with 715100317"
 OPEN = {"/health", "/ready"}
@@ -75,23 +70,11 @@ class Listening(Secretary):
         return await super().complete_chat(messages, sampling)
 
 
-@contextlib.contextmanager
-def gateway(policy: Listening, folder: Path) -> Iterator[tuple[str, Conversations]]:
-    """It listens until the block ends; its URL and conversations."""
+def gateway(policy: Listening, folder: Path) -> AbstractContextManager[Running]:
+    """A server in this process."""
     engine = Engine.open(policy, embedder="hashing", max_reads=2)  # type: ignore[arg-type]
-    log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
-    conversations = Conversations(ServedPolicy.of(engine, "secretary", "script"), log, Metrics())
-    app = make_app(conversations, Limits(requests_per_minute=None))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", access_log=False))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", conversations
-    finally:
-        server.should_exit = True
-        thread.join()
+    conversations = make_conversations(folder / "log.db", ServedPolicy.of(engine, "secretary", "script"))
+    return running(conversations, Limits(requests_per_minute=None))
 
 
 def fuzzed(url: str, key: str, cases: int) -> dict[str, Any]:
@@ -330,11 +313,12 @@ def main(argv: list[str] | None = None) -> int:
     add_quick(parser, cases=200)
     options = parser.parse_args(argv)
     policy = Listening()
-    with tempfile.TemporaryDirectory() as name, gateway(policy, Path(name)) as (url, conversations):
-        result: dict[str, Any] = {"matrix": matrix(url, conversations.log)}
-        _, key = Keys(conversations.log).add("fuzz")
+    with tempfile.TemporaryDirectory() as name, gateway(policy, Path(name)) as server:
+        url, log = server.url, server.conversations.log
+        result: dict[str, Any] = {"matrix": matrix(url, log)}
+        _, key = Keys(log).add("fuzz")
         result["forged"] = forged(url, key, policy)
-        result["beside"] = beside(url, conversations.log, 60 if options.quick else 1000)
+        result["beside"] = beside(url, log, 60 if options.quick else 1000)
         print(json.dumps(result, indent=2), flush=True)
         result["fuzz"] = fuzzed(url, key, options.cases)
     enough = options.quick or result["fuzz"]["cases"] >= options.cases

@@ -32,6 +32,7 @@ from serve_gateways import Gateway, postgres, postgres_programs
 from atommem.memory.contents import replay
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import open_database
+from atommem.servers.vllm_control import parse_metrics
 
 CLIENTS = 8
 
@@ -204,8 +205,7 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
 
 
 def _conflicts(gateway: Gateway) -> int:
-    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
-    return int(float(next(line.split()[1] for line in lines if line.startswith("atommem_conflicts_total"))))
+    return int(parse_metrics(httpx.get(f"{gateway.url}/metrics").text)["atommem_conflicts_total"])
 
 
 def main(argv: list[str] | None = None) -> int:

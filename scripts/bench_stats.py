@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from quick import add_quick, command_line, last_line
+from scipy.stats import binom
 
 from atommem.envs.scoring.statistics import Units, clustered_estimate, holm, paired_difference, sign_flip_test
 
@@ -119,11 +120,7 @@ def sign_test(gaps: Values, codes: Labels) -> float:
     """The exact sign test over units, which reports had before."""
     sums = [gaps[codes == code].sum() for code in range(codes.max() + 1)]
     wins, losses = sum(x > 0 for x in sums), sum(x < 0 for x in sums)
-    n, chance, total = wins + losses, 1.0, 0.0
-    for k in range(min(wins, losses) + 1):
-        total += chance
-        chance *= (n - k) / (k + 1)
-    return min(1.0, 2 * total / 2.0**n)
+    return min(1.0, 2 * float(binom.cdf(min(wins, losses), wins + losses, 0.5)))
 
 
 def largest_differences(tables: int, seed: int) -> dict[str, float]:

@@ -56,22 +56,13 @@ def make_inputs(
     folder: Path, model: Any, tasks: int, documents: int, words: int, questions: int = 1
 ) -> tuple[str, ...]:
     """Model, tokenizer (a word is a token) and tasks of random words; returns the flags that name them."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import PreTrainedTokenizerFast
-
+    from atommem.demo.tiny_policy import word_tokenizer
     from atommem.envs.task import Document, Question, Task
     from atommem.envs.task_files import save_tasks
 
     size = model.config.vocab_size
-    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{index}": index for index in range(3, size)}
-    backend = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = WhitespaceSplit()
     model.save_pretrained(folder / "model")
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    ).save_pretrained(folder / "model")
+    word_tokenizer(f"w{index}" for index in range(3, size)).save_pretrained(folder / "model")
     rng = random.Random(0)
 
     def text(count: int) -> str:

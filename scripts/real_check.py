@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from quick import command_line
+from quick import command_line, last_line
 
 from atommem.errors import TraceError
 from atommem.memory.operations import POLICY
@@ -42,29 +43,26 @@ def check_eval(folder: Path, tasks: int) -> dict[str, Any]:
         else:
             problems.append(f"{path} ends before its episode does")
     problems += [f"{task_id} has no complete trace" for task_id in records if task_id not in traces]
-    endings: dict[str, int] = {}
+    endings: Counter[str] = Counter()
     for task_id, record in records.items():
         ending = record["stop_reason"]
         if ending == "failed":
             ending = f"failed: {record['error']}"
             if not record["error"]:
                 problems.append(f"{task_id} failed without a reason")
-        endings[ending] = endings.get(ending, 0) + 1
+        endings[ending] += 1
     steps = [step for trace in traces.values() for step in trace.episode.steps]
-    skipped: dict[str, int] = {}
-    for step in steps:
-        for problem in step.problems:
-            skipped[str(problem.reason)] = skipped.get(str(problem.reason), 0) + 1
+    skipped = Counter(str(problem.reason) for step in steps for problem in step.problems)
     scored = [question for record in records.values() for question in record["questions"]]
     return {
         "tasks": len(records),
         "traces": len(traces),
         "failed": sum(record["stop_reason"] == "failed" for record in records.values()),
-        "endings": endings,
+        "endings": dict(endings),
         "steps": len(steps),
         "actions": sum(len(step.actions) for step in steps),
         "operations": sum(operation.actor == POLICY for step in steps for operation in step.operations),
-        "skipped": skipped,
+        "skipped": dict(skipped),
         "em": _mean([question["metrics"]["em"] for question in scored]),
         "f1": _mean([question["metrics"]["f1"] for question in scored]),
         "problems": problems,
@@ -131,8 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         results[folder.name] = check(folder, count)
         _print(str(folder), results[folder.name])
     holds = not any(result["problems"] for result in results.values())
-    print(json.dumps({**results, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({**results, "holds": holds})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from atommem.demo.recipe import PolicySize, Recipe
 from atommem.demo.run import Demo
+from atommem.policy.local import LocalPolicy
 
 RECIPE = Recipe(size=PolicySize(heads=2, head_width=32))
 """The demo's with two heads instead of four and more of both lessons: what the figures of those benches are of."""
@@ -26,6 +27,14 @@ def cold_start(out: Path, seed: int, recipe: Recipe = RECIPE) -> Path:
         demo.learn_to_copy()
         demo.cold_start()
     return folder
+
+
+def taken_up(start: Path, recipe: Recipe, out: Path, seed: int = 0) -> Demo:
+    """A demo in `out` that goes on from the policy in the folder `start`, whose vocabulary's order is its own."""
+    demo = Demo(recipe, out, seed, Console(highlight=False, soft_wrap=True))
+    policy = LocalPolicy.from_pretrained(start)
+    demo.model, demo.tokenizer = policy.model, policy.tokenizer
+    return demo
 
 
 def main(argv: list[str] | None = None) -> int:
