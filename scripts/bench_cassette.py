@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import re
@@ -21,13 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from toy_training import WORLD, toy_trainer
-from web_engine import Engine, asking, make_tasks, start
+from web_engine import Engine, asking, make_tasks
 
 from atommem.envs.synthetic.world import make_task
 from atommem.envs.web.net.cassette import Cassette
@@ -53,13 +54,16 @@ def agent_of(url: str, cassette: str, **settings: Any) -> Agent:
     return asking(url, call, max_calls=CALLS, tool_retries=1, cassette=cassette, **settings)
 
 
-async def run_some(url: str, cassette: str, numbers: Sequence[int]) -> list[Episode]:
-    """These episodes, together."""
-    agent = agent_of(url, cassette)
-    tasks = make_tasks(EPISODES, CALLS)
-    done = await EpisodeRunner(agent).run_all([(tasks[number], 0) for number in numbers])
-    await agent.environments.close()
-    return done
+def run_some(url: str, cassette: str, numbers: Sequence[int]) -> bool:
+    """These episodes, together, in a process of their own; whether all were right."""
+
+    async def run() -> list[Episode]:
+        agent, tasks = agent_of(url, cassette), make_tasks(EPISODES, CALLS)
+        done = await EpisodeRunner(agent).run_all([(tasks[number], 0) for number in numbers])
+        await agent.environments.close()
+        return done
+
+    return all(episode.reward == 1.0 for episode in asyncio.run(run()))
 
 
 def once(folder: Path, episodes: int) -> dict[str, Any]:
@@ -67,9 +71,9 @@ def once(folder: Path, episodes: int) -> dict[str, Any]:
     engine = Engine(seconds=0.02)
     cassette = str(folder / "shared.db")
     began = time.perf_counter()
-    shares = [",".join(map(str, range(first, episodes, PROCESSES))) for first in range(PROCESSES)]
-    processes = [start(__file__, "--worker", engine.url, cassette, share) for share in shares]
-    failed = [process.wait() for process in processes]
+    shares = [range(first, episodes, PROCESSES) for first in range(PROCESSES)]
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+        right = list(pool.map(run_some, [engine.url] * PROCESSES, [cassette] * PROCESSES, shares))
     seconds = time.perf_counter() - began
     made = dict(engine.asked)
     engine.close()
@@ -79,7 +83,7 @@ def once(folder: Path, episodes: int) -> dict[str, Any]:
         "distinct": len(wanted),
         "requests": sum(made.values()),
         "seconds": round(seconds, 1),
-        "holds": not any(failed) and len(made) == len(wanted) and set(made.values()) == {1},
+        "holds": all(right) and len(made) == len(wanted) and set(made.values()) == {1},
     }
 
 
@@ -158,14 +162,8 @@ def trained(folder: Path) -> dict[str, Any]:
 def main() -> int:
     """Run all three, print a line for each and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help="four episodes: holds no bar")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        url, cassette, share = options.worker
-        done = asyncio.run(run_some(url, cassette, [int(number) for number in share.split(",")]))
-        return int(any(episode.reward != 1.0 for episode in done))
-    episodes = 4 if options.quick else EPISODES
+    add_quick(parser)
+    episodes = 4 if parser.parse_args().quick else EPISODES
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         result: dict[str, Any] = {"episodes": episodes, "processes": PROCESSES}

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,6 +27,7 @@ from typing import Any
 import models
 from agents import make_agent
 from bench_eval_overhead import InLoop
+from peak_memory import forget_peak, peak_megabytes
 from quick import add_quick, command_line, last_line
 from simulated_server import Simulation
 from transformers import AutoTokenizer
@@ -75,32 +74,6 @@ class Chunking(LongDocEnvironments):
             self.cpu_seconds += time.thread_time() - cpu
 
 
-class Resident:
-    """A context manager: the highest resident memory of this process while it is open, in bytes."""
-
-    def __init__(self) -> None:
-        self.peak = resident()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Resident:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.002):
-            self.peak = max(self.peak, resident())
-
-
-def resident() -> int:
-    """Bytes of this process in physical memory (Linux)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def folders() -> Iterator[Path]:
     """A fresh folder every time."""
     with tempfile.TemporaryDirectory() as name:
@@ -116,11 +89,10 @@ async def measure(
     agent = make_agent(policy, embedder, tokenizer, temperature=0.0, seed=0)
     agent.environments = environments = Chunking(LongDocConfig(), tokenizer)
     gc.collect()
-    before = resident()
-    with Resident() as memory:
-        began = time.perf_counter()
-        result = await evaluate(tasks, EpisodeRunner(agent), out, progress=False)
-        seconds = time.perf_counter() - began
+    forget_peak()
+    before, began = peak_megabytes(), time.perf_counter()
+    result = await evaluate(tasks, EpisodeRunner(agent), out, progress=False)
+    seconds, grown = time.perf_counter() - began, peak_megabytes() - before
     assert result.failed == 0, result.records
     await environments.close()
     activity = agent.activity.take()
@@ -129,7 +101,7 @@ async def measure(
         "seconds": seconds,
         "calls": calls,
         "prompt_tokens_per_call": sum(record.prompt_tokens for record in result.records) / calls,
-        "megabytes": (memory.peak - before) / 1e6,
+        "megabytes": grown * 2**20 / 1e6,
         "chunking_seconds": environments.seconds,
         "chunking_cpu_seconds": environments.cpu_seconds,
         "retrieval_seconds": activity.get("retrieve", 0.0),

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import models
-import web_engine
 from agents import make_agent
 from bench_loop import EngineDouble, pretend_vllm, watched
 from peak_memory import peak_megabytes
 from quick import add_quick, command_line, last_line
 from transformers import AutoTokenizer
-from web_engine import make_tasks, start
+from web_engine import engine_elsewhere, make_tasks
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode_runner import EpisodeRunner
@@ -105,17 +104,13 @@ def main() -> int:
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or models.smollm2())
     pretend_vllm()
-    engine = start(web_engine.__file__, str(PAGE_WORDS), str(SECONDS))
-    assert engine.stdout is not None
-    url = engine.stdout.readline().strip()
-    before = peak_megabytes()
     found = []
-    for _ in range(options.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(asyncio.run(measure(tokenizer, url, Path(folder), options.episodes)))
-        print(found[-1], flush=True)
-    engine.kill()
-    engine.wait()
+    with engine_elsewhere(PAGE_WORDS, SECONDS) as url:
+        before = peak_megabytes()
+        for _ in range(options.runs):
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(asyncio.run(measure(tokenizer, url, Path(folder), options.episodes)))
+            print(found[-1], flush=True)
     megabytes = peak_megabytes() + max(one["readers_megabytes"] for one in found)
     largest = max(one["largest_stall_ms"] for one in found)
     holds = (

@@ -6,13 +6,13 @@ import json
 import random
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import get_context
 from typing import Any
 
 from agents import make_agent
@@ -180,18 +180,20 @@ def make_tasks(count: int, calls: int) -> list[Task]:
     ]
 
 
-def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """Another process with a script; what it prints can be read."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, script, *arguments], stdin=pipe, stdout=pipe, text=True)
+@contextmanager
+def engine_elsewhere(words: int, seconds: float) -> Iterator[str]:
+    """The URL of an engine with pages of so many words, in a process of its own until the block ends."""
+    context = get_context("spawn")
+    urls = context.Queue()
+    process = context.Process(target=_be_engine, args=(urls, words, seconds), daemon=True)
+    process.start()
+    try:
+        yield urls.get(timeout=600)
+    finally:
+        process.kill()
+        process.join()
 
 
-def main() -> None:
-    """Be an engine with pages of so many words, in a process of its own, until the input ends."""
-    engine = Engine(words=int(sys.argv[1]), seconds=float(sys.argv[2]))
-    print(engine.url, flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()
+def _be_engine(urls: Any, words: int, seconds: float) -> None:
+    urls.put(Engine(words=words, seconds=seconds).url)
+    threading.Event().wait()
