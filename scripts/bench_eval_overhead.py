@@ -118,8 +118,8 @@ async def measure(url: str, options: argparse.Namespace, tasks: Sequence[Task], 
     await embedder.embed(["the first call takes longer"], "entry")
     embedding = timed(embedder)
     policy = ServerPolicy(url, tokenizer=tokenizer, max_in_flight=in_flight)
-    settings = {"chunk_tokens": CHUNK_TOKENS, "max_reads": 0, "seed": 0}
-    agent = make_agent(policy, embedder, tokenizer, encode_threads=ENCODE_THREADS, temperature=0.0, **settings)
+    settings = {"chunk_tokens": CHUNK_TOKENS, "max_reads": 0, "temperature": 0.0, "seed": 0}
+    agent = make_agent(policy, embedder, tokenizer, stored=settings, encode_threads=ENCODE_THREADS)
     runner = EpisodeRunner(agent, max_in_flight=in_flight)
     await policy.model_name()  # as the command does
     _GATE.wait()

@@ -76,8 +76,8 @@ class Run:
         self.clock = Clock(
             ServerPool([server.url for server in servers], "policy", tokenizer=tokenizer, max_in_flight=1024)
         )
-        sampling = {"temperature": 0.0, "max_tokens": 48}
-        agent = make_agent(self.clock, None, tokenizer, stored=load_config(model), **sampling)
+        settings = {**load_config(model), "temperature": 0.0, "max_tokens": 48}
+        agent = make_agent(self.clock, None, tokenizer, stored=settings)
         self.runner = EpisodeRunner(agent, max_in_flight=IN_FLIGHT)
 
     async def episodes(self, tasks: Iterable[Any], enough: asyncio.Event | None = None) -> list[Episode]:

@@ -120,8 +120,8 @@ def agent_of(setup: Setup) -> Agent:
         from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 
         embedder = SentenceTransformerEmbedder(setup.embedder_model)  # as it is: a batcher would remember vectors
-    sampling = {"temperature": 1.0, "max_tokens": 48, "seed": SEED}
-    return make_agent(policy, embedder, tokenizer, stored=saved, keep_prompts=True, **sampling)
+    settings = {**saved, "temperature": 1.0, "max_tokens": 48, "seed": SEED}
+    return make_agent(policy, embedder, tokenizer, stored=settings, keep_prompts=True)
 
 
 @cache

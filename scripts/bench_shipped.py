@@ -283,7 +283,12 @@ def _tail(log: Path) -> str:
 
 def make_traces(folder: Path) -> None:
     """What sft_qwen3_8b learns from: the tiny policy's own episodes, where they were right."""
-    made = {"policy": "model", "embedder": "hashing", "data": "data/hotpotqa_train.parquet", "out": "runs/teacher"}
+    made: dict[str, Any] = {
+        "policy": "model",
+        "embedder": "hashing",
+        "data": "data/hotpotqa_train.parquet",
+        "out": "runs/teacher",
+    }
     made |= {"samples_per_task": 8, "max_tokens": 6, "temperature": 1}
     subprocess.run([*ATOMMEM, "eval", *flags(made)], cwd=folder, check=True, capture_output=True, timeout=600)
 

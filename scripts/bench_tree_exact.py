@@ -64,7 +64,7 @@ def real_rows(model: Any, tokenizer: Any, episodes: int) -> list[Row]:
     task = next(iter(generate(WorldConfig(prose="plain", distractors=4), 1, 0)))
     settings = {"templates": "compact", "chunk_tokens": 100, "max_reads": 0, "max_tokens": 12, "seed": 0}
     policy = LocalPolicy(model, tokenizer)
-    agent = make_agent(policy, HashingEmbedder(64), keep_prompts=True, temperature=1.0, **settings)
+    agent = make_agent(policy, HashingEmbedder(64), keep_prompts=True, temperature=1.0, stored=settings)
     runner = EpisodeRunner(agent, limits=Limits(max_steps=2))
     group = asyncio.run(runner.run_all([(task, sample) for sample in range(episodes)]))
     return [Row(s.prompt_ids, s.token_ids, s.logprobs, i, 1, 1) for i, e in enumerate(group) for s in e.steps]

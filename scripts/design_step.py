@@ -54,7 +54,7 @@ def blocks() -> dict[str, str]:
     texts = iter(COMPLETIONS)
     policy = ScriptedPolicy(tokenizer, lambda prompt: next(texts))
     settings = {"chunking": "documents", "capacity": 20, "max_tokens": 400}
-    agent = make_agent(policy, HashingEmbedder(512), tokenizer, **settings)
+    agent = make_agent(policy, HashingEmbedder(512), tokenizer, stored=settings)
     episode = asyncio.run(EpisodeRunner(agent).run(TASK))
     step, after = episode.steps[1], episode.steps[2]
     assert episode.reward == 1.0, "the script answers from what it kept"

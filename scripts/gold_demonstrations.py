@@ -66,9 +66,10 @@ def reader(task: Task, dialect: Dialect, answering: str) -> Callable[[str], str]
 async def demonstrate(tasks: list[Task], tokenizer: Any, out: Path, chunk_tokens: int) -> None:
     """Run the reader on every task and write the traces."""
     # Two entries at most, so every embedder retrieves both.
-    embedder, settings = HashingEmbedder(256), {"chunk_tokens": chunk_tokens, "max_reads": 0}
+    embedder = HashingEmbedder(256)
     policy = ScriptedPolicy(tokenizer, lambda prompt: script(prompt), tokenizer.eos_token_id)
-    agent = make_agent(policy, embedder, tokenizer, stored=asdict(MEMORY), **settings)
+    settings = {**asdict(MEMORY), "chunk_tokens": chunk_tokens, "max_reads": 0}
+    agent = make_agent(policy, embedder, tokenizer, stored=settings)
     answering = agent.environments.section(MEMORY.templates).pieces["answering"]
     for number, task in enumerate(tasks):
         script = reader(task, agent.dialect, answering)
