@@ -38,7 +38,6 @@ from serve_gateways import Secretary
 from atommem.face.engine import Engine
 from atommem.policy.contract import Completion, Sampling
 from atommem.serve.api_keys import Keys
-from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.guard import LOGGER, Limits
 from atommem.serve.served_policy import ServedPolicy
 
@@ -113,14 +112,10 @@ def fuzzed(url: str, key: str, cases: int) -> dict[str, Any]:
     return {"cases": sum(statuses.values()), "statuses": told, "server_errors": broken[:5]}
 
 
-def matrix(url: str, log: ConversationLog) -> dict[str, Any]:
+def matrix(server: Running) -> dict[str, Any]:
     """Every route of the schema, with one owner's ids, asked by nobody, by another and by the owner."""
-    keys = {owner: Keys(log).add(owner)[1] for owner in ("ann", "bob")}
-    clients = {
-        owner: httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
-        for owner, key in keys.items()
-    }
-    clients["nobody"] = httpx.Client(base_url=url, timeout=60)
+    log = server.conversations.log
+    clients = {owner: server.http(Keys(log).add(owner)[1]) for owner in ("ann", "bob")} | {"nobody": server.http()}
     ann = clients["ann"]
     conversation = ann.post("/v1/conversations", json={"items": [{"content": SECRET}]}).json()["id"]
     response = ann.post("/v1/responses", json={"conversation": conversation, "input": "Which vault?"}).json()["id"]
@@ -175,11 +170,11 @@ def matrix(url: str, log: ConversationLog) -> dict[str, Any]:
     return {"routes": len(routes), "requests": asked, "refused_to_the_owner": refused, "leaks": leaks}
 
 
-def forged(url: str, key: str, policy: Listening) -> dict[str, Any]:
+def forged(server: Running, key: str, policy: Listening) -> dict[str, Any]:
     """Hostile texts through every door; which of them came out as structure."""
     found: list[str] = []
     seen = 0
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as http:
+    with server.http(key) as http:
         for text in HOSTILE:
             name = http.post("/v1/conversations", json={"metadata": {"goal": text}}).json()["id"]
             path = f"/v1/conversations/{name}"
@@ -227,10 +222,11 @@ class Crashes(logging.Handler):
         self.found.append(str(record.msg))
 
 
-def beside(url: str, log: ConversationLog, cases: int) -> dict[str, Any]:
+def beside(server: Running, cases: int) -> dict[str, Any]:
     """`/mcp` and `/ui`, asked for another's conversation and for anything."""
+    log = server.conversations.log
     keys = {owner: Keys(log).add(owner)[1] for owner in ("eve", "dan")}
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys['dan']}"}, timeout=60) as http:
+    with server.http(keys["dan"]) as http:
         given_to = {"items": [{"content": SECRET, "name": "vault"}]}
         hers = http.post("/v1/conversations", json=given_to).raise_for_status().json()["id"]
     before = log.load(hers, "dan", "none").version
@@ -238,7 +234,7 @@ def beside(url: str, log: ConversationLog, cases: int) -> dict[str, Any]:
     wrong: list[str] = []
     crashes = Crashes()
     LOGGER.addHandler(crashes)
-    with httpx.Client(base_url=url, timeout=60) as http:
+    with server.http() as http:
         headers = {"Authorization": f"Bearer {keys['eve']}", "Accept": "application/json, text/event-stream"}
 
         def call(method: str, params: Any) -> httpx.Response:
@@ -314,13 +310,12 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     policy = Listening()
     with tempfile.TemporaryDirectory() as name, gateway(policy, Path(name)) as server:
-        url, log = server.url, server.conversations.log
-        result: dict[str, Any] = {"matrix": matrix(url, log)}
-        _, key = Keys(log).add("fuzz")
-        result["forged"] = forged(url, key, policy)
-        result["beside"] = beside(url, log, 60 if options.quick else 1000)
+        result: dict[str, Any] = {"matrix": matrix(server)}
+        _, key = Keys(server.conversations.log).add("fuzz")
+        result["forged"] = forged(server, key, policy)
+        result["beside"] = beside(server, 60 if options.quick else 1000)
         print(json.dumps(result, indent=2), flush=True)
-        result["fuzz"] = fuzzed(url, key, options.cases)
+        result["fuzz"] = fuzzed(server.url, key, options.cases)
     enough = options.quick or result["fuzz"]["cases"] >= options.cases
     wrong = result["matrix"]["leaks"] or result["forged"]["forged"] or result["fuzz"]["server_errors"]
     wrong = wrong or result["beside"]["wrong"]
@@ -328,4 +323,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -179,4 +178,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -21,7 +21,6 @@ import asyncio
 import json
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -117,10 +116,15 @@ def gain(differences: np.ndarray) -> dict[str, Any]:
     return {"mean": round(float(differences.mean()), 4), "interval": interval}
 
 
+def zipf(first: int = 0) -> tuple[list[str], list[float]]:
+    """The words without the `first` most common, and their cumulated weights."""
+    words = [f"w{number}" for number in range(first, WORDS)]
+    return words, list(accumulate(1 / rank**EXPONENT for rank in range(first + 1, WORDS + 1)))
+
+
 def generated(count: int, seed: int = 0) -> Iterator[Page]:
     """Passages of words that follow Zipf's law."""
-    rng, words = random.Random(seed), [f"w{number}" for number in range(WORDS)]
-    weights = list(accumulate(1 / rank**EXPONENT for rank in range(1, WORDS + 1)))
+    rng, (words, weights) = random.Random(seed), zipf()
     for numbers in batched(range(count), 1000):
         drawn = rng.choices(words, cum_weights=weights, k=LENGTH * len(numbers))
         for place, number in enumerate(numbers):
@@ -141,8 +145,7 @@ def measure_million(count: int, queries: int, folder: Path) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     times = {}
     for kind, first in (("rare", COMMON), ("any", 0)):
-        rng, words = random.Random(1), [f"w{number}" for number in range(first, WORDS)]
-        weights = list(accumulate(1 / rank**EXPONENT for rank in range(first + 1, WORDS + 1)))
+        rng, (words, weights) = random.Random(1), zipf(first)
         asked = [" ".join(rng.choices(words, cum_weights=weights, k=QUERY)) for _ in range(queries)]
         times[kind] = percentiles(asyncio.run(searched(Corpus(folder), asked, "lexical", AT))[1])
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -189,4 +192,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

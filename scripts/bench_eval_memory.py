@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -152,4 +151,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import time
 from typing import Any
 
@@ -200,4 +199,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -112,15 +112,21 @@ def pretend_vllm() -> None:
     sys.modules["vllm"] = vllm
 
 
-def answers_of(tokenizer: Any, count: int = 64) -> list[list[int]]:
-    """What the engine answers: notes while it reads, and an answer, which counts once there is a question."""
+def answering(draw: random.Random, index: int) -> str:
+    """An answer, which counts once there is a question."""
+    return "<final_answer>\\boxed{Rome}</final_answer>"
+
+
+def answers_of(tokenizer: Any, count: int, ending: Callable[[random.Random, int], str]) -> list[list[int]]:
+    """What the engine answers: notes, and what `ending` makes of a draw and the answer's number."""
     draw = random.Random(0)
     texts = []
     for index in range(count):
+        last = ending(draw, index)
         notes = " ".join(f"note {draw.randrange(10_000)}" for _ in range(draw.randrange(1, 5)))
         texts.append(
             f"<create_memory>{notes}</create_memory><update_scratchpad>{notes} {index}</update_scratchpad>"
-            f"<read_memory>{notes[:20]}</read_memory><final_answer>\\boxed{{Rome}}</final_answer>"
+            f"<read_memory>{notes[:20]}</read_memory>{last}"
         )
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
@@ -147,7 +153,7 @@ def agent_of(tokenizer: Any, policy: Any, threads: int) -> Agent:
 async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig) -> dict[str, float]:
     """Run the episodes; returns the stalls in ms, and what the rollout took."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer)), tokenizer)
+    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer, 64, answering)), tokenizer)
     agent = agent_of(tokenizer, policy, ENCODE_THREADS if encoding == "threads" else 0)
     if encoding == "processes":
         pool = ProcessPoolExecutor(ENCODE_THREADS, initializer=_in_a_process, initargs=(str(folder), agent_of))
@@ -214,4 +220,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

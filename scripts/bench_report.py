@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -142,4 +141,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -29,7 +29,6 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -266,4 +265,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from quick import add_quick, command_line, last_line
+from quick import add_quick, command_line, last_line, seconds_of
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
@@ -139,12 +139,7 @@ async def large_bank(records: int, dim: int, folder: Path) -> dict[str, Any]:
     bank = await Bank(embedder, retention="fifo", capacity=records).open(path)
 
     async def timed(call: Any, times: int) -> float:
-        taken = []
-        for number in range(times):
-            began = time.perf_counter()
-            await call(number)
-            taken.append(time.perf_counter() - began)
-        return round(float(np.median(taken)) * 1e3, 3)
+        return round(float(np.median([await seconds_of(call(number)) for number in range(times)])) * 1e3, 3)
 
     async def add(number: int) -> None:
         await bank.end(Experience(f"{number} what is to be done", "what was done", float(number % 3 > 0), {"steps": 9}))
@@ -245,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

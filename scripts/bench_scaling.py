@@ -12,7 +12,6 @@ interval ends at 1.10 at most, and the peak memory at the most documents is at m
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from dataclasses import replace
 from itertools import chain
@@ -94,4 +93,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -22,7 +22,6 @@ import json
 import os
 import random
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -177,4 +176,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -232,4 +231,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

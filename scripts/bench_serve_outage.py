@@ -12,7 +12,6 @@ The last line is JSON; exit status 1 where the bar is missed.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -83,4 +82,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -10,7 +10,6 @@ the server is back, completions must come as fast as before.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -192,4 +191,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

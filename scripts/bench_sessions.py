@@ -29,7 +29,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -366,4 +365,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -16,7 +16,6 @@ at .05 rejects a true null hypothesis in 4.5 to 5.5%; its power is at least that
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import sqrt
@@ -203,4 +202,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -34,7 +34,6 @@ import argparse
 import asyncio
 import copy
 import random
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -316,4 +315,4 @@ def _rounded(phases: dict[str, np.ndarray], which: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

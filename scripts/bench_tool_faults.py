@@ -25,7 +25,6 @@ import asyncio
 import json
 import random
 import sqlite3
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -199,4 +198,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

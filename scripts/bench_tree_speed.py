@@ -24,7 +24,6 @@ from __future__ import annotations
 import inspect
 import random
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -218,4 +217,4 @@ def _figures(shape: Shape, seconds: dict[str, Any], fastest: dict[str, int]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import io
 import json
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -180,4 +179,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -16,14 +16,14 @@ import asyncio
 import json
 import os
 import random
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import models
 from agents import make_agent
-from bench_loop import EngineDouble, pretend_vllm, watched
+from bench_loop import EngineDouble, answers_of, pretend_vllm, watched
 from peak_memory import peak_megabytes
 from quick import add_quick, command_line, last_line
 from transformers import AutoTokenizer
@@ -38,26 +38,18 @@ EPISODES, CALLS, SECONDS, PAGE_WORDS = 256, 6, 0.2, 400
 MOST_STALL_MS, MOST_MEGABYTES = 50.0, 1500
 
 
-def answers_of(tokenizer: Any, url: str, count: int) -> list[list[int]]:
-    """What the engine answers: notes and a call, half of them for pages that others read too."""
-    draw = random.Random(0)
-    texts = []
-    for index in range(count):
-        name = f"page{index if index % 2 else draw.randrange(20)}"
-        call = {"name": "visit", "arguments": {"page": f"{url}/{name}"}}
-        if draw.random() < 0.3:
-            call = {"name": "search", "arguments": {"query": name}}
-        notes = " ".join(f"note {draw.randrange(10_000)}" for _ in range(draw.randrange(1, 5)))
-        texts.append(
-            f"<create_memory>{notes}</create_memory><update_scratchpad>{notes} {index}</update_scratchpad>"
-            f"<read_memory>{notes[:20]}</read_memory><tool_call>{json.dumps(call)}</tool_call>"
-        )
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+def calling(url: str, draw: random.Random, index: int) -> str:
+    """A call, half of them for pages that others read too."""
+    name = f"page{index if index % 2 else draw.randrange(20)}"
+    call = {"name": "visit", "arguments": {"page": f"{url}/{name}"}}
+    if draw.random() < 0.3:
+        call = {"name": "search", "arguments": {"query": name}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
 async def measure(tokenizer: Any, url: str, folder: Path, episodes: int) -> dict[str, float]:
     """Run the episodes; the stalls in ms, and what was done."""
-    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer, url, episodes * CALLS)), tokenizer)
+    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer, episodes * CALLS, partial(calling, url))), tokenizer)
     agent = make_agent(
         policy,
         HashingEmbedder(64),
@@ -131,4 +123,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -47,6 +48,13 @@ def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a call gives, in a process of its own that has imported the bench and nothing more."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+async def seconds_of(work: Awaitable[Any]) -> float:
+    """How long it takes."""
+    began = time.perf_counter()
+    await work
+    return time.perf_counter() - began
 
 
 def last_line(result: Mapping[str, Any]) -> int:

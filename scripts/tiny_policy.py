@@ -5,7 +5,6 @@ python scripts/tiny_policy.py OUT_DIR [--seed N]
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from quick import command_line
@@ -48,4 +47,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
