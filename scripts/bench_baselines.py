@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -146,7 +146,7 @@ def compare_stores(folder: Path | None, streams: int, record: bool) -> tuple[dic
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0 if and only if everything holds."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer streams")
+    add_quick(parser)
     parser.add_argument("--authors", type=Path, metavar="FOLDER", help="their code, to be run")
     parser.add_argument("--record", action="store_true", help="keep what their code makes of the first streams")
     given = parser.parse_args(argv)

@@ -100,15 +100,12 @@ def steps(episodes: int, round_: int) -> list[list[Action]]:
 
 async def run_step(embedder: Embedder, actions: list[list[Action]]) -> tuple[float, list[float]]:
     """Apply every episode's actions to its own memory at once; seconds, and the scores retrieved."""
-    memories = [WorkingMemory(embedder, _no_tokenizer(), MemoryConfig()) for _ in actions]
+    tokenizer: Any = None  # measures scratchpads; there are none here
+    memories = [WorkingMemory(embedder, tokenizer, MemoryConfig()) for _ in actions]
     started = time.perf_counter()
     await asyncio.gather(*(memory.apply(each, 0) for memory, each in zip(memories, actions, strict=True)))
     seconds = time.perf_counter() - started
     return seconds, [memory.view().retrieved[0].score for memory in memories]
-
-
-def _no_tokenizer() -> Any:
-    return None  # measures scratchpads; there are none here
 
 
 async def measure(model: Path, url: str, episodes: int, rounds: int) -> dict[str, Any]:

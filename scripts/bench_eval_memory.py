@@ -18,7 +18,7 @@ import asyncio
 import gc
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,6 @@ class Chunking(LongDocEnvironments):
             self.cpu_seconds += time.thread_time() - cpu
 
 
-def folders() -> Iterator[Path]:
-    """A fresh folder every time."""
-    with tempfile.TemporaryDirectory() as name:
-        for number in range(1_000_000):
-            yield Path(name, str(number))
-
-
 async def measure(
     tokenizer: Any, embedder: Embedder, tasks: Sequence[Task], out: Path, latency: float
 ) -> dict[str, float]:
@@ -123,10 +116,10 @@ def main() -> int:
     embedder = make_embedder(EmbedderConfig(*(("sentence_transformer", model) if model else ("hashing",))))
     tasks = [make_long_task(index, documents) for index in range(1 + count)]
     tokens = len(tokenizer.encode(" ".join(document.text for document in tasks[0].documents))) / documents
-    out = folders()
-    asyncio.run(measure(tokenizer, embedder, [make_long_task(99, 80)], next(out), 0.0))
-    alone = asyncio.run(measure(tokenizer, embedder, tasks[:1], next(out), LATENCY))
-    together = asyncio.run(measure(tokenizer, embedder, tasks[1:], next(out), LATENCY))
+    with tempfile.TemporaryDirectory() as out:
+        asyncio.run(measure(tokenizer, embedder, [make_long_task(99, 80)], Path(out, "small"), 0.0))
+        alone = asyncio.run(measure(tokenizer, embedder, tasks[:1], Path(out, "alone"), LATENCY))
+        together = asyncio.run(measure(tokenizer, embedder, tasks[1:], Path(out, "together"), LATENCY))
     fraction = (alone["chunking_seconds"] + alone["retrieval_seconds"]) / alone["seconds"]
     for name, part in (("alone", alone), (f"{count} together", together)):
         print(f"{name:<12}" + "  ".join(f"{key} {value:.3f}" for key, value in part.items()))

@@ -26,7 +26,7 @@ from typing import Any
 import httpcore
 from hostile_web import HostileWeb
 from peak_memory import peak_megabytes
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from stalls import heartbeat
 
 from atommem.environment import environment_config
@@ -193,7 +193,7 @@ async def run(quick: bool) -> dict[str, Any]:
 def main() -> int:
     """Try all cases, print a line for each and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help="every twelfth case: holds no bar")
+    add_quick(parser)
     result = asyncio.run(run(parser.parse_args().quick))
     return last_line(result)
 

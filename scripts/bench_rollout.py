@@ -50,11 +50,8 @@ LEAST_LAYOUT_SPEED = 2.5
 ONE_LAYER = ("--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 1}')
 
 
-class FixedLength(httpx.AsyncBaseTransport):
+class FixedLength(httpx.AsyncHTTPTransport):
     """Makes the server sample exactly ``max_tokens`` tokens, whatever they are."""
-
-    def __init__(self) -> None:
-        self._inner = httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request with vLLM's own two fields for that."""
@@ -65,11 +62,7 @@ class FixedLength(httpx.AsyncBaseTransport):
             request = httpx.Request(
                 request.method, request.url, headers=headers, json=body, extensions=request.extensions
             )
-        return await self._inner.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._inner.aclose()
+        return await super().handle_async_request(request)
 
 
 class Wrapped:

@@ -182,7 +182,8 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
 
             with ThreadPoolExecutor(8) as threads:
                 written = list(threads.map(write, range(writes // 2)))
-                conflicts = sum(_conflicts(gateway) for gateway in gateways)
+                told = [parse_metrics(httpx.get(f"{gateway.url}/metrics").text) for gateway in gateways]
+                conflicts = int(sum(metrics["atommem_conflicts_total"] for metrics in told))
                 futures = [threads.submit(write, number) for number in range(writes // 2, writes)]
                 time.sleep(0.3)
                 gateways[0].kill()
@@ -199,12 +200,8 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
         finally:
             for gateway in gateways:
                 gateway.kill()
-    told = {"repeated_on_the_other": repeated, "conflicts_before_the_kill": conflicts}
-    return {"writes": writes, "lost": lost, "written_twice": twice, "failed_on_both": failed_twice, **told}
-
-
-def _conflicts(gateway: Gateway) -> int:
-    return int(parse_metrics(httpx.get(f"{gateway.url}/metrics").text)["atommem_conflicts_total"])
+    beside = {"repeated_on_the_other": repeated, "conflicts_before_the_kill": conflicts}
+    return {"writes": writes, "lost": lost, "written_twice": twice, "failed_on_both": failed_twice, **beside}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quick import ATOMMEM, command_line, flags, last_line
+from quick import ATOMMEM, add_quick, command_line, flags, last_line
 from safetensors.torch import load_file
 from serve_gateways import started
 
@@ -296,7 +296,7 @@ def make_traces(folder: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the pairs, print a line for each and the JSON."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"Only {QUICK}.")
+    add_quick(parser)
     parser.add_argument("--pairs", nargs="+", default=[""], metavar="PART", help="Only those with PART in their name.")
     options = parser.parse_args(argv)
     wanted = [QUICK] if options.quick else options.pairs

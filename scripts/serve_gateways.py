@@ -113,9 +113,8 @@ class Gateway:
 
     def kill(self) -> None:
         """End it as power loss would end the process."""
-        if self._process is not None and self._process.is_alive():
-            os.kill(self._process.pid, signal.SIGKILL)
         if self._process is not None:
+            self._process.kill()
             self._process.join()
 
 
