@@ -25,13 +25,11 @@ The last line is one JSON object. It holds if every arm took every turn and ever
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -48,7 +46,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from serve_gateways import serving
-from simulated_server import embeddings, serve
+from simulated_server import embeddings, serve_in_thread
 from vllm_process import VllmServer
 
 from atommem.config import EmbedderConfig
@@ -84,10 +82,7 @@ class Helper:
             usage = {"prompt_tokens": 0, "completion_tokens": 0}
             return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
 
-        loop = asyncio.new_event_loop()
-        server = loop.run_until_complete(serve(handle, 0))
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        threading.Thread(target=loop.run_forever, daemon=True).start()
+        self.url, _ = serve_in_thread(handle)
 
 
 @dataclass

@@ -20,6 +20,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -120,7 +121,8 @@ class PreparedSimulation(Simulation):
         return token_ids
 
 
-Answer = tuple[int, dict[str, Any]]
+Answer = tuple[int, dict[str, Any] | str]
+"""Status, and JSON or the text of a page."""
 
 
 def handler(simulation: Simulation, log: IO[str] | None) -> Callable[[str, bytes], Awaitable[Answer]]:
@@ -164,9 +166,10 @@ async def serve(handle: Callable[[str, bytes], Awaitable[Answer]], port: int) ->
                 length = re.search(r"^content-length:\s*(\d+)", head, re.IGNORECASE | re.MULTILINE)
                 body = await reader.readexactly(int(length.group(1))) if length else b""
                 status, answer = await handle(head.split(" ", 2)[1], body)
-                content = json.dumps(answer).encode()
-                kind = f"Content-Type: application/json\r\nContent-Length: {len(content)}"
-                writer.write(f"HTTP/1.1 {status} X\r\n{kind}\r\n\r\n".encode() + content)
+                kind = "text/html" if isinstance(answer, str) else "application/json"
+                content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+                head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"
+                writer.write(head.encode() + content)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client has gone
@@ -174,6 +177,19 @@ async def serve(handle: Callable[[str, bytes], Awaitable[Answer]], port: int) ->
             writer.close()
 
     return await asyncio.start_server(connection, "127.0.0.1", port, limit=2**20, backlog=4096)
+
+
+def serve_in_thread(handle: Callable[[str, bytes], Awaitable[Answer]]) -> tuple[str, Callable[[], None]]:
+    """`serve` beside what this process does: the URL, and what ends it. From then on its address is nobody's."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    server = asyncio.run_coroutine_threadsafe(serve(handle, 0), loop).result()
+
+    async def close() -> None:
+        server.close()
+
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    return url, lambda: asyncio.run_coroutine_threadsafe(close(), loop).result()
 
 
 class SimulatedServer:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
-import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from typing import Any
 
 from agents import make_agent
+from simulated_server import Answer, serve_in_thread
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Question, Task
@@ -45,76 +44,40 @@ class Engine:
         self, fault: Callable[[str, int], str] = lambda what, before: "", words: int = 60, seconds: float = 0.0
     ) -> None:
         self.asked: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        engine = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+        async def handle(path: str, body: bytes) -> Answer:
+            if path == "/health":
+                return 200, {"version": "1"}
+            if not body:
+                return await page(path.strip("/"))
+            asks = json.loads(body)
+            (what,) = asks.get("queries") or asks["urls"]
+            happens = fault(what, self.asked[what])
+            self.asked[what] += 1
+            await asyncio.sleep(seconds)
+            if happens.isdecimal():
+                return int(happens), {"message": "not now"}
+            if happens == "break":
+                raise ConnectionError
+            if happens == "nonsense":
+                return 200, {"nonsense": True}
+            if happens == "silent":
+                await asyncio.Event().wait()
+            if path == "/retrieve":
+                names = [f"page {(number + len(what)) % 97}" for number in range(3)]
+                found = [{"document": {"title": name, "text": page_text(name, 9), "url": name}} for name in names]
+                return 200, {"result": [found]}
+            read = {"url": what, "title": what, "text": page_text(what, words)}
+            return 200, {"result": [None if "missing" in what else read]}
 
-            def do_GET(self) -> None:  # the name that http.server calls
-                name = self.path.strip("/")
-                if name == "health":
-                    return self._say(200, {"version": "1"})
-                with engine._lock:
-                    engine.asked[name] += 1
-                links = "".join(f'<a href="/{name}-{number}">{name} {number}</a> ' for number in range(9))
-                text = page_text(name, words)
-                page = f"<html><title>{name}</title><article><p>{text}</p><p>{links}</p></article></html>"
-                time.sleep(seconds)
-                self._send(200, "text/html", page.encode())
+        async def page(name: str) -> Answer:
+            self.asked[name] += 1
+            await asyncio.sleep(seconds)
+            links = "".join(f'<a href="/{name}-{number}">{name} {number}</a> ' for number in range(9))
+            text = page_text(name, words)
+            return 200, f"<html><title>{name}</title><article><p>{text}</p><p>{links}</p></article></html>"
 
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                (what,) = body.get("queries") or body["urls"]
-                with engine._lock:
-                    before = engine.asked[what]
-                    engine.asked[what] += 1
-                happens = fault(what, before)
-                time.sleep(seconds)
-                if happens.isdecimal():
-                    return self._say(int(happens), {"message": "not now"})
-                if happens == "break":
-                    return self.connection.shutdown(socket.SHUT_RDWR)
-                if happens == "nonsense":
-                    return self._say(200, {"nonsense": True})
-                if happens == "silent":
-                    self.connection.recv(1)
-                    return None
-                if self.path == "/retrieve":
-                    names = [f"page {(number + len(what)) % 97}" for number in range(3)]
-                    found = [{"document": {"title": name, "text": page_text(name, 9), "url": name}} for name in names]
-                    return self._say(200, {"result": [found]})
-                page = {"url": what, "title": what, "text": page_text(what, words)}
-                return self._say(200, {"result": [None if "missing" in what else page]})
-
-            def _say(self, status: int, value: Any) -> None:
-                self._send(status, "application/json", json.dumps(value).encode())
-
-            def _send(self, status: int, kind: str, content: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                return None
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size = 512
-            block_on_close = False
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """A client that was killed is none."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        """End it: from now on its address is nobody's."""
-        self._server.shutdown()
-        self._server.server_close()
+        self.url, self.close = serve_in_thread(handle)
 
 
 class Characters:
