@@ -144,8 +144,7 @@ def trained(folder: Path) -> dict[str, Any]:
         },
         tasks,
         {"environment": "web", "tools": ["corpus"], "corpus": str(folder / "web"), "calls": "compact"}
-        | {"max_calls": 2, "chunk_tokens": 64},
-        max_tokens=16,
+        | {"max_calls": 2, "chunk_tokens": 64, "max_tokens": 16},
         on_episodes=look,
     )
     trainer.train()

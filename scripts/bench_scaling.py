@@ -50,8 +50,7 @@ def measure(documents: int, updates: int) -> dict[str, Any]:
                 "micro_batch_tokens": 1024,
             },
             [make_task(documents)],
-            {"chunk_tokens": 64, "max_reads": 0},
-            max_tokens=16,
+            {"chunk_tokens": 64, "max_reads": 0, "max_tokens": 16},
         )
         trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry][1:]

@@ -40,8 +40,7 @@ class EvenTokens(EpisodeRunner):
 def toy_trainer(
     settings: dict[str, Any],
     tasks: Sequence[Task],
-    environment: Mapping[str, Any],
-    max_tokens: int,
+    acting: Mapping[str, Any],
     on_episodes: Callable[[int, Sequence[Episode]], None] | None = None,
 ) -> MemoryGRPOTrainer:
     """A trainer on CPU that saves nothing.
@@ -49,8 +48,7 @@ def toy_trainer(
     Args:
         settings: Of `TrainConfig`.
         tasks: From `WORLD`.
-        environment: Its settings: how documents are cut.
-        max_tokens: Longest completion.
+        acting: Settings of the agent: how documents are cut, how long completions may be.
         on_episodes: Of the trainer.
     """
     tokenizer = make_tokenizer(WORLD, MEMORY)
@@ -58,7 +56,7 @@ def toy_trainer(
     model = make_model(PolicySize(), tokenizer)
 
     def make_backend(training: Any) -> LocalBackend:
-        stored = {**asdict(MEMORY), **environment, "temperature": 1.0, "max_tokens": max_tokens}
+        stored = {**asdict(MEMORY), **acting, "temperature": 1.0}
         policy = LocalPolicy(training, tokenizer)
         return LocalBackend(EvenTokens(make_agent(policy, HashingEmbedder(16), stored=stored, keep_prompts=True)))
 
