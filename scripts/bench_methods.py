@@ -193,7 +193,7 @@ def run(server: VllmServer, tasks: Path, model: Path, methods: list[str], out: P
     }
     # Completions as long as the window leave no room for a prompt; the client, which was given the model's name, does
     # not ask for the window and so finds out by being refused.
-    too_long = {"context_tokens": 4 * WINDOW, "max_tokens": WINDOW}
+    too_long = {"context_tokens": 4 * WINDOW, "max_tokens": WINDOW, "max_failed_fraction": 1}
     cells = [(method, method, own.get(method, {}), ended) for method in methods]
     for name, method, further, endings in [*cells, ("(refused)", "full_context", too_long, {"context_overflow"})]:
         row = run_method(server, tasks, model, method, out / name.strip("()"), further, endings)
